@@ -41,6 +41,7 @@ bench: $(READY)  ## the figures that docs/figures.md quotes
 	$(BIN)/python -m suites.benchmarks.goldens
 	$(BIN)/python -m suites.benchmarks.capture
 	$(BIN)/python -m suites.benchmarks.simulator
+	$(BIN)/python -m suites.benchmarks.tune
 	$(BIN)/python -m suites.benchmarks.stages
 	$(BIN)/python -m suites.benchmarks.step_time
 	$(BIN)/python -m suites.benchmarks.simulated_time

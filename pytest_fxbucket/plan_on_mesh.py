@@ -103,6 +103,8 @@ class PlanOnMesh:
     _estimated: dict[Phase, dict[Key, float]] = field(default_factory=dict)
     _sent: dict[tuple[int, Phase], tuple[StepGraph, PortableGraph]] = field(default_factory=dict)
     """By the step's identity and the graph; with the step, so that no other one gets its identity."""
+    _read: dict[int, Mapping[Phase, GraphAnalysis]] = field(default_factory=dict)
+    """By the step's identity."""
 
     @property
     def size(self) -> int:
@@ -168,6 +170,10 @@ class PlanOnMesh:
     def reading(self, rank: int) -> Mapping[Phase, GraphAnalysis]:
         """The graphs that the pass is given, read."""
         return self._readings(self.way(rank).step if self.stages.before or self.plan.pipeline else self.step(rank))
+
+    def captured_reading(self, rank: int) -> Mapping[Phase, GraphAnalysis]:
+        """The graphs as captured, before any transformation, read."""
+        return self._readings(self.step(rank))
 
     def reference_reading(self, rank: int) -> Mapping[Phase, GraphAnalysis]:
         """The graphs that bitwise compares with, read."""
@@ -331,6 +337,12 @@ class PlanOnMesh:
             self.plan, self.mesh, pass_name, self.say, Seconds(self.seconds), self.said, _steps=self._steps, _sent=self._sent
         )
 
+    def under(self, plan: Plan) -> PlanOnMesh:
+        """The same step under another plan that traces the same; captured once, and what the pass is given is read once."""
+        other = PlanOnMesh(plan, self.mesh, self.pass_name, self.say, said=self.said, _steps=self._steps)
+        other._read = {id(step): self._readings(step) for step in self._steps.values()}
+        return other
+
     @cached_property
     def members(self) -> dict[str, tuple[int, ...]]:
         """Ranks of each process group that rank 0's graphs name, before and after the pass."""
@@ -348,10 +360,6 @@ class PlanOnMesh:
                 for phase, graph in step.graphs.items()
             }
         return self._read[key]
-
-    @cached_property
-    def _read(self) -> dict[int, Mapping[Phase, GraphAnalysis]]:
-        return {}
 
     def _look(
         self, phase: Phase, step: StepGraph, bucketed: Bucketed, before: GraphAnalysis | None, final: bool = False

@@ -12,12 +12,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pytest_fxbucket.cli.blocks import BlockNames, Draft, draft
-from pytest_fxbucket.cli.first_plan import PlanSource, Tried, from_toml, plan_text, tried
+from pytest_fxbucket.cli.first_plan import PlanSource, Tried, plan_text, tried
 from pytest_fxbucket.cli.first_stages import said_of, stages_draft
 from pytest_fxbucket.errors import FxbucketError, PlanError, UsageError
 from pytest_fxbucket.plan import parse_plans
 from pytest_fxbucket.plan.factories import import_callable
 from pytest_fxbucket.plan.schema import rule_of
+from pytest_fxbucket.plan.toml_text import from_toml
 from pytest_fxbucket.progress import on_stderr
 from pytest_fxbucket.user_code import user_code
 from pytest_fxbucket.words import human_bytes

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pytest_fxbucket.cli.first_plan import to_toml
 from pytest_fxbucket.errors import UsageError
+from pytest_fxbucket.plan.toml_text import to_toml
 
 if TYPE_CHECKING:
     from pytest_fxbucket.cost.cluster import Cluster, Link

@@ -7,21 +7,16 @@ from argparse import ArgumentParser, Namespace
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 from pytest_fxbucket.cli.common import add_pass, add_plan, name_of, refuse_no_pass, working_on
+from pytest_fxbucket.cli.on_cluster import add_cluster, cluster_asked, on_world
 from pytest_fxbucket.cli.preset_file import save_preset
-from pytest_fxbucket.errors import UsageError
 from pytest_fxbucket.explain.find import find_plan
 from pytest_fxbucket.golden.text import ranges_text
-from pytest_fxbucket.plan.cluster import PRESETS
-from pytest_fxbucket.plan.consistency import agree
-from pytest_fxbucket.plan.rules import DEGREES
-from pytest_fxbucket.plan.schema import rule_of
-from pytest_fxbucket.words import counted, human_bytes, nearest
+from pytest_fxbucket.words import counted, human_bytes
 
 if TYPE_CHECKING:
-    from pytest_fxbucket.cost.cluster import Cluster
     from pytest_fxbucket.plan.schema import Plan
     from pytest_fxbucket.simulate.calibrate import Calibrated
     from pytest_fxbucket.simulate.of_plan import NamedFlight, SimulatedRank
@@ -36,16 +31,7 @@ _MOST_EXPOSED, _MOST_LIVING = 20, 8
 def add_arguments(parser: ArgumentParser) -> None:
     """Add the arguments of ``fxbucket simulate``."""
     add_plan(parser)
-    parser.add_argument(
-        "--cluster", metavar="PRESET", help=f"{', '.join(PRESETS)} or a TOML file; left out: the plan's [cluster]"
-    )
-    parser.add_argument(
-        "--world",
-        action="append",
-        default=[],
-        metavar="DIM=SIZE",
-        help="a size of the mesh instead of [parallel]'s, as in dp_shard=512; any number of them",
-    )
+    add_cluster(parser)
     parser.add_argument(
         "--calibrate",
         metavar="TRACE",
@@ -61,13 +47,13 @@ def run(options: Namespace) -> int:
     """Trace the plan's step, run the pass, simulate both, and tell; raises FxbucketError, and then nothing is on stdout."""
     refuse_no_pass(options.pass_name)
     plan, rows = find_plan(options.plan)
-    asked = _on_world(plan, options.world)
+    asked = on_world(plan, options.world)
     name = name_of(plan)
     with working_on(plan, name) as say:
         from pytest_fxbucket.plan_on_mesh import PlanOnMesh, mesh_of
         from pytest_fxbucket.simulate.of_plan import in_schedule, simulated_ranks, unbucketed
 
-        cluster, calibrated = _cluster(plan, options.cluster), None
+        cluster, calibrated = cluster_asked(plan, options.cluster), None
         world = PlanOnMesh(plan, mesh_of(plan), options.pass_name, say)
         if options.calibrate is not None:
             from pytest_fxbucket.bench.calibrated import calibrated_by
@@ -93,33 +79,6 @@ def run(options: Namespace) -> int:
     if rows and plan.matrix_id is None:
         print(f"\nthis is the plan above its [[matrix]] rows; a row is told as {plan.path}::{rows[0]}: {', '.join(rows)}")
     return 0
-
-
-def _cluster(plan: Plan, asked: str | None) -> Cluster:
-    from pytest_fxbucket.cost.presets import cluster_named, cluster_of
-
-    if asked is not None:
-        return cluster_named(asked, Path())
-    found = cluster_of(plan)
-    if found is None:
-        raise UsageError(f"{plan.path} has no [cluster]; name one, as in --cluster {PRESETS[0]}")
-    return found
-
-
-def _on_world(plan: Plan, sizes: Sequence[str]) -> Plan:
-    """``plan`` with ``sizes``, each as ``dp_shard=512``. Raises UsageError, or PlanError for a mesh that cannot be."""
-    degrees: dict[str, Any] = {}
-    for text in sizes:
-        dim, _, size = text.partition("=")
-        if dim not in DEGREES:
-            raise UsageError(f'--world {text}: there is no dimension "{dim}"{nearest(dim, list(DEGREES))}')
-        if not size.isascii() or not size.isdigit():
-            raise UsageError(f"--world {text}: a size must be a whole number, as in dp_shard=512")
-        degrees[dim] = cast(int, rule_of("parallel", dim).read(int(size), f"--world {dim}"))
-    if degrees:  # none of its ranks is run
-        plan = replace(plan, parallel=replace(plan.parallel, **degrees), run=replace(plan.run, world={}))
-        agree(plan, f"{plan.path} with --world {' '.join(sizes)}")
-    return plan
 
 
 # For people.

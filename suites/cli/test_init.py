@@ -11,8 +11,8 @@ import pytest
 
 from pytest_fxbucket.cli.__main__ import main
 from pytest_fxbucket.cli.blocks import BlockNames, draft
-from pytest_fxbucket.cli.first_plan import from_toml, to_toml
 from pytest_fxbucket.plan import Plan, Resolution, load_plans, parse_entries, resolve
+from pytest_fxbucket.plan.toml_text import from_toml, to_toml
 
 Capsys = pytest.CaptureFixture[str]
 MODEL = """

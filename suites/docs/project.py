@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from pytest_fxbucket.cli.first_plan import to_toml
+from pytest_fxbucket.plan.toml_text import to_toml
 from suites.docs.blocks import ROOT, TRIED, Block
 
 BASE = """

@@ -7,8 +7,8 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-from pytest_fxbucket.cli.first_plan import to_toml
 from pytest_fxbucket.plan.schema import Key, keys
+from pytest_fxbucket.plan.toml_text import to_toml
 
 PAGE = Path(__file__).parents[2] / "docs" / "reference" / "plan.md"
 BEGIN = "<!-- Made from the schema: `make reference` writes it anew. -->"

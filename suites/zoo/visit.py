@@ -13,10 +13,10 @@ from torch import Tensor
 
 from pytest_fxbucket.checks.bitwise.localise import bits
 from pytest_fxbucket.cli.blocks import draft
-from pytest_fxbucket.cli.first_plan import to_toml
 from pytest_fxbucket.errors import FxbucketError
 from pytest_fxbucket.plan import parse_plans
 from pytest_fxbucket.plan.schema import Plan
+from pytest_fxbucket.plan.toml_text import to_toml
 from pytest_fxbucket.ranks.pools import Pools
 from pytest_fxbucket.run import PlanRun
 from pytest_fxbucket.settings import RunSettings

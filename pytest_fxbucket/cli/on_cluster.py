@@ -1,0 +1,62 @@
+"""What commands share that simulate a plan: the cluster and the sizes of the mesh that are asked for."""
+
+from __future__ import annotations
+
+from argparse import ArgumentParser
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
+
+from pytest_fxbucket.errors import UsageError
+from pytest_fxbucket.plan.cluster import PRESETS
+from pytest_fxbucket.plan.consistency import agree
+from pytest_fxbucket.plan.rules import DEGREES
+from pytest_fxbucket.plan.schema import rule_of
+from pytest_fxbucket.words import nearest
+
+if TYPE_CHECKING:
+    from pytest_fxbucket.cost.cluster import Cluster
+    from pytest_fxbucket.plan.schema import Plan
+
+
+def add_cluster(parser: ArgumentParser) -> None:
+    """Add the cluster that a plan is simulated on, and sizes of its mesh."""
+    parser.add_argument(
+        "--cluster", metavar="PRESET", help=f"{', '.join(PRESETS)} or a TOML file; left out: the plan's [cluster]"
+    )
+    parser.add_argument(
+        "--world",
+        action="append",
+        default=[],
+        metavar="DIM=SIZE",
+        help="a size of the mesh instead of [parallel]'s, as in dp_shard=512; any number of them",
+    )
+
+
+def cluster_asked(plan: Plan, asked: str | None) -> Cluster:
+    """The preset ``asked``, else the plan's own cluster. Raises UsageError if there is neither, PlanError for a wrong one."""
+    from pytest_fxbucket.cost.presets import cluster_named, cluster_of
+
+    if asked is not None:
+        return cluster_named(asked, Path())
+    found = cluster_of(plan)
+    if found is None:
+        raise UsageError(f"{plan.path} has no [cluster]; name one, as in --cluster {PRESETS[0]}")
+    return found
+
+
+def on_world(plan: Plan, sizes: Sequence[str]) -> Plan:
+    """``plan`` with ``sizes``, each as ``dp_shard=512``. Raises UsageError, or PlanError for a mesh that cannot be."""
+    degrees: dict[str, Any] = {}
+    for text in sizes:
+        dim, _, size = text.partition("=")
+        if dim not in DEGREES:
+            raise UsageError(f'--world {text}: there is no dimension "{dim}"{nearest(dim, list(DEGREES))}')
+        if not size.isascii() or not size.isdigit():
+            raise UsageError(f"--world {text}: a size must be a whole number, as in dp_shard=512")
+        degrees[dim] = cast(int, rule_of("parallel", dim).read(int(size), f"--world {dim}"))
+    if degrees:  # none of its ranks is run
+        plan = replace(plan, parallel=replace(plan.parallel, **degrees), run=replace(plan.run, world={}))
+        agree(plan, f"{plan.path} with --world {' '.join(sizes)}")
+    return plan

@@ -1,0 +1,96 @@
+"""Entries of a bucket plan, written out, merged and parted. Pure; imports no torch."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from itertools import groupby
+
+from pytest_fxbucket.plan.entries import Entry, parse_entries
+from pytest_fxbucket.plan.schema import Plan
+from pytest_fxbucket.plan.selectors import ROOT
+
+_NUMBERED = re.compile(r"(.+)\.(\d+)")
+_PATTERN = re.compile(r"(^|\.)\*(\.|$)")
+_NO_NUMBER = ("", -1)
+
+
+def together(entries: Sequence[Entry]) -> Entry:
+    """One entry of all that ``entries`` hold."""
+    (one,) = parse_entries(["+".join(name for entry in entries for name in entry.selectors)], "a merged entry")
+    return one
+
+
+def apart(entry: Entry) -> list[Entry]:
+    """An entry for each selector of ``entry``."""
+    return list(parse_entries(list(entry.selectors), "a parted entry"))
+
+
+def written_out(plan: Plan, names: Sequence[str]) -> list[Entry]:
+    """The entries of ``plan`` with stars written out; ``names`` are those that they have on the model, in the plan's order."""
+    own = names[:-1] if plan.bucket.unplanned == ROOT and names and names[-1] == ROOT else names
+    known = {entry.name: entry for entry in plan.bucket.plan}
+    return [known.get(name) or Entry(name, (name,)) for name in own]
+
+
+def with_stars(plan: Plan, before: Sequence[Entry], after: Sequence[Entry]) -> tuple[Entry, ...]:
+    """``after``, where a star of ``plan`` stands again for what is still as in ``before``, which has all written out."""
+    known = {entry.name for entry in plan.bucket.plan}
+    places = {entry: place for place, entry in enumerate(after)}
+    found, star_at = dict(enumerate(after)), dict[int, Entry]()
+    for star in (entry for entry in plan.bucket.plan if is_star(entry)):
+        own = [entry for entry in before if entry.name not in known and _stands_for(star, entry)]
+        at = [places.get(entry, -1) for entry in own]
+        if own and at == list(range(at[0], at[0] + len(own))) and at[0] >= 0:
+            star_at[at[0]] = star
+            for place in at:
+                found.pop(place, None)
+    return tuple((found | star_at)[place] for place in sorted(found | star_at))
+
+
+def is_star(entry: Entry) -> bool:
+    """Whether ``entry`` stands for an entry of each child."""
+    return len(entry.selectors) == 1 and bool(_PATTERN.search(entry.name))
+
+
+def _stands_for(star: Entry, entry: Entry) -> bool:
+    pattern, name = star.name.split("."), entry.name.split(".")
+    return len(pattern) == len(name) and all(part in ("*", own) for part, own in zip(pattern, name, strict=True))
+
+
+def runs(entries: Sequence[Entry]) -> Iterator[tuple[int, int]]:
+    """Where neighbours begin and end that are numbered children of one module, as ``layers.0`` and ``layers.1+layers.2``."""
+    place = 0
+    for stem, group in groupby(entries, key=_stem):
+        count = len(list(group))
+        if stem:
+            yield place, place + count
+        place += count
+
+
+def _stem(entry: Entry) -> str:
+    """The module whose numbered children ``entry`` holds, and nothing else; empty if there is none."""
+    stems = {found[1] if (found := _NUMBERED.fullmatch(name)) else "" for name in entry.selectors}
+    return stems.pop() if len(stems) == 1 else ""
+
+
+def regrouped(entries: Sequence[Entry], size: int) -> list[Entry]:
+    """What ``entries`` hold in entries of ``size`` selectors each, the last one of what is left."""
+    singles = [single for entry in entries for single in apart(entry)]
+    return [together(singles[place : place + size]) for place in range(0, len(singles), size)]
+
+
+def items_of(entries: Sequence[Entry]) -> list[str]:
+    """``entries`` as a plan file lists them: neighbours that are numbered in a row as one range."""
+    found: list[str] = []
+    begin, last = _NO_NUMBER, _NO_NUMBER
+    for entry in entries:
+        numbered = _NUMBERED.fullmatch(entry.name) if len(entry.selectors) == 1 else None
+        now = (numbered[1], int(numbered[2])) if numbered and str(int(numbered[2])) == numbered[2] else _NO_NUMBER
+        if now != _NO_NUMBER and now == (last[0], last[1] + 1):
+            found[-1] = f"{begin[0]}.[{begin[1]}-{now[1]}]"
+        else:
+            found.append(entry.name)
+            begin = now
+        last = now
+    return found

@@ -1,0 +1,210 @@
+"""Moves from one plan to others that differ in one decision: prefetch, schedule, caps, entries. Pure; imports no torch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, fields, replace
+from itertools import pairwise
+from math import ceil, log2
+from typing import Any
+
+from pytest_fxbucket.errors import PlanError
+from pytest_fxbucket.plan.consistency import agree
+from pytest_fxbucket.plan.entries import Entry
+from pytest_fxbucket.plan.schema import Overlap, Plan
+from pytest_fxbucket.tune.entries import apart, items_of, regrouped, runs, together, with_stars, written_out
+from pytest_fxbucket.words import counted, show
+
+_AHEAD = (2, 3, 1, 0)
+_SIZES = (2, 4, 1)
+_MOST_PAIRS = 16
+_MB = 1 << 20
+_LATE, _EARLY, _BUSY, _LITTLE = "launched too late", "waited for too early", "behind another launch", "too little compute"
+"""Why collectives are exposed: see :mod:`pytest_fxbucket.simulate.timeline`."""
+_ANY = frozenset({_LATE, _EARLY, _BUSY, _LITTLE, "memory"})
+_BY_HAND = ("prefetch", "defer_reduce", "updates")
+_LIMITS = ("max_memory_increase", "max_memory_increase_gb", "max_in_flight_gb", "max_prefetch")
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """What moves need to know of a plan's step."""
+
+    entries: Sequence[str] = ()
+    """Names of all entries on the model, in the plan's order."""
+    largest: int = 0
+    """Bytes of the largest launch of any plan so far."""
+    numbered: frozenset[str] = frozenset()
+    """Modules whose children are all numbered, such as layers."""
+
+
+@dataclass(frozen=True, slots=True)
+class Move:
+    """Another plan."""
+
+    plan: Plan
+    says: str
+    """What is other in it: ``prefetch = 2``."""
+    helps: frozenset[str] = frozenset()
+    """The reasons of exposure that it may take away; it is tried sooner where more is exposed for these."""
+    takes_back: bool = False
+    """Whether it makes the plan simpler, so that it is good if nothing is lost."""
+
+    @property
+    def kind(self) -> str:
+        """Table and key that it is about first."""
+        return " ".join(self.says.split()[:2])
+
+
+Moves = Callable[[Plan, Facts], Iterator[Move]]
+
+
+def moves_of(plan: Plan, facts: Facts, start: Plan) -> list[Move]:
+    """All moves from ``plan`` to plans that a file may say; ``start`` is the plan that the search began with."""
+    found = [move for moves in _ALL for move in moves(plan, facts)]
+    once = {key_of(move.plan): move for move in [*found, *_taken_back(plan, start)]}  # of two alike the one that takes back
+    return [move for move in once.values() if move.plan != plan and _is_legal(move.plan)]
+
+
+def key_of(plan: Plan) -> str:
+    """All that moves change; tables hold dicts, which cannot be hashed."""
+    return repr((plan.bucket, plan.overlap))
+
+
+def _is_legal(plan: Plan) -> bool:
+    try:
+        agree(plan, "")
+    except PlanError:
+        return False
+    return True
+
+
+def _overlap(plan: Plan, **keys: Any) -> Plan:
+    return replace(plan, overlap=replace(plan.overlap, **keys))
+
+
+def _bucket(plan: Plan, **keys: Any) -> Plan:
+    return replace(plan, bucket=replace(plan.bucket, **keys))
+
+
+def _prefetch(plan: Plan, facts: Facts) -> Iterator[Move]:
+    if plan.overlap.schedule == "manual":
+        for ahead in _AHEAD:
+            helps = {_LATE, _LITTLE} if ahead > plan.overlap.prefetch else {_BUSY, "memory"}
+            yield Move(_overlap(plan, prefetch=ahead), f"[overlap] prefetch = {ahead}", frozenset(helps))
+
+
+def _defer_reduce(plan: Plan, facts: Facts) -> Iterator[Move]:
+    if plan.overlap.schedule == "manual":
+        other = not plan.overlap.defer_reduce
+        yield Move(
+            _overlap(plan, defer_reduce=other),
+            f"[overlap] defer_reduce = {show(other)}",
+            frozenset({_EARLY, _LITTLE} if other else {"memory"}),
+        )
+
+
+def _schedule(plan: Plan, facts: Facts) -> Iterator[Move]:
+    """Places by hand are not thrown away: a plan with both is refused, and so is a schedule without a cluster."""
+    overlap, plain = plan.overlap, Overlap()
+    if overlap.schedule == "auto":
+        by = "plan" if plan.bucket.by == "overlap" and plan.bucket.plan else plan.bucket.by
+        manual = _overlap(plan, schedule="manual", **{key: getattr(plain, key) for key in _LIMITS})
+        yield Move(_bucket(manual, by=by), '[overlap] schedule = "manual"')
+    else:
+        auto = _overlap(plan, schedule="auto", **{key: getattr(plain, key) for key in _BY_HAND})
+        yield Move(auto, '[overlap] schedule = "auto"', _ANY)
+        limited = _overlap(auto, max_memory_increase=0.0)
+        yield Move(limited, '[overlap] schedule = "auto", max_memory_increase = 0', frozenset({"memory"}))
+
+
+def _gather_group(plan: Plan, facts: Facts) -> Iterator[Move]:
+    other = "own" if plan.overlap.gather_group == "same" else "same"
+    helps = frozenset({_BUSY} if other == "own" else ())
+    yield Move(_overlap(plan, gather_group=other), f"[overlap] gather_group = {show(other)}", helps)
+
+
+def _by(plan: Plan, facts: Facts) -> Iterator[Move]:
+    if plan.bucket.has_entries and plan.bucket.plan and plan.bucket.enabled:
+        other = "overlap" if plan.bucket.by == "plan" else "plan"
+        yield Move(_bucket(plan, by=other), f"[bucket] by = {show(other)}", frozenset({_BUSY, _LITTLE}))
+
+
+def _cap_mb(plan: Plan, facts: Facts) -> Iterator[Move]:
+    if len(plan.bucket.cap_mb) > 1 or not plan.bucket.enabled or not facts.largest:
+        return
+    (now,) = plan.bucket.cap_mb
+    most = facts.largest / _MB
+    half = 2.0 ** (ceil(log2(most)) - 1)
+    for cap in (now / 2, 2 * now, 0.0) if now else (half / 2, half):
+        if cap < most:
+            yield Move(_bucket(plan, cap_mb=(cap,)), f"[bucket] cap_mb = {cap:g}", frozenset({_BUSY, _LITTLE}))
+
+
+def _has_movable_entries(plan: Plan) -> bool:
+    """A list of caps goes by the order of entries."""
+    return plan.bucket.has_entries and plan.bucket.enabled and len(plan.bucket.cap_mb) == 1
+
+
+def _numbered(plan: Plan, facts: Facts) -> Iterator[Move]:
+    """Layers by twos, by fours, each alone."""
+    entries = written_out(plan, facts.entries)
+    for begin, end in runs(entries) if _has_movable_entries(plan) else ():
+        own = entries[begin:end]
+        count = sum(len(entry.selectors) for entry in own)
+        for size in _SIZES:
+            made = regrouped(own, size)
+            if size <= count and made != own:
+                how = f"[bucket] plan has {_told(own)} in entries of {size}"
+                yield _of_entries(plan, entries, [*entries[:begin], *made, *entries[end:]], how, size > 1)
+
+
+def _neighbours(plan: Plan, facts: Facts) -> Iterator[Move]:
+    """Two in a row as one, but for layers, which are alike: few differ."""
+    entries = written_out(plan, facts.entries) if _has_movable_entries(plan) else []
+    within = {place for begin, end in runs(entries) for place in range(begin, end - 1)}
+    pairs = [place for place, _ in enumerate(pairwise(entries)) if place not in within]
+    for place in dict.fromkeys([*pairs[: _MOST_PAIRS // 2], *pairs[-_MOST_PAIRS // 2 :]]):
+        one = together(entries[place : place + 2])
+        how = f"[bucket] plan has {show(one.name)} as one entry"
+        yield _of_entries(plan, entries, [*entries[:place], one, *entries[place + 2 :]], how, True)
+
+
+def _parted(plan: Plan, facts: Facts) -> Iterator[Move]:
+    """An entry of several by itself, and one of a module with numbered children by these."""
+    entries = written_out(plan, facts.entries) if _has_movable_entries(plan) else []
+    layers = {place for begin, end in runs(entries) for place in range(begin, end)}
+    for place, entry in enumerate(entries):
+        if len(entry.selectors) > 1 and place not in layers:
+            parts, how = apart(entry), f'[bucket] plan has "{entry.name}" apart'
+        elif entry.name in facts.numbered:
+            parts, how = [Entry(f"{entry.name}.*", (f"{entry.name}.*",))], f'[bucket] plan has "{entry.name}.*"'
+        else:
+            continue
+        yield _of_entries(plan, entries, [*entries[:place], *parts, *entries[place + 1 :]], how, False)
+
+
+def _of_entries(plan: Plan, before: Sequence[Entry], after: Sequence[Entry], says: str, merges: bool) -> Move:
+    helps = frozenset({_LITTLE, _LATE} if merges else {_BUSY, "memory"})
+    bucket = replace(plan.bucket, plan=with_stars(plan, before, after))
+    return Move(replace(plan, bucket=bucket), says, helps)
+
+
+def _told(entries: Sequence[Entry]) -> str:
+    singles = items_of([single for entry in entries for single in apart(entry)])
+    return singles[0] if len(singles) == 1 else counted(len(singles), "module")
+
+
+def _taken_back(plan: Plan, start: Plan) -> Iterator[Move]:
+    """One key as it was: what another change has made useless is not proposed."""
+    for name in ("bucket", "overlap"):
+        now, then = getattr(plan, name), getattr(start, name)
+        for key in (spec.name for spec in fields(then)):
+            if getattr(now, key) != getattr(then, key):
+                keys: dict[str, Any] = {name: replace(now, **{key: getattr(then, key)})}
+                yield Move(replace(plan, **keys), f"[{name}] {key} as it was", takes_back=True)
+
+
+_ALL: tuple[Moves, ...] = (
+    *(_schedule, _prefetch, _gather_group, _numbered, _defer_reduce, _by, _cap_mb, _parted, _neighbours),
+)

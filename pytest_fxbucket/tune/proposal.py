@@ -1,0 +1,92 @@
+"""What a better plan changes of the plan file: keys, their new values, and the file's text before and after as a diff."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, fields
+from difflib import unified_diff
+
+from pytest_fxbucket.errors import PlanError
+from pytest_fxbucket.plan.schema import Overlap, Plan
+from pytest_fxbucket.plan.toml_text import to_toml
+from pytest_fxbucket.tune.entries import items_of
+from pytest_fxbucket.tune.toml_edit import Edits, edited
+
+
+@dataclass(frozen=True, slots=True)
+class Proposal:
+    """The text of a plan file before and after."""
+
+    old: str
+    new: str
+    """As ``old`` where the file cannot be edited."""
+    diff: str
+    """Of the file; of a row, and where the file cannot be edited, of the keys that change, as a row writes them."""
+    problem: str = ""
+    """Why the file cannot be edited, as a sentence."""
+
+
+def edits_of(old: Plan, new: Plan) -> Edits:
+    """By table and key what ``new`` has other than ``old``, as a plan file writes it; None for a key that has no meaning there.
+
+    Of both only ``[bucket]`` and ``[overlap]`` are looked at.
+    """
+    found: dict[tuple[str, str], object] = {}
+    for table in ("bucket", "overlap"):
+        before, after = getattr(old, table), getattr(new, table)
+        for key in (spec.name for spec in fields(after)):
+            if getattr(before, key) != getattr(after, key):
+                found[table, key] = None if key in _unsaid(new) else _value(after, key)
+    return found
+
+
+def _unsaid(plan: Plan) -> set[str]:
+    """Keys of [overlap] that stand against the plan's schedule: at their default they are left out."""
+    by_hand = {"prefetch", "defer_reduce", "updates"} if plan.overlap.schedule == "auto" else set[str]()
+    return by_hand | {key for key in Overlap.__dataclass_fields__ if getattr(plan.overlap, key) is None}
+
+
+def _value(table: object, key: str) -> object:
+    value = getattr(table, key)
+    if key == "plan":
+        return items_of(value)
+    if key == "cap_mb":
+        caps = [_number(one) for one in value]
+        return caps[0] if len(caps) == 1 else caps
+    return _number(value) if isinstance(value, float) else value
+
+
+def _number(value: float) -> float | int:
+    return int(value) if value == int(value) else value
+
+
+def proposal_of(text: str, old: Plan, new: Plan) -> Proposal:
+    """What becomes of ``text``, the file of ``old``, if it says ``new``."""
+    name, edits, problem, made = str(old.path), edits_of(old, new), "", text
+    if old.matrix_id is not None:
+        problem = f'{name}: the keys of row "{old.matrix_id}" stand over those of the plan; write them there by hand'
+    else:
+        try:
+            made = edited(text, edits, name)
+        except PlanError as error:
+            problem = str(error)
+    if problem:
+        return Proposal(text, text, _diff("".join(_dotted(old, edits)), "".join(_dotted(new, edits)), name), problem)
+    return Proposal(text, made, _diff(text, made, name))
+
+
+def _dotted(plan: Plan, edits: Edits) -> Iterator[str]:
+    """Lines of the keys of ``edits`` as ``plan`` has them."""
+    for table, key in edits:
+        value = getattr(getattr(plan, table), key)
+        if value is not None:
+            yield f"{table}.{key} = {to_toml(_value(getattr(plan, table), key))}\n"
+
+
+def _diff(old: str, new: str, name: str) -> str:
+    before, after = (text.splitlines(keepends=True) for text in (old, new))
+    lines = [
+        line if line.endswith("\n") else f"{line}\n\\ No newline at end of file\n"
+        for line in unified_diff(before, after, name, name)
+    ]
+    return "".join(lines)

@@ -1,0 +1,164 @@
+"""Scores plans of one model on a cluster: captured once as long as they trace the same, passed and simulated each."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from pytest_fxbucket.capture.names import single_selectors
+from pytest_fxbucket.errors import PlanError
+from pytest_fxbucket.plan.consistency import entries_of
+from pytest_fxbucket.plan.schema import Plan
+from pytest_fxbucket.plan.selectors import entry_by_parameter, kept_entries, resolve
+from pytest_fxbucket.plan_on_mesh import PlanOnMesh, mesh_of
+from pytest_fxbucket.simulate.of_plan import bucketed, in_schedule, simulated_ranks, unbucketed
+from pytest_fxbucket.tune.moves import Facts, Move, key_of, moves_of
+from pytest_fxbucket.tune.search import Score
+
+if TYPE_CHECKING:
+    from pytest_fxbucket.cost.cluster import Cluster
+    from pytest_fxbucket.simulate.timeline import Timeline
+
+_GIB = 1 << 30
+_AUTO, _CAPTURE = 2.0, 10.0
+"""As measured on large models: a pass that finds its schedule by itself, and a capture, beside a pass by hand."""
+
+
+@dataclass
+class Simulated:
+    """Simulates plans that differ in buckets and schedule alone from ``start``, on ``cluster``, as rank 0 runs them.
+
+    Of a plan in pipeline stages all ranks along pp are simulated.
+    """
+
+    start: Plan
+    cluster: Cluster
+    say: Callable[[str], None]
+    _first: PlanOnMesh | None = None
+    """The start's step, whose names all others have too."""
+    _worlds: dict[Hashable, PlanOnMesh] = field(default_factory=dict)
+    """By what is traced. Each was captured for one plan, and others that trace the same go under it."""
+    _keys: dict[Hashable, Hashable] = field(default_factory=dict)
+    """By plan what it traces."""
+    _facts: dict[Hashable, Facts] = field(default_factory=dict)
+    _largest: int = 0
+    _unit: float = 0.0
+    """Seconds of the longest pass and simulation, of a schedule by hand."""
+    _capturing: float = 0.0
+
+    def limit(self) -> float:
+        """Bytes that a rank may hold: what the plan's ``[checks] memory`` allows, else what the cluster's devices have."""
+        memory = self.start.checks.memory
+        limits = [self.cluster.memory]
+        if memory and memory.peak_max_gb is not None:
+            limits = [memory.peak_max_gb * _GIB]
+        if memory and memory.increase_max is not None:
+            world = self._base(self.start)
+            before = max(unbucketed(world, rank, self.cluster).peak_bytes for rank in world.mesh.ranks(0, "pp"))
+            limits.append(before * (1 + memory.increase_max))
+        return min(limits)
+
+    def score(self, plan: Plan) -> Score:
+        """Simulate ``plan``. Raises FxbucketError for one that the model or the pass refuses."""
+        base = self._base(plan)
+        begin = time.monotonic()
+        score = self._scored(base.under(plan))
+        self._unit = max(self._unit, (time.monotonic() - begin) / _passing(plan))
+        return score
+
+    def effort(self, plan: Plan) -> float:
+        """How much scoring ``plan`` takes beside others: one that traces another step takes much."""
+        return _passing(plan) + (0.0 if self._is_captured(plan) else _CAPTURE)
+
+    def takes(self, plan: Plan) -> float:
+        """Seconds that scoring ``plan`` is likely to take."""
+        return _passing(plan) * self._unit + (0.0 if self._is_captured(plan) else self._capturing)
+
+    def _is_captured(self, plan: Plan) -> bool:
+        return self._traced(plan) in self._worlds
+
+    def moves(self, plan: Plan) -> Sequence[Move]:
+        """Moves from ``plan``, which was scored."""
+        return moves_of(plan, self._facts[key_of(plan)], self.start)
+
+    def _base(self, plan: Plan) -> PlanOnMesh:
+        """The step that ``plan`` traces, captured if no plan before it traced the same."""
+        if self._first is None:
+            self._first = self._captured(self.start)
+            self._worlds[self._traced(self.start)] = self._first
+        key = self._traced(plan)
+        if key not in self._worlds:
+            self._worlds[key] = self._captured(plan)
+        return self._worlds[key]
+
+    def _captured(self, plan: Plan) -> PlanOnMesh:
+        begin = time.monotonic()
+        world = PlanOnMesh(plan, mesh_of(plan), "manual", self.say)
+        world.step(0), world.resolution
+        self._capturing = max(self._capturing, time.monotonic() - begin)
+        return world
+
+    def _scored(self, world: PlanOnMesh) -> Score:
+        timelines, seconds = self._simulated(world)
+        reasons: dict[str, float] = {}
+        for line in timelines:
+            for flight in line.flights:
+                reasons[flight.why] = reasons.get(flight.why, 0.0) + flight.exposed * flight.times
+        self._largest = max(self._largest, *(flight.bytes for line in timelines for flight in line.flights), 0)
+        entries = [entry.name for entry in world.resolution.entries]
+        self._facts[key_of(world.plan)] = Facts(entries, self._largest, _numbered(world.step(0).modules))
+        exposed = max(line.exposed for line in timelines)
+        return Score(seconds, exposed, max(line.peak_bytes for line in timelines), reasons)
+
+    def _simulated(self, world: PlanOnMesh) -> tuple[list[Timeline], float]:
+        if world.plan.pipeline is None:
+            line = bucketed(world, 0, self.cluster)
+            return [line], line.seconds
+        scheduled = in_schedule(world, self.cluster)
+        assert scheduled is not None
+        return [one.timeline for one in simulated_ranks(world, self.cluster, believed=True)], scheduled.seconds
+
+    def _traced(self, plan: Plan) -> Hashable:
+        key = key_of(plan)
+        if key not in self._keys:
+            self._keys[key] = self._traced_anew(plan)
+        return self._keys[key]
+
+    def _traced_anew(self, plan: Plan) -> Hashable:
+        """What of ``plan``'s buckets and entries the captured step hangs on: plans of one key trace the same.
+
+        Less than :func:`pytest_fxbucket.capture.last_step.as_traced` leaves: entries say which modules get their inputs cast,
+        which parameters stay gathered, and, where an optimizer asks for it, what it updates together; not what is launched
+        together.
+        """
+        world = self._first
+        assert world is not None  # the start is scored first
+        step, (reading,) = world.step(0), world.captured_reading(0).values()
+        fqns = [parameter.fqn for parameter in step.parameters]
+        try:
+            entries = entries_of(plan, fqns, step.modules, step.aliases).entries
+            singles = resolve(single_selectors(plan.bucket.plan), fqns, step.modules, aliases=step.aliases, unplanned="allow")
+            entry_of = entry_by_parameter(entries)
+            last = reading.last_read(entry_of)
+            names = [entry.name for entry in entries]
+            kept = kept_entries(plan.parallel.reshard_after_forward, names, last and entry_of[last])
+        except PlanError as error:  # said when it is scored
+            return str(error)
+        units = frozenset(entry.name for entry in singles.entries).intersection(step.modules)
+        stays = frozenset(fqn for fqn, entry in entry_of.items() if entry in kept)
+        grouped = entries if any(one.groups == "entry" for one in plan.optimizer) else ()
+        return units, stays if not isinstance(plan.parallel.reshard_after_forward, bool) else None, grouped
+
+
+def _passing(plan: Plan) -> float:
+    return _AUTO if plan.overlap.schedule == "auto" else 1.0
+
+
+def _numbered(modules: Sequence[str]) -> frozenset[str]:
+    """Modules whose children are all numbered."""
+    children: dict[str, list[str]] = {}
+    for parent, _, name in (fqn.rpartition(".") for fqn in modules):
+        children.setdefault(parent, []).append(name)
+    return frozenset(module for module, names in children.items() if module and all(name.isdecimal() for name in names))

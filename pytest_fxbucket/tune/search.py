@@ -1,0 +1,151 @@
+"""Climbs from a plan to better ones, one move after the other, as long as there is time. Knows nothing of graphs."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from math import inf
+from typing import Literal, Protocol
+
+from pytest_fxbucket.errors import FxbucketError
+from pytest_fxbucket.plan.schema import Plan
+from pytest_fxbucket.tune.moves import Move, key_of
+
+LEAST = 0.001
+"""Share of the step that a change must win: less is lost in what the simulator does not know."""
+Ended = Literal["", "time", "stopped"]
+"""Nothing was left to try; the time was over; somebody pressed Ctrl-C."""
+
+
+@dataclass(frozen=True, slots=True)
+class Score:
+    """What a simulated step comes to."""
+
+    seconds: float
+    exposed: float
+    peak_bytes: int
+    reasons: Mapping[str, float] = field(default_factory=dict)
+    """Seconds of exposure by why."""
+
+
+class Scorer(Protocol):
+    """Simulates plans."""
+
+    def score(self, plan: Plan) -> Score:
+        """Simulate ``plan``. Raises FxbucketError for one that cannot be."""
+        ...
+
+    def effort(self, plan: Plan) -> float:
+        """How much scoring ``plan`` takes beside others, above 0; no clock decides what is tried first."""
+        ...
+
+    def takes(self, plan: Plan) -> float:
+        """Seconds that scoring ``plan`` is likely to take."""
+        ...
+
+    def moves(self, plan: Plan) -> Sequence[Move]:
+        """Moves from ``plan``, which was scored last or is the best so far."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """A move that was kept."""
+
+    says: str
+    gain: float
+    """Seconds of the step."""
+    score: Score
+
+
+@dataclass(slots=True)
+class Found:
+    """The best plan so far, and how it was come to."""
+
+    plan: Plan
+    first: Score
+    score: Score
+    limit: float
+    """Bytes that a rank may hold."""
+    changes: list[Change] = field(default_factory=list)
+    tried: int = 0
+    """Plans that were simulated, beside the first."""
+    refused: int = 0
+    """Plans that could not be."""
+    ended: Ended = ""
+
+
+def search(
+    plan: Plan,
+    scorer: Scorer,
+    limit: float,
+    time_left: Callable[[], float] = lambda: inf,
+    say: Callable[[str], None] = lambda _: None,
+) -> Found:
+    """Climb from ``plan``: the first move that is better is kept; those are tried first that promise most for their effort.
+
+    A plan above ``limit`` is better only if it holds less. Raises FxbucketError if ``plan`` itself cannot be simulated, and
+    lets KeyboardInterrupt through until it was; later ones end the search.
+    """
+    say("simulating the plan as it is")
+    first = scorer.score(plan)
+    found = Found(plan, first, first, limit)
+    known: set[str] = {key_of(plan)}
+    often: Counter[str] = Counter()
+    try:
+        while (move := _next(found, scorer, known, often, time_left)) is not None:
+            known.add(key_of(move.plan))
+            often[move.kind] += 1
+            say(
+                f"plan {found.tried + found.refused + 2}: {move.says}; the best so far takes "
+                f"{1000 * found.score.seconds:,.3f} ms, the plan as it is {1000 * first.seconds:,.3f} ms"
+            )
+            try:
+                score = scorer.score(move.plan)
+            except FxbucketError:  # what the model or the pass makes impossible
+                found.refused += 1
+                continue
+            found.tried += 1
+            if is_better(score, found.score, limit, move.takes_back):
+                found.changes.append(Change(move.says, found.score.seconds - score.seconds, score))
+                found.plan, found.score = move.plan, score
+    except KeyboardInterrupt:
+        found.ended = "stopped"
+    return found
+
+
+def is_better(new: Score, old: Score, limit: float, takes_back: bool = False) -> bool:
+    """Whether ``new`` is to be preferred; with ``takes_back`` as good is enough."""
+    least = -LEAST / 10 if takes_back else LEAST
+    above, before = max(0.0, new.peak_bytes - limit), max(0.0, old.peak_bytes - limit)
+    if above != before:
+        return above < before
+    return new.seconds < old.seconds * (1 - least)
+
+
+def _next(
+    found: Found, scorer: Scorer, known: set[str], often: Mapping[str, int], time_left: Callable[[], float]
+) -> Move | None:
+    """The most promising move that was not tried and that there is time for; says so if there is none for any."""
+    late = False
+    new = [move for move in scorer.moves(found.plan) if key_of(move.plan) not in known]
+    for move in _promising(new, found.score, scorer, often):
+        if scorer.takes(move.plan) <= time_left():
+            return move
+        late = True
+    found.ended = "time" if late else ""
+    return None
+
+
+def _promising(moves: Sequence[Move], score: Score, scorer: Scorer, often: Mapping[str, int]) -> list[Move]:
+    """``moves`` by what they may win for the effort; then the easiest, then as they are.
+
+    One of a kind that was tried before counts for more effort: there may be no time for all, and each kind is to have its turn.
+    """
+
+    def rank(move: Move) -> tuple[float, float]:
+        effort = scorer.effort(move.plan) * (1 + often.get(move.kind, 0))
+        return -sum(score.reasons.get(why, 0.0) for why in move.helps) / effort, effort
+
+    return sorted(moves, key=rank)
