@@ -7,6 +7,9 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
+AFTER_S = 5.0
+"""A wait that is shorter is not worth a line."""
+
 
 class Progress:
     """Shows the newest message of a piece of work when nothing else was said for ``after_s`` seconds.
@@ -15,7 +18,7 @@ class Progress:
     never after ``watching`` has ended.
     """
 
-    def __init__(self, show: Callable[[str], None] | None = None, after_s: float = 5.0) -> None:
+    def __init__(self, show: Callable[[str], None] | None = None, after_s: float = AFTER_S) -> None:
         self._show = show
         self._after_s = after_s
         self._news = threading.Condition()
@@ -56,6 +59,6 @@ class Progress:
                     show(f"{what}: {shown}")
 
 
-def on_stderr() -> Progress:
+def on_stderr(after_s: float = AFTER_S) -> Progress:
     """Progress that stderr shows."""
-    return Progress(lambda line: print(line, file=sys.stderr, flush=True))
+    return Progress(lambda line: print(line, file=sys.stderr, flush=True), after_s)

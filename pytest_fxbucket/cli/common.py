@@ -15,7 +15,7 @@ from pytest_fxbucket.commit import stoppable
 from pytest_fxbucket.errors import FxbucketError, UsageError
 from pytest_fxbucket.explain.find import folders_of, root_of
 from pytest_fxbucket.pass_names import no_pass
-from pytest_fxbucket.progress import on_stderr
+from pytest_fxbucket.progress import AFTER_S, on_stderr
 from pytest_fxbucket.user_code import user_code
 
 if TYPE_CHECKING:
@@ -69,12 +69,13 @@ def name_of(plan: Plan) -> str:
 
 
 @contextmanager
-def working_on(plan: Plan, name: str) -> Iterator[Callable[[str], None]]:
+def working_on(plan: Plan, name: str, after_s: float = AFTER_S) -> Iterator[Callable[[str], None]]:
     """Have the plan's folders on the path, and give what tells the user, under ``name``, what is being waited for.
 
-    That goes to stderr, as does what a model prints while it is built: stdout has nothing but what the command is asked for.
+    What is waited for less than ``after_s`` is not told. All goes to stderr, as does what a model prints while it is built:
+    stdout has nothing but what the command is asked for.
     """
-    progress = on_stderr()
+    progress = on_stderr(after_s)
     with redirect_stdout(sys.stderr), user_code(folders_of(plan)), progress.watching(name):
         yield progress.say
 

@@ -26,6 +26,8 @@ _STOPPED = 130
 """As shells say it of a command that Ctrl-C ended."""
 _GIB = 1 << 30
 _SECONDS = 110.0
+_SHOWN_AFTER_S = 0.2
+"""Each plan is told, though it takes a second: all of them take long."""
 
 
 def add_arguments(parser: ArgumentParser) -> None:
@@ -67,7 +69,7 @@ def run(options: Namespace) -> int:
     asked, name = on_world(plan, options.world), name_of(plan)
     cluster = cluster_asked(plan, options.cluster)
     try:
-        with working_on(plan, name) as say:
+        with working_on(plan, name, _SHOWN_AFTER_S) as say:
             from pytest_fxbucket.tune.score import Simulated
             from pytest_fxbucket.tune.search import search
 

@@ -14,6 +14,7 @@ import pytest
 from pytest_fxbucket.cli.__main__ import main
 from pytest_fxbucket.plan.load import load_plans, parse_plans
 from pytest_fxbucket.plan.schema import Plan
+from pytest_fxbucket.progress import Progress
 from pytest_fxbucket.tune.score import Simulated
 from pytest_fxbucket.tune.search import Score
 from suites.tune.small_plans import ROOT, SMALL, STARS
@@ -79,6 +80,25 @@ def test_a_proposal_is_written_when_that_is_asked_for(plan: Path, guessed: Calla
     assert diff_of(TEXT, TEXT.replace("prefetch = 0", "prefetch = 3")) in said
     assert "this is a proposal: goldens and checks decide, once it is in the file" in said
     assert plan.read_text() == TEXT
+
+
+def test_each_plan_is_told_on_stderr_however_short_it_takes(
+    plan: Path, guessed: Callable[[Scored], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said: list[str] = []
+    after: list[float] = []
+
+    def progress(after_s: float) -> Progress:
+        after.append(after_s)
+        found = Progress()
+        monkeypatch.setattr(found, "say", said.append)
+        return found
+
+    monkeypatch.setattr("pytest_fxbucket.cli.common.on_stderr", progress)
+    guessed(by_prefetch)
+    assert main(["tune", "plan.toml"]) == 0
+    assert max(after) < 1
+    assert sum("[overlap] prefetch = 3; the best so far takes" in line for line in said) >= 1
 
 
 def test_nothing_better_is_nothing_to_write(plan: Path, guessed: Callable[[Scored], None], capsys: Capsys) -> None:
