@@ -180,7 +180,7 @@ class Sweep:
                 return False
         if not self._fits(one):
             return False
-        if one.grows and one.last > slot:
+        if one.grows and one.last > slot and self.room.peak < inf:
             return max(self.live[slot : one.last]) + self.held + one.grows <= self.room.peak
         return True
 
@@ -215,7 +215,7 @@ class Sweep:
         self.flying[one.number] = one
         self.carried += one.size
         self.events.append(Event(slot, one.launch))
-        if one.grows:
+        if one.grows and self.room.peak < inf:
             for at in range(slot, one.last):
                 self.live[at] += one.grows
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -124,21 +124,28 @@ class Windows:
 
     def _link(self, number_of: dict[int, int], movable: Sequence[bool]) -> None:
         """Say of each flight which others must be waited for before it."""
-        known: list[frozenset[int]] = []
-        nothing: frozenset[int] = frozenset()
         launches = {one.launch: one for one in self.flights}
+        leads = self._leading(launches.keys(), movable)
+        nothing: frozenset[int] = frozenset()
+        known: list[frozenset[int]] = []
         for index, before in enumerate(self.order.before):
-            if index in number_of:
-                known.append(frozenset((number_of[index],)))
-                continue
             found = nothing
-            if movable[index]:
+            if index in number_of:
+                found = frozenset((number_of[index],))
+            elif leads[index]:
                 for one in before:
                     found = found | known[one] if known[one] else found
             if index in launches:
                 launches[index].needs = tuple(sorted(found))
                 found = nothing
             known.append(found)
+
+    def _leading(self, launches: Collection[int], movable: Sequence[bool]) -> list[bool]:
+        """Whether each node is one of ``launches``, or leads to one through what moves: of all others nobody asks."""
+        found = [False] * len(movable)
+        for index in range(len(movable) - 1, -1, -1):
+            found[index] = index in launches or (movable[index] and any(found[one] for one in self._known.after[index]))
+        return found
 
     def _by_slot(self, slot_of: dict[int, int], high: Sequence[int]) -> tuple[list[float], list[float]]:
         """Seconds of compute and of the host in each slot, launches, waits and what packs for launches aside.
