@@ -8,7 +8,8 @@ parameters together first: "as they are" is told not to, which leaves only the o
 Steps are unbucketed, on 64 ranks of the preset h100-sxm whose host takes no time, since no scheduler knows of one. hidden,
 exposed and peak are the simulator's; "torch says" is what torch logs as exposed. Least exposed is the lower bound of any
 schedule that launches the same and keeps compute in its order; torch packs launches and moves compute, so it may come below.
-"its least" is the bound of what came out: the same launches, compute in that order.
+"its least" is the bound of what came out: the same launches, compute in that order. "step" is the whole step: what packs hides
+communication too, and takes as long as it hides.
 Seconds of this process on a core, which other work on a shared machine disturbs least, those of copying the graph among them;
 torch is stopped after ten minutes.
 
@@ -53,7 +54,7 @@ GROWTH = (4, 12, 48)
 """Layers of 2-D Llama, of about 2,000, 5,000 and 20,000 nodes."""
 STOPPED_S = 600
 HELD = ("param", "buffer", "batch")
-HEAD = ("scheduler", "hidden", "exposed", "its least", "torch says", "peak", "seconds", "raised")
+HEAD = ("scheduler", "hidden", "exposed", "its least", "torch says", "peak", "step", "seconds", "raised")
 
 
 @dataclass(frozen=True)
@@ -182,7 +183,7 @@ def rows(name: str, layers: int, phases: Sequence[Phase], schedulers: Sequence[s
 def _scheduled(job: Job, run: Scheduler) -> tuple[str, ...]:
     made, account, seconds, raised = timed(job, run)
     if made is None:
-        return ("", "", "", "", "", f"{seconds:.1f}", raised)
+        return ("", "", "", "", "", "", f"{seconds:.1f}", raised)
     says = f"{account.exposed_ms:.2f}" if account else ""
     return (*_figures(job.simulated(made), 1e3 * least_exposed(job.tasks(made)), says), f"{seconds:.1f}", "")
 
@@ -202,7 +203,8 @@ def timed(job: Job, run: Scheduler) -> tuple[fx.GraphModule | None, TorchAccount
 
 def _figures(found: Timeline, least: float, says: str) -> tuple[str, ...]:
     flights = f"{found.hidden} of {len(found.flights)}"
-    return flights, f"{1e3 * found.exposed:.2f}", f"{least:.2f}", says, f"{found.peak_bytes / 2**30:.1f}"
+    peak, step = f"{found.peak_bytes / 2**30:.1f}", f"{1e3 * found.seconds:.2f}"
+    return flights, f"{1e3 * found.exposed:.2f}", f"{least:.2f}", says, peak, step
 
 
 def _line(cells: Sequence[str]) -> str:
