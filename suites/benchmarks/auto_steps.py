@@ -125,7 +125,7 @@ def parts_of(step: StepGraph) -> Mapping[Phase, StepGraph]:
     """The step whole, and its forward and its backward as graphs of their own, as compilers have them."""
     joint = step.graphs["joint"]
     late = set(_late(joint.graph))
-    returned: Sequence[fx.Node] = joint.graph.output_node().args[0]  # type: ignore[assignment]
+    returned: Sequence[fx.Node] = joint.graph.output_node().args[0]  # type: ignore[assignment]  # an output's argument is any
     crossing = list(dict.fromkeys(source for node in late for source in inputs_of(node) if source not in late))
     order = {node: place for place, node in enumerate(joint.graph.nodes)}
     crossing = sorted((node for node in crossing if node.op == "call_function"), key=order.__getitem__)
@@ -212,7 +212,7 @@ def tasks_of(step: StepGraph, phase: Phase, cost: CostModel) -> list[Task]:
 def _ends_of_gradients(graph: fx.Graph, outputs: Sequence[Value]) -> set[fx.Node]:
     """What nothing reads but outputs that are gradients, and other ends."""
     output = graph.output_node()
-    returned: Sequence[fx.Node] = output.args[0]  # type: ignore[assignment]
+    returned: Sequence[fx.Node] = output.args[0]  # type: ignore[assignment]  # an output's argument is any
     others = {node for node, value in zip(returned, outputs, strict=True) if value.role != "grad"}
     ends = set[fx.Node]()
     for node in reversed(graph.nodes):

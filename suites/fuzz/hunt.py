@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 from zlib import crc32
@@ -12,11 +12,15 @@ from hypothesis import HealthCheck, Phase, given, seed, settings
 from hypothesis import strategies as st
 from torch import fx
 
+from pytest_fxbucket.checks.promises.automatic import in_flight_problems
+from pytest_fxbucket.cost.costs import launched_bytes
+from pytest_fxbucket.cost.memory import liveness_of
 from pytest_fxbucket.graph import collectives
 from pytest_fxbucket.graph.calls import Call, calls_of, joint_problems
 from pytest_fxbucket.graph.reading import read_graph
 from pytest_fxbucket.passes.carried import carried
 from pytest_fxbucket.passes.grouping import MB
+from pytest_fxbucket.plan.tables import Overlap
 from pytest_fxbucket.ranks.pools import Pools
 from pytest_fxbucket.step.roles import Value
 from suites.fuzz.drawing import Step
@@ -52,6 +56,10 @@ class Chosen:
     defer_reduce: bool = True
     schedule: str = "manual"
     max_prefetch: int | None = None
+    in_flight: float | None = None
+    """By how much more may be in flight than the largest collective has that the pass makes without this limit."""
+    max_memory_increase: float | None = None
+    """Where nothing is merged: buckets may need more."""
     costs: int = 0
     """Which seconds nodes take, for schedules that go by them."""
 
@@ -62,11 +70,12 @@ class Chosen:
 
     @property
     def options(self) -> dict[str, Any]:
-        """ManualPass's."""
+        """ManualPass's, but for what may be in flight."""
         names: tuple[str, ...] = ("by", "enabled", "dtypes", "layout", "prefetch", "defer_reduce")
         caps = self.caps
         if self.schedule == "auto":
             names, caps = ("by", "enabled", "dtypes", "layout", "schedule", "max_prefetch"), self.caps[:1]
+            names += () if self.enabled else ("max_memory_increase",)
         found = {name: getattr(self, name) for name in names if getattr(self, name) is not None}
         return {**found, "cap_mb": tuple(size / MB for size in caps), "cost": self.seconds}
 
@@ -100,6 +109,8 @@ automatic = st.builds(
     layout=st.sampled_from(["registration", "execution"]),
     schedule=st.just("auto"),
     max_prefetch=st.sampled_from([None, None, 1, 2]),
+    in_flight=st.sampled_from([None, None, 1.0, 1.5, 3.0]),
+    max_memory_increase=st.sampled_from([None, 0.0, 0.1]),
     costs=st.integers(0, 99),
 )
 
@@ -160,7 +171,10 @@ def look_at(pools: Pools | None, world: int, steps: Sequence[Step], chosen: Chos
     drawing = drawn(world, steps)
     before = drawing.finish()
     program, entries = drawing.program, chosen.entries(drawing.modules)
-    passed = through(program, before, entries, **chosen.options)
+    passed, options = through(program, before, entries, **chosen.options), chosen.options
+    if chosen.in_flight is not None:
+        options["max_in_flight_gb"] = chosen.in_flight * _largest(passed.after.graph) / (1 << 30)
+        passed = through(program, before, entries, **options)
     after = passed.after
     after.graph.lint()
     if pools is None:
@@ -168,17 +182,37 @@ def look_at(pools: Pools | None, world: int, steps: Sequence[Step], chosen: Chos
     else:
         differences = compare(pools, before, after, world, len(steps), program.groups)
     assert not differences, "\n".join([*differences, *_shown(before, after)])
+    broken = list(_limits(before.graph, after.graph, options))
+    assert not broken, "\n".join([*broken, *_shown(before, after)])
     alarms = [line for rank in (0, world - 1) for line in holding.problems(before, after, _ranks_of(program, rank))]
     assert not alarms, "\n".join([*alarms, *_shown(before, after)])
     again = copied(after)
     with fake_groups(world, program.groups):
-        run_pass(again.graph, entries, **chosen.options)
+        run_pass(again.graph, entries, **options)
     same = str(again.graph) == str(after.graph)
     assert same or _gathers_anew(before.graph), "\n".join(["the pass changes its own output:", *_shown(after, again)])
     if not problems(program, before.graph):
         found = problems(program, after.graph)
         assert not found, "\n".join([*found, *_shown(before, after)])
     return passed.report.launches_after < passed.report.launches_before
+
+
+def _largest(graph: fx.Graph) -> int:
+    """Bytes of the larger side of the largest collective."""
+    return max((launched_bytes(node) for node in graph.nodes if collectives.launch_kind(node)), default=1)
+
+
+def _limits(before: fx.Graph, after: fx.Graph, options: Mapping[str, Any]) -> Iterator[str]:
+    """What ``after`` does not keep of the limits of a schedule."""
+    rules = Overlap(**{name: value for name, value in options.items() if name in ("schedule", *_LIMITS)})
+    yield from in_flight_problems(rules, after)
+    if rules.max_memory_increase is not None:
+        was, now = (liveness_of(graph, *_values(graph)).peak for graph in (before, after))
+        if now > was * (1 + rules.max_memory_increase):
+            yield f"{now} bytes live at once, {was} before, and max_memory_increase = {rules.max_memory_increase}"
+
+
+_LIMITS = ("max_prefetch", "max_in_flight_gb", "max_memory_increase")
 
 
 def _gathers_anew(graph: fx.Graph) -> bool:
@@ -189,15 +223,20 @@ def _gathers_anew(graph: fx.Graph) -> bool:
 
 def problems(program: Program, graph: fx.Graph) -> list[str]:
     """What checks/collectives says of ``graph`` when every rank runs it."""
-    inputs = [_value(node) for node in graph.find_nodes(op="placeholder")]
-    outputs = [_value(node) for node in graph.output_node().args[0]]
-    reading = read_graph(graph, inputs, outputs)
+    reading = read_graph(graph, *_values(graph))
     calls: dict[int, list[Call]] = {}
     found: dict[str, None] = {}
     for rank in range(program.world):
         calls[rank], own = calls_of(graph, reading, _ranks_of(program, rank))
         found.update(dict.fromkeys(own))
     return [*found, *joint_problems(calls)]
+
+
+def _values(graph: fx.Graph) -> tuple[list[Value], list[Value]]:
+    """Inputs and outputs."""
+    outputs = graph.output_node().args[0]
+    assert isinstance(outputs, (list, tuple))
+    return [_value(node) for node in graph.find_nodes(op="placeholder")], [_value(node) for node in outputs]
 
 
 def _value(node: fx.Node) -> Value:

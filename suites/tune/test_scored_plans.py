@@ -47,7 +47,7 @@ def traced(plan: Plan) -> str:
 
 
 def changed(plan: Plan, **keys: object) -> Plan:
-    return replace(plan, overlap=replace(plan.overlap, **keys))  # type: ignore[arg-type]
+    return replace(plan, overlap=replace(plan.overlap, **keys))  # type: ignore[arg-type]  # keys come from the cases
 
 
 def test_gathers_that_are_never_ahead_are_found_to_be() -> None:

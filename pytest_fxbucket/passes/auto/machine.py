@@ -31,8 +31,6 @@ class Times:
     """Seconds that waits blocked compute."""
     blocked: dict[int, float]
     """Of that by launch."""
-    begin: list[float]
-    """By node when the host and compute had come to it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,9 +56,8 @@ class Machine:
         host = compute = exposed = 0.0
         free, end = [0.0] * self.streams, dict[int, float]()
         blocked: dict[int, float] = {}
-        begin = [0.0] * len(self.seconds)
         for node in order:
-            now = begin[node] = host if host > compute else compute
+            now = host if host > compute else compute
             stream, seconds = self.stream[node], self.seconds[node]
             if stream == WAIT:
                 launch = self.launch[node]
@@ -81,7 +78,7 @@ class Machine:
                 compute = max(host, compute) + seconds
                 if self.blocking:
                     host = compute
-        return Times(exposed, blocked, begin)
+        return Times(exposed, blocked)
 
 
 def machine_of(nodes: Sequence[fx.Node], estimates: Estimates) -> Machine:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from math import inf
@@ -11,9 +12,10 @@ from pytest_fxbucket.cost.needs import Needs
 from pytest_fxbucket.errors import PlanError
 from pytest_fxbucket.graph.order import order_of
 from pytest_fxbucket.passes.auto.latest import DRIFT, ideal, latest
-from pytest_fxbucket.passes.auto.machine import COMPUTE, WAIT, Machine, machine_of
+from pytest_fxbucket.passes.auto.machine import COMPUTE, Machine, machine_of
 from pytest_fxbucket.passes.auto.movable import Nodes
-from pytest_fxbucket.passes.auto.sweep import Room, Sweep, lazy
+from pytest_fxbucket.passes.auto.room import Room, within
+from pytest_fxbucket.passes.auto.sweep import Sweep, lazy
 from pytest_fxbucket.passes.auto.windows import Windows
 
 if TYPE_CHECKING:
@@ -94,17 +96,16 @@ def scheduled(graph: fx.Graph, estimates: Estimates, limits: Limits, before: int
     )
     _refuse(windows, room, limits)
     best = _Best(machine, needs, room)
-    if _keeps(windows, own, room):
-        best.offer(own)
+    best.offer(within(room, windows, own))
     ways = [one for one in several if best.offer(_order(one, needs, room, DRIFT))]
     for one in ways[-1:]:  # the best way once more, with reductions as far off as they like
         best.offer(_order(one, needs, room, inf))
     found = best.order
     if found is None:
-        least = min(peak_before, max(needs.at(windows.arranged(lazy(windows)))))
+        best.offer(within(room, windows, windows.arranged(lazy(windows))))
         raise NoRoomError(
-            f"[overlap] max_memory_increase leaves {room.peak / GB:.4g} GB, and the graph needs {least / GB:.4g} GB with each "
-            "collective where it is needed"
+            f"[overlap] max_memory_increase leaves {room.peak / GB:.4g} GB, and the graph needs {best.least / GB:.4g} GB with "
+            "each collective where it is needed"
         )
     times = machine.run(found)
     return Scheduled(
@@ -128,11 +129,17 @@ class _Best:
     room: Room
     order: list[int] | None = None
     exposed: float = inf
+    least: float = inf
+    """Bytes that live at the peak of what needs least of all that was offered."""
 
     def offer(self, order: list[int]) -> bool:
         """Take ``order`` if it is better, and there is room for it; whether it was."""
         exposed = self.machine.run(order).exposed
-        if exposed >= self.exposed - SAME or max(self.needs.at(order)) > self.room.peak:
+        if exposed >= self.exposed - SAME:
+            return False
+        peak = max(self.needs.at(order))
+        self.least = min(self.least, peak)
+        if peak > self.room.peak:
             return False
         self.order, self.exposed = order, exposed
         return True
@@ -148,27 +155,12 @@ def _order(windows: Windows, needs: Needs, room: Room, drift: float) -> list[int
     late = latest(windows, times, drift).starts
     allowed = room
     for _ in range(_TIGHTER):
-        found = windows.arranged(Sweep(windows, times, late, allowed, list(live)).run())
+        found = within(room, windows, windows.arranged(Sweep(windows, times, late, allowed, list(live)).run()))
         over = max(needs.at(found)) - room.peak
         if over <= 0:
             break
         allowed = Room(peak=allowed.peak - over, in_flight=room.in_flight, gathers=room.gathers)
     return found
-
-
-def _keeps(windows: Windows, order: Sequence[int], room: Room) -> bool:
-    """Whether ``order`` has no more in flight at once than there is room for."""
-    by_launch = {one.launch: one for one in windows.flights}
-    flying: set[int] = set()
-    for node in order:
-        if node in by_launch:
-            flying.add(node)
-            gathers = sum(by_launch[one].is_gather for one in flying)
-            if gathers > room.gathers or sum(by_launch[one].size for one in flying) > room.in_flight:
-                return False
-        elif windows.machine.stream[node] == WAIT:
-            flying.discard(windows.machine.launch[node])
-    return True
 
 
 def _refuse(windows: Windows, room: Room, limits: Limits) -> None:
@@ -196,7 +188,5 @@ def _kept(windows: Windows, order: Sequence[int]) -> Iterator[tuple[fx.Node, fx.
 
 def _between(places: Sequence[int], begin: int, end: int) -> tuple[int, int] | None:
     """The first and the last of ``places`` between ``begin`` and ``end``."""
-    from bisect import bisect_left, bisect_right
-
     first, last = bisect_right(places, begin), bisect_left(places, end) - 1
     return (places[first], places[last]) if first <= last else None

@@ -17,19 +17,8 @@ from pytest_fxbucket.passes.auto.latest import SPARE
 from pytest_fxbucket.passes.auto.windows import Event, Flight
 
 if TYPE_CHECKING:
+    from pytest_fxbucket.passes.auto.room import Room
     from pytest_fxbucket.passes.auto.windows import Windows
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Room:
-    """What a sweep may take."""
-
-    peak: float = inf
-    """Bytes that live at most."""
-    in_flight: float = inf
-    """Bytes of collectives that are in flight at most, by their larger sides."""
-    gathers: float = inf
-    """All-gathers that are in flight at most."""
 
 
 @dataclass(slots=True)

@@ -173,6 +173,23 @@ def test_no_more_bytes_are_in_flight_than_allowed() -> None:
         found(graph, Limits(in_flight_gb=size / 2))
 
 
+@pytest.mark.parametrize("at_once", [1, 2])
+def test_a_graph_that_has_more_in_flight_as_it_is_keeps_the_limit(at_once: int) -> None:
+    made = Handmade(2)
+    inputs = [made.batch(16, 16), made.call(aten.mm.default, made.batch(16, 16), made.batch(16, 16)), made.batch(16, 16)]
+    launches = [made.call(c10d_functional().all_reduce.default, one, "sum", "0") for one in inputs]
+    for _ in inputs:
+        made.returns(made.call(aten.mm.default, inputs[0], inputs[2]), "loss")
+    for launch in reversed(launches):
+        made.returns(made.call(c10d_functional().wait_tensor.default, launch))
+    graph = made.finish()
+    assert (events(graph.nodes), found(graph).exposed) == ("maaammmwww", 0.0)
+    bound = moved(graph, Limits(in_flight_gb=at_once * 16 * 16 * 4 / (1 << 30)))
+    assert sorted(bound) == sorted(events(graph.nodes))
+    flying = [bound[:at].count("a") - bound[:at].count("w") for at in range(len(bound))]
+    assert max(flying) == at_once
+
+
 def test_no_more_memory_is_used_than_allowed() -> None:
     graph = a_layer_each(8)
     slow = {**SECONDS, "all_gather": 1.9}
