@@ -46,6 +46,8 @@ if TYPE_CHECKING:
     from pytest_fxbucket.step.roles import Phase, StepGraph
 
 _ALL_RANKS = 16
+Spoil = Callable[[int, "Phase", Bucketed], Bucketed]
+"""Gives what is taken instead of a graph that came out of the pass, by rank and phase."""
 
 
 class Seconds(dict[str, float]):
@@ -105,6 +107,9 @@ class PlanOnMesh:
     """By the step's identity and the graph; with the step, so that no other one gets its identity."""
     _read: dict[int, Mapping[Phase, GraphAnalysis]] = field(default_factory=dict)
     """By the step's identity."""
+    _base: PlanOnMesh | None = None
+    """The world whose pass gives the graphs that ``_spoil`` changes."""
+    _spoil: Spoil = lambda rank, phase, bucketed: bucketed
 
     @property
     def size(self) -> int:
@@ -273,7 +278,11 @@ class PlanOnMesh:
         return run_stages(stages, step, state)
 
     def _through_pass(self, step: StepGraph, rank: int) -> dict[Phase, Passed]:
-        entries, readings = self.resolution.entries, self._readings(step)
+        readings = self._readings(step)
+        if self._base is not None:
+            given = {phase: self._spoil(rank, phase, one.bucketed) for phase, one in self._base.passed(rank).items()}
+            return {phase: self._look(phase, step, one, readings[phase]) for phase, one in given.items()}
+        entries = self.resolution.entries
         self.say(f"running pass {self.pass_name} as rank {rank} of {self.size}")
         with self.seconds.of("pass", rank):
             made = {
@@ -317,7 +326,7 @@ class PlanOnMesh:
 
     def alike(self) -> list[tuple[list[int], Mapping[Phase, Passed]]]:
         """As :meth:`distinct`; where nobody else's code makes graphs, those of a stage are taken for its first rank's."""
-        if self.pass_name != "manual" or self.plan.graph is not None or self.plan.transform:
+        if self.pass_name != "manual" or self._base is not None or self.plan.graph is not None or self.plan.transform:
             return self.distinct()
         groups: dict[int, list[int]] = {rank: [] for rank in self.mesh.ranks(0, "pp")}
         for rank in range(self.size):
@@ -336,6 +345,13 @@ class PlanOnMesh:
         return PlanOnMesh(
             self.plan, self.mesh, pass_name, self.say, Seconds(self.seconds), self.said, _steps=self._steps, _sent=self._sent
         )
+
+    def spoiled(self, spoil: Spoil) -> PlanOnMesh:
+        """The same step through the same pass, with what ``spoil`` makes of its graphs; captured, passed and read once."""
+        other = PlanOnMesh(self.plan, self.mesh, self.pass_name, self.say, self.seconds, self.said, _base=self, _spoil=spoil)
+        other._steps, other._read, other._sent, other._estimated = self._steps, self._read, self._sent, self._estimated
+        other.__dict__["staged"] = self.staged
+        return other
 
     def under(self, plan: Plan) -> PlanOnMesh:
         """The same step under another plan that traces the same; captured once, and what the pass is given is read once."""

@@ -1,0 +1,134 @@
+"""A way to break a graph: what it looks at, where it can do so, and the graph that it changes.
+
+An operator is asked once for the places of a graph, and then changes copies of it, one place at a time, on every rank that has
+that graph: so a place is named by nodes, which have the same names in all copies.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+from pytest_fxbucket.compat.fake_tensors import FakeTensor, FakeTensorMode
+from pytest_fxbucket.passes.new_nodes import Maker
+
+if TYPE_CHECKING:
+    import torch
+    from torch import fx
+
+    from pytest_fxbucket.graph.buckets import GraphAnalysis
+    from pytest_fxbucket.passes.passed import Passed
+    from pytest_fxbucket.step.mesh import Mesh
+    from pytest_fxbucket.step.roles import Phase, Value
+
+
+@dataclass(frozen=True)
+class Seen:
+    """One graph behind the pass, as an operator looks for places in it. It is not to be changed."""
+
+    phase: Phase
+    passed: Passed
+    rank: int
+    """Whose graph it is."""
+    mesh: Mesh
+    entry_of: Mapping[str, str]
+    """FQN of each planned parameter to its entry."""
+
+    @property
+    def graph(self) -> fx.Graph:
+        """With the nodes that keep its order, if there are any."""
+        return self.passed.bucketed.graph
+
+    @property
+    def reading(self) -> GraphAnalysis:
+        """What is read off the graph: launches with their members. Positions count nodes without those that keep order."""
+        return self.passed.reading
+
+    @cached_property
+    def nodes(self) -> dict[str, fx.Node]:
+        """By name."""
+        return {node.name: node for node in self.graph.nodes}
+
+    @cached_property
+    def place(self) -> dict[fx.Node, int]:
+        """Of each node, in the graph."""
+        return {node: place for place, node in enumerate(self.graph.nodes)}
+
+    @property
+    def inputs(self) -> tuple[Value, ...]:
+        """What placeholders are, in their order."""
+        return self.passed.inputs
+
+    @property
+    def outputs(self) -> tuple[Value, ...]:
+        """What is returned, in order."""
+        return self.passed.outputs
+
+
+@dataclass
+class Broken:
+    """A copy of a graph on one rank, to be changed in place."""
+
+    graph: fx.Graph
+    root: torch.nn.Module
+    """Holds the constants that the graph names."""
+    rank: int
+    mesh: Mesh
+    nodes: dict[str, fx.Node] = field(init=False)
+    """By name."""
+
+    def __post_init__(self) -> None:
+        self.nodes = {node.name: node for node in self.graph.nodes}
+
+    def __getitem__(self, name: str) -> fx.Node:
+        return self.nodes[name]
+
+    def before(self, place: fx.Node, target: Callable[..., Any], *args: Any, **kwargs: Any) -> fx.Node:
+        """A new node right before ``place`` that calls ``target``; arguments may be nodes.
+
+        Raises PassError if ``target`` cannot be called on what these hold.
+        """
+        with self.graph.inserting_before(place):
+            return Maker(self.graph, self._mode, {key: value for key, value in place.meta.items() if key != "val"})(
+                target, *args, **kwargs
+            )
+
+    def behind(self, place: fx.Node, target: Callable[..., Any], *args: Any, **kwargs: Any) -> fx.Node:
+        """As :meth:`before`, right behind ``place``."""
+        return self.before(place.next, target, *args, **kwargs)
+
+    def bypass(self, node: fx.Node, by: fx.Node) -> None:
+        """Let all that read ``node`` read ``by`` instead, and take ``node`` out."""
+        node.replace_all_uses_with(by)
+        self.graph.erase_node(node)
+
+    @property
+    def _mode(self) -> FakeTensorMode:
+        values = (node.meta.get("val") for node in self.graph.nodes)
+        return next(value.fake_mode for value in values if isinstance(value, FakeTensor))
+
+
+@dataclass(frozen=True, slots=True)
+class Site:
+    """One place, and what is done there."""
+
+    node: str
+    """Name of the node that is broken."""
+    how: str
+    """What is done, as a clause: ``it is not waited for``."""
+    change: Callable[[Broken], None]
+    on_rank: int | None = None
+    """The rank that alone is broken; None: all are."""
+
+
+@dataclass(frozen=True, slots=True)
+class Operator:
+    """A way to break a graph."""
+
+    name: str
+    says: str
+    """What it does to a graph, one line."""
+    sites: Callable[[Seen], Iterator[Site]]
+    """All places of a graph, in its order."""
