@@ -215,6 +215,8 @@ class PlanOnMesh:
         """Rank ``rank``'s step through all transformations and the pass, with its process groups in place."""
         if rank not in self._ways:
             self.step(rank), self.resolution, self.stages, self.staged  # traced with process groups of their own
+            if self._base is not None:
+                self._base.way(rank)
             with collector.paused(), fresh_state(), fake_mesh(self.mesh, rank):
                 self._ways[rank] = self._gone(rank)
         return self._ways[rank]
