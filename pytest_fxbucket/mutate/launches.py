@@ -1,0 +1,148 @@
+"""The launches of a graph with their waits, as operators break them; what can stand in for one; arguments set by name."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from operator import getitem
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from pytest_fxbucket.compat.fx import after
+from pytest_fxbucket.graph.collectives import REDUCTIONS, argument, is_wait, launch_kind, tensors_sent
+from pytest_fxbucket.mutate.moving import Move, lifted, sunk
+
+if TYPE_CHECKING:
+    from torch import fx
+
+    from pytest_fxbucket.graph.buckets import Bucket
+    from pytest_fxbucket.mutate.operator import Broken, Seen
+
+aten = torch.ops.aten
+
+
+@dataclass(frozen=True, slots=True)
+class Flight:
+    """A launch, and who waits for it."""
+
+    launch: fx.Node
+    waits: tuple[fx.Node, ...]
+    """In graph order."""
+    bucket: Bucket | None
+    """What was read of it; None where nothing was."""
+
+    @property
+    def group(self) -> str:
+        """Name of its process group."""
+        return str(argument(self.launch, "group_name"))
+
+    @property
+    def sent(self) -> fx.Node | None:
+        """The tensor that it sends; None if it sends several."""
+        sent = tensors_sent(self.launch)
+        return sent[0] if len(sent) == 1 and isinstance(self.launch.meta.get("val"), torch.Tensor) else None
+
+    @property
+    def planned(self) -> bool:
+        """Whether it carries a parameter, or the gradient of one."""
+        return self.bucket is not None and any(self.bucket.fqns)
+
+
+def flights(seen: Seen) -> list[Flight]:
+    """All launches, in graph order."""
+    waits: dict[fx.Node, list[fx.Node]] = {}
+    for node in seen.graph.nodes:
+        if is_wait(node):
+            waits.setdefault(launch_of(node), []).append(node)
+    buckets = {bucket.node: bucket for bucket in seen.reading.buckets}
+    launches = (node for node in seen.graph.nodes if launch_kind(node) is not None)
+    return [Flight(node, tuple(waits.get(node, ())), buckets.get(node.name)) for node in launches]
+
+
+def launch_of(wait: fx.Node) -> fx.Node:
+    """What ``wait`` waits for, through what keeps the order."""
+    node = wait.all_input_nodes[0]
+    while node.target is after or node.target is getitem:
+        node = node.all_input_nodes[0]
+    return node
+
+
+def set_argument(node: fx.Node, name: str, value: Any) -> None:
+    """Let the operator's argument ``name`` be ``value``."""
+    target: Any = node.target
+    place = [one.name for one in target._schema.arguments].index(name)
+    if place < len(node.args):
+        node.update_arg(place, value)
+    else:
+        node.update_kwarg(name, value)
+
+
+# What stands in for a collective: what it sends, the same for each rank, or the first rank's part of it.
+
+
+def can_drop(flight: Flight) -> bool:
+    """Whether something that is sent can stand in for what arrives, in shape and dtype."""
+    return bool(flight.waits) and _stand_in(flight.launch, flight.sent) is not None
+
+
+def drop(launch: str, waits: tuple[str, ...], broken: Broken) -> None:
+    """Take out ``launch`` and its ``waits``; who read them read what stands in."""
+    node = broken[launch]
+    make = _stand_in(node, tensors_sent(node)[0])
+    assert make is not None
+    instead = make(broken)
+    for wait in waits:
+        broken.bypass(broken[wait], broken[wait].all_input_nodes[0])
+    broken.bypass(node, instead)
+
+
+def _stand_in(launch: fx.Node, sent: fx.Node | None) -> Callable[[Broken], fx.Node] | None:
+    if sent is None:
+        return None
+    large, small = launch.meta["val"], sent.meta["val"]
+    if large.dtype != small.dtype or large.dim() == 0 or large.shape[1:] != small.shape[1:] or not small.shape[0]:
+        return (lambda broken: sent) if large.shape == small.shape and large.dtype == small.dtype else None
+    times, rest = divmod(large.shape[0], small.shape[0])
+    if large.shape == small.shape:
+        return lambda broken: sent
+    if times > 1 and not rest:
+        return lambda broken: broken.before(launch, aten.cat.default, [sent] * times)
+    return (lambda broken: broken.before(launch, aten.slice.Tensor, sent, 0, 0, large.shape[0])) if not times else None
+
+
+def neighbours(found: list[Flight]) -> Iterator[tuple[Flight, Flight]]:
+    """Launches of one group that follow each other there."""
+    last: dict[str, Flight] = {}
+    for flight in found:
+        if flight.group in last:
+            yield last[flight.group], flight
+        last[flight.group] = flight
+
+
+def gathers(seen: Seen) -> list[Flight]:
+    """Launches that gather parameters."""
+    return [one for one in flights(seen) if one.bucket is not None and one.bucket.kind == "all_gather" and one.planned]
+
+
+def reductions(seen: Seen) -> list[Flight]:
+    """Launches that reduce gradients of parameters."""
+    return [one for one in flights(seen) if one.bucket is not None and one.bucket.kind in REDUCTIONS and one.planned]
+
+
+def trades(seen: Seen) -> Iterator[tuple[str, str, Move]]:
+    """Each two launches of a group that follow each other there, and how the second comes before the first."""
+    for first, second in neighbours(flights(seen)):
+        move = lifted(seen, second.launch, first.launch) or sunk(seen, first.launch, second.launch.next)
+        if move is not None:
+            yield first.launch.name, second.launch.name, move
+
+
+def last_rank(seen: Seen) -> int:
+    """The last of those that have the graph."""
+    return max(rank for rank in range(seen.mesh.size) if seen.mesh.at(rank, "pp") == seen.mesh.at(seen.rank, "pp"))
+
+
+def regroup(name: str, group: str, broken: Broken) -> None:
+    """Let the launch ``name`` be on process group ``group``."""
+    set_argument(broken[name], "group_name", group)

@@ -1,0 +1,56 @@
+"""What a reduction brings is scaled by another number: a factor beside it left out or applied twice, or one half where none is."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import partial
+
+import torch
+from torch import fx
+
+from pytest_fxbucket.graph.ops import operator_name
+from pytest_fxbucket.mutate.launches import Flight, reductions
+from pytest_fxbucket.mutate.moving import brought_by, carries, passed_on
+from pytest_fxbucket.mutate.operator import Broken, Seen, Site
+
+
+def sites(seen: Seen) -> Iterator[Site]:
+    """Every reduction of gradients, for each factor right before and behind it."""
+    for flight in reductions(seen):
+        factors = sorted(_factors(flight), key=seen.place.__getitem__)
+        for node in factors:
+            yield Site(node.name, "is left out", partial(_leave_out, node.name))
+            yield Site(node.name, "is done twice", partial(_repeat, node.name))
+        if not factors:
+            for wait in flight.waits:
+                yield Site(wait.name, "gives half of what arrived", partial(_halve, wait.name))
+
+
+def _factors(flight: Flight) -> set[fx.Node]:
+    """Products with a number that are sent, or that read what arrived, through what only carries it."""
+    sent = {source for node in brought_by(flight.launch) for source in node.all_input_nodes if not carries(source)}
+    read = {user for wait in flight.waits for node in passed_on(wait) for user in node.users if not carries(user)}
+    return {node for node in sent | read if _is_factor(node)}
+
+
+def _is_factor(node: fx.Node) -> bool:
+    named = operator_name(node) in ("aten::mul", "aten::div") and len(node.args) == 2
+    return named and isinstance(node.args[0], fx.Node) and isinstance(node.args[1], (int, float))
+
+
+def _leave_out(name: str, broken: Broken) -> None:
+    broken.bypass(broken[name], broken[name].all_input_nodes[0])
+
+
+def _repeat(name: str, broken: Broken) -> None:
+    node = broken[name]
+    _read_instead(node, broken.behind(node, node.target, node, node.args[1]))  # type: ignore[arg-type]
+
+
+def _halve(name: str, broken: Broken) -> None:
+    wait = broken[name]
+    _read_instead(wait, broken.behind(wait, torch.ops.aten.mul.Tensor, wait, 0.5))
+
+
+def _read_instead(node: fx.Node, other: fx.Node) -> None:
+    node.replace_all_uses_with(other, delete_user_cb=lambda user: user is not other)

@@ -1,0 +1,16 @@
+"""Two launches of one process group trade places, on the last rank alone."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import partial
+
+from pytest_fxbucket.mutate.launches import last_rank, trades
+from pytest_fxbucket.mutate.moving import make_moves
+from pytest_fxbucket.mutate.operator import Seen, Site
+
+
+def sites(seen: Seen) -> Iterator[Site]:
+    """Every two that follow each other in their group, where what they need and who reads them allows it."""
+    for first, second, move in trades(seen):
+        yield Site(first, f"trades places with {second}", partial(make_moves, (move,)), last_rank(seen))
