@@ -11,7 +11,7 @@ import torch
 
 from pytest_fxbucket.compat.fx import after
 from pytest_fxbucket.graph.collectives import REDUCTIONS, argument, is_wait, launch_kind, tensors_sent
-from pytest_fxbucket.mutate.moving import Move, lifted, sunk
+from pytest_fxbucket.mutate.moving import Move, brought_by, lifted, passed_on, sunk
 
 if TYPE_CHECKING:
     from torch import fx
@@ -42,6 +42,17 @@ class Flight:
         """The tensor that it sends; None if it sends several."""
         sent = tensors_sent(self.launch)
         return sent[0] if len(sent) == 1 and isinstance(self.launch.meta.get("val"), torch.Tensor) else None
+
+    @property
+    def arrived(self) -> list[fx.Node]:
+        """All that only carry what it brings, waits among them."""
+        return [node for wait in self.waits for node in passed_on(wait)]
+
+    @property
+    def sources(self) -> list[tuple[fx.Node, fx.Node]]:
+        """(reader, source): what it sends is made of, and who of its pack reads that."""
+        own = brought_by(self.launch)
+        return [(node, source) for node in own for source in node.all_input_nodes if source not in own]
 
     @property
     def planned(self) -> bool:
@@ -109,6 +120,14 @@ def _stand_in(launch: fx.Node, sent: fx.Node | None) -> Callable[[Broken], fx.No
     if times > 1 and not rest:
         return lambda broken: broken.before(launch, aten.cat.default, [sent] * times)
     return (lambda broken: broken.before(launch, aten.slice.Tensor, sent, 0, 0, large.shape[0])) if not times else None
+
+
+def alike(one: fx.Node, other: fx.Node) -> bool:
+    """Whether both give tensors of one shape and dtype."""
+    mine, its = one.meta.get("val"), other.meta.get("val")
+    if not isinstance(mine, torch.Tensor) or not isinstance(its, torch.Tensor):
+        return False
+    return mine.shape == its.shape and mine.dtype == its.dtype
 
 
 def neighbours(found: list[Flight]) -> Iterator[tuple[Flight, Flight]]:

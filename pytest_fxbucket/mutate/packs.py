@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from pytest_fxbucket.graph.collectives import tensors_sent
 from pytest_fxbucket.graph.ops import operator_name
-from pytest_fxbucket.mutate.moving import carries, passed_on
+from pytest_fxbucket.mutate.moving import carries
 
 if TYPE_CHECKING:
     from torch import fx
@@ -29,10 +29,9 @@ def pack_of(launch: fx.Node) -> fx.Node | None:
 
 def split_of(flight: Flight) -> fx.Node | None:
     """What cuts what arrives into pieces; None if nothing does."""
-    for wait in flight.waits:
-        for node in passed_on(wait):
-            if operator_name(node) == "aten::split_with_sizes" and len(pieces_of(node)) > 1 and sizes_of(node):
-                return node
+    for node in flight.arrived:
+        if operator_name(node) == "aten::split_with_sizes" and len(pieces_of(node)) > 1 and sizes_of(node):
+            return node
     return None
 
 

@@ -1,4 +1,4 @@
-"""What a reduction brings is scaled by another number: a factor beside it left out or applied twice, or one half where none is."""
+"""A factor right before or behind a reduction is left out, or done twice; where there is none, what it brings is halved."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ from torch import fx
 
 from pytest_fxbucket.graph.ops import operator_name
 from pytest_fxbucket.mutate.launches import Flight, reductions
-from pytest_fxbucket.mutate.moving import brought_by, carries, passed_on
 from pytest_fxbucket.mutate.operator import Broken, Seen, Site
 
 
@@ -28,9 +27,8 @@ def sites(seen: Seen) -> Iterator[Site]:
 
 def _factors(flight: Flight) -> set[fx.Node]:
     """Products with a number that are sent, or that read what arrived, through what only carries it."""
-    sent = {source for node in brought_by(flight.launch) for source in node.all_input_nodes if not carries(source)}
-    read = {user for wait in flight.waits for node in passed_on(wait) for user in node.users if not carries(user)}
-    return {node for node in sent | read if _is_factor(node)}
+    read = {user for node in flight.arrived for user in node.users}
+    return {node for node in read.union(source for _, source in flight.sources) if _is_factor(node)}
 
 
 def _is_factor(node: fx.Node) -> bool:

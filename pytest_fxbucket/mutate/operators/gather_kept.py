@@ -7,7 +7,7 @@ from functools import partial
 
 from torch import fx
 
-from pytest_fxbucket.mutate.launches import Flight, gathers
+from pytest_fxbucket.mutate.launches import Flight, alike, gathers
 from pytest_fxbucket.mutate.operator import Broken, Seen, Site
 from pytest_fxbucket.mutate.packs import pieces_of, split_of
 
@@ -17,7 +17,7 @@ def sites(seen: Seen) -> Iterator[Site]:
     had: dict[str, fx.Node] = {}
     for flight in gathers(seen):
         parts = _parts(flight)
-        kept = {fqn: had[fqn] for fqn in parts if fqn in had and _alike(had[fqn], parts[fqn])}
+        kept = {fqn: had[fqn] for fqn in parts if fqn in had and alike(had[fqn], parts[fqn])}
         if parts and len(kept) == len(parts) and set(flight.launch.users) == set(flight.waits):
             pairs = tuple((node.name, kept[fqn].name) for fqn, node in parts.items())
             how = "is left out, since an earlier one brought the same"
@@ -33,10 +33,6 @@ def _parts(flight: Flight) -> dict[str, fx.Node]:
         return {fqns[0]: flight.waits[0]} if len(fqns) == len(flight.waits) == 1 else {}
     pieces = pieces_of(split)
     return {fqn: pieces[n] for n, fqn in enumerate(fqns)} if sorted(pieces) == list(range(len(fqns))) else {}
-
-
-def _alike(one: fx.Node, other: fx.Node) -> bool:
-    return one.meta["val"].shape == other.meta["val"].shape and one.meta["val"].dtype == other.meta["val"].dtype
 
 
 def _keep(pairs: tuple[tuple[str, str], ...], broken: Broken) -> None:

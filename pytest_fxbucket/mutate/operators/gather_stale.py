@@ -6,12 +6,10 @@ from collections.abc import Iterator
 from functools import partial
 
 import torch
-from torch import fx
 
 from pytest_fxbucket.graph.order import order_of
 from pytest_fxbucket.graph.storages import base
-from pytest_fxbucket.mutate.launches import gathers
-from pytest_fxbucket.mutate.moving import brought_by
+from pytest_fxbucket.mutate.launches import alike, gathers
 from pytest_fxbucket.mutate.operator import Broken, Seen, Site
 
 
@@ -19,17 +17,12 @@ def sites(seen: Seen) -> Iterator[Site]:
     """Every gather of a parameter that is written in place before."""
     order = order_of(seen.graph)
     for flight in gathers(seen):
-        own = brought_by(flight.launch)
-        for node, source in ((node, source) for node in own for source in node.all_input_nodes if source not in own):
+        for node, source in flight.sources:
             begun = base(source)
             updated = any(writer < seen.place[flight.launch] for writer in order.writing(begun))
-            if begun.op == "placeholder" and updated and _alike(begun, source):
+            if begun.op == "placeholder" and updated and alike(begun, source):
                 how = f"sends what {begun.name} was when the graph began"
                 yield Site(flight.launch.name, how, partial(_send_old, node.name, source.name, begun.name))
-
-
-def _alike(one: fx.Node, other: fx.Node) -> bool:
-    return bool(one.meta["val"].shape == other.meta["val"].shape and one.meta["val"].dtype == other.meta["val"].dtype)
 
 
 def _send_old(reader: str, source: str, begun: str, broken: Broken) -> None:

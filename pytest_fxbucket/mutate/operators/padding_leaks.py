@@ -9,20 +9,19 @@ from typing import Any
 from pytest_fxbucket.graph.movement import pads
 from pytest_fxbucket.graph.ops import operator_name
 from pytest_fxbucket.mutate.launches import gathers, reductions
-from pytest_fxbucket.mutate.moving import brought_by, passed_on
 from pytest_fxbucket.mutate.operator import Broken, Seen, Site
 
 
 def sites(seen: Seen) -> Iterator[Site]:
     """Every strip of first rows off what is gathered, and every pad with zeros of what is reduced."""
     for flight in gathers(seen):
-        for node in (node for wait in flight.waits for node in passed_on(wait)):
+        for node in flight.arrived:
             rows = node.all_input_nodes[0].meta["val"].shape[0] if _strips(node) else 0
             kept = node.meta["val"].shape[0] if rows else 0
             if rows > kept:
                 yield Site(node.name, f"takes {rows - kept} padded rows in", partial(_from, node.name, rows - kept, rows))
     for flight in reductions(seen):
-        for source in {source: None for node in brought_by(flight.launch) for source in node.all_input_nodes}:
+        for source in dict.fromkeys(source for _, source in flight.sources):
             if pads(source):
                 yield Site(source.name, "pads with ones", partial(_with_ones, source.name))
 

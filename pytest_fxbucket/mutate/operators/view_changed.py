@@ -9,7 +9,7 @@ import torch
 
 from pytest_fxbucket.graph.ops import operator_name
 from pytest_fxbucket.mutate.launches import flights
-from pytest_fxbucket.mutate.moving import carries, passed_on
+from pytest_fxbucket.mutate.moving import carries
 from pytest_fxbucket.mutate.operator import Broken, Seen, Site
 
 aten = torch.ops.aten
@@ -18,7 +18,7 @@ aten = torch.ops.aten
 def sites(seen: Seen) -> Iterator[Site]:
     """The last view of each member behind a wait, where it gives a matrix of several rows and columns."""
     for flight in flights(seen):
-        for node in (node for wait in flight.waits for node in passed_on(wait)):
+        for node in flight.arrived:
             shape = [size for size in node.meta["val"].shape if size != 1] if operator_name(node) == "aten::view" else []
             if len(shape) == 2 and len(node.meta["val"].shape) == 2 and any(not carries(user) for user in _read(node)):
                 yield Site(node.name, "takes columns for rows", partial(_turn, node.name))
