@@ -7,17 +7,18 @@ from functools import partial
 
 import torch
 
+from pytest_fxbucket.graph.collectives import is_all_gather
 from pytest_fxbucket.graph.order import order_of
 from pytest_fxbucket.graph.storages import base
-from pytest_fxbucket.mutate.launches import alike, gathers
+from pytest_fxbucket.mutate.launches import alike, flights
 from pytest_fxbucket.mutate.operator import Broken, Seen, Site
 
 
 def sites(seen: Seen) -> Iterator[Site]:
     """Every gather of a parameter that is written in place before."""
     order = order_of(seen.graph)
-    for flight in gathers(seen):
-        for node, source in flight.sources:
+    for flight in flights(seen):
+        for node, source in flight.sources if is_all_gather(flight.launch) else ():
             begun = base(source)
             updated = any(writer < seen.place[flight.launch] for writer in order.writing(begun))
             if begun.op == "placeholder" and updated and alike(begun, source):
