@@ -11,6 +11,7 @@ import torch
 from torch import fx
 
 from pytest_fxbucket.graph.collectives import is_reduce_scatter
+from pytest_fxbucket.graph.modules import module_of
 from pytest_fxbucket.passes.manual import manual_overlap_bucketing
 
 Plans = Sequence[str | list[str]]
@@ -147,7 +148,7 @@ def only_marks(gm: fx.GraphModule, plans: Plans) -> fx.GraphModule:
 
 @behind_ours
 def other_modules(gm: fx.GraphModule) -> None:
-    (first, *others) = [node for node in gm.graph.nodes if node.meta.get("nn_module_stack")]
+    (first, *others) = [node for node in gm.graph.nodes if module_of(node)]
     for node in others:
         node.meta["nn_module_stack"] = first.meta["nn_module_stack"]
 
