@@ -62,7 +62,7 @@ def later(seen: Seen, node: fx.Node) -> Move | None:
 
 
 def lifted(seen: Seen, node: fx.Node, before: fx.Node) -> Move | None:
-    """``node`` with its pack right before ``before``; None if it needs what comes later, or passes no compute."""
+    """``node`` with its pack right before ``before``; None if it needs what comes later, or moves over nothing."""
     own, place = set(brought_by(node)), seen.place[before]
     if any(seen.place[source] >= place for one in own for source in one.all_input_nodes if source not in own):
         return None
@@ -70,7 +70,7 @@ def lifted(seen: Seen, node: fx.Node, before: fx.Node) -> Move | None:
 
 
 def sunk(seen: Seen, node: fx.Node, before: fx.Node) -> Move | None:
-    """``node`` with what carries what it gives right before ``before``; None if somebody reads it, or it passes no compute."""
+    """``node`` with what carries what it gives right before ``before``; None if it is read before, or moves over nothing."""
     own, place = set(passed_on(node)), seen.place[before]
     if any(seen.place[user] < place for one in own for user in one.users if user not in own):
         return None
