@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from pytest_fxbucket.checks.bitwise.crossing import crossing_notes, crossing_problems
@@ -10,6 +11,7 @@ from pytest_fxbucket.checks.promises.automatic import automatic_problems
 from pytest_fxbucket.checks.promises.expectations import promise_of
 from pytest_fxbucket.checks.promises.kept import audit
 from pytest_fxbucket.checks.promises.metadata import metadata_problems
+from pytest_fxbucket.checks.promises.order import order_problems
 from pytest_fxbucket.checks.verdict import Verdict, failed, passed
 from pytest_fxbucket.errors import CaptureError
 from pytest_fxbucket.pipeline.composed import parameter_problems
@@ -37,7 +39,11 @@ def run(context: Context) -> Verdict:
             [
                 problem
                 for phase, one in world.passed(ranks[0]).items()
-                for problem in (*audit(promise, world.reading(ranks[0])[phase], one.reading), *_said_wrongly(world, phase, one))
+                for problem in (
+                    *audit(promise, world.reading(ranks[0])[phase], one.reading),
+                    *_said_wrongly(world, phase, one),
+                    *_lost_order(one),
+                )
             ]
             + crossing_problems(world, ranks[0])
             + automatic_problems(world, ranks[0]),
@@ -64,3 +70,9 @@ def _said_wrongly(world: PlanOnMesh, phase: Phase, one: Passed) -> list[str]:
     if one.bucketed.report is not None:
         return []
     return metadata_problems(world.way(0).step.graphs[phase].graph, one.bucketed.graph)
+
+
+def _lost_order(one: Passed) -> Iterator[str]:
+    """What the graph of our pass does not keep of the order that it says it keeps."""
+    if one.bucketed.report is not None:
+        yield from order_problems(one.bucketed.graph, one.bucketed.report.kept_order)

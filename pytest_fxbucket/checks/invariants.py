@@ -22,11 +22,11 @@ from pytest_fxbucket.errors import PassError, UsageError
 from pytest_fxbucket.graph.calls import Call, calls_of, joint_problems
 from pytest_fxbucket.graph.collectives import argument, read_launch
 from pytest_fxbucket.graph.gradients import returned
+from pytest_fxbucket.graph.pairing import mixed_launches
 from pytest_fxbucket.graph.preserved import lost, other_bytes, other_readers
 from pytest_fxbucket.graph.reading import read_given, read_graph
 from pytest_fxbucket.graph_view.bare import bare_values
 from pytest_fxbucket.passes.keep_order import without_kept_order
-from pytest_fxbucket.words import some
 
 if TYPE_CHECKING:
     from torch import fx
@@ -59,7 +59,9 @@ def broken_invariants(before: Graphs, after: Graphs) -> list[str]:
     names = _group_members([*old.values(), *new.values()], [*old, *new])
     seen = _Seen(names)
     problems = said_once(([rank], list(_one_rank(old[rank], graph, seen, rank))) for rank, graph in new.items())
-    return problems + (joint_problems(seen.calls) or list(_other_order(seen)))
+    return problems + (
+        joint_problems(seen.calls) or list(mixed_launches({rank: (one, names) for rank, one in seen.readings.items()}))
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,21 +100,6 @@ def _one_rank(old: fx.Graph, new: fx.Graph, seen: _Seen, rank: int) -> Iterator[
     yield from broken
     if not broken:  # else whoever read it is no news
         yield from other_readers(before, old, after, new)
-
-
-def _other_order(seen: _Seen) -> Iterator[str]:
-    """Ranks that launch collectives of one size, but of other parameters: nothing hangs, and all values are wrong."""
-    first: dict[tuple[int, ...], tuple[int, list[tuple[str, ...]]]] = {}
-    for rank, reading in sorted(seen.readings.items()):
-        launched: dict[tuple[int, ...], list[tuple[str, ...]]] = {}
-        for bucket in reading.buckets:
-            launched.setdefault(seen.members[bucket.group], []).append(bucket.fqns)
-        for group, mine in launched.items():
-            other, theirs = first.setdefault(group, (rank, mine))
-            number = next((number for number, (was, now) in enumerate(zip(theirs, mine, strict=False)) if was != now), None)
-            if number is not None:
-                ranks, was, now = ", ".join(map(str, group)), some(theirs[number]), some(mine[number])
-                yield f"launch {number + 1} on ranks {ranks} carries {was} on rank {other}, and {now} on rank {rank}"
 
 
 def _by_rank(given: Any) -> dict[int, fx.Graph]:

@@ -90,6 +90,7 @@ class ManualPass:
             peak_bytes(lives),
             targets.order.barriers,
             done.schedule,
+            done.kept_order,
         )
 
     def apply(self, graph: fx.Graph, targets: Targets, estimates: Estimates | None = None) -> Done:
@@ -114,14 +115,15 @@ class ManualPass:
             moved = reorder_by_itself(graph, self.overlap, estimates, before)
         else:
             moved = reorder(graph, buckets, self.overlap, targets.computes, updating)
-        left = moved.left
+        left, kept = moved.left, list[tuple[str, str]]()
         behind = updates_behind(graph, updating, buckets)  # what keeps the order makes one update need another
         if self.overlap.insert_overlap_deps:
             meta_of = {node: shared_meta(bucket.members) for bucket in buckets for node in (bucket.launch, *bucket.waits)}
             lost, why = keep_order(graph, moved.kept, meta_of), "no input of the later one can carry it"
             left += tuple(LeftAlone(f"order of {earlier.name} and {later.name}", why) for earlier, later in lost)
+            kept = [(earlier.name, later.name) for earlier, later in dict.fromkeys(moved.kept) if (earlier, later) not in lost]
         _refuse_broken(graph)
-        return Done(tuple(buckets), tuple(splits for _, splits in groups), left, tuple(behind), moved.schedule)
+        return Done(tuple(buckets), tuple(splits for _, splits in groups), left, tuple(behind), moved.schedule, tuple(kept))
 
 
 def _refuse_broken(graph: fx.Graph) -> None:
@@ -165,6 +167,8 @@ class Done:
     updates: tuple[tuple[str, ...], ...]
     """Of each bucket other entries of which an update stands behind it."""
     schedule: Schedule | None = None
+    kept_order: tuple[tuple[str, str], ...] = ()
+    """(earlier, later) that the graph itself says."""
 
 
 def _reports(graph: fx.Graph, done: Done, labels: Labels) -> tuple[BucketReport, ...]:

@@ -95,6 +95,8 @@ class PassReport:
     """Nodes that nothing was moved past, and why."""
     schedule: Schedule | None = None
     """What a schedule that was found by itself came to; None of one by hand."""
+    kept_order: tuple[tuple[str, str], ...] = ()
+    """Of `insert_overlap_deps`, nodes by name whose order the graph itself says: (earlier, later)."""
 
     @property
     def totals(self) -> Totals:
