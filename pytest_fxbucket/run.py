@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from pytest_fxbucket.bench.timeline.marks import Span
     from pytest_fxbucket.capture.last_step import LastStep
     from pytest_fxbucket.checks.context import Context
+    from pytest_fxbucket.mutate.score import Score
+    from pytest_fxbucket.mutate.scoring import Asked
     from pytest_fxbucket.passes.registry import Bucketed
     from pytest_fxbucket.plan.schema import Plan
     from pytest_fxbucket.plan_on_mesh import PlanOnMesh
@@ -93,6 +95,13 @@ class PlanRun:
         context.folder.clear()
         with self._its_code():
             return run(context, pipe, steady=True)
+
+    def mutated(self, asked: Asked) -> Iterator[Score]:
+        """Break the plan's graphs, and give after each mutant how many its checks found; see :mod:`pytest_fxbucket.mutate`."""
+        from pytest_fxbucket.mutate.scoring import scored
+
+        with self._its_code():
+            yield from scored(self._context("mutation"), asked)
 
     def _context(self, check: str) -> Context:
         from pytest_fxbucket.checks.context import Context

@@ -46,6 +46,7 @@ CHECKS = {
         Check("memory", "pytest_fxbucket.checks.memory"),
         Check("bitwise", "pytest_fxbucket.checks.bitwise.check", on_ranks=True),
         Check("eager", "pytest_fxbucket.eager.check", on_ranks=True),
+        Check("mutation", "pytest_fxbucket.mutate.check", on_ranks=True),
         Check("benchmark", "pytest_fxbucket.bench.step_time", on_ranks=True),
     )
 }

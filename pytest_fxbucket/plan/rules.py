@@ -259,6 +259,12 @@ def number(doc: str, *, least: float) -> Metadata:
     return {"rule": Rule(doc, expects, partial(finite_number, expects=expects, fits=lambda found: least <= found < math.inf))}
 
 
+def share(doc: str) -> Metadata:
+    """Take a number from 0 to 1, as a float: how much of something."""
+    expects = "a number from 0 to 1, such as 0.98 for 98 %"
+    return {"rule": Rule(doc, expects, partial(finite_number, expects=expects, fits=lambda found: 0 <= found <= 1))}
+
+
 def part(doc: str) -> Metadata:
     """Take a number from 0 and below 1, as a float: a part of something."""
     expects = "a number from 0 and below 1, such as 0.03 for 3 %"

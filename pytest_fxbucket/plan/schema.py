@@ -26,6 +26,7 @@ from pytest_fxbucket.plan.rules import (
     part,
     passes,
     seconds,
+    share,
     some_of,
     table_of,
     whole,
@@ -168,6 +169,18 @@ class Benchmark:
 
 
 @dataclass(frozen=True, slots=True)
+class Mutation:
+    """``[checks] mutation`` as a table: how many broken graphs the other checks must find."""
+
+    min_score: float = field(
+        default=0.98, metadata=share("found of all mutants that are no equivalents, at least: 0.98 for 98 %")
+    )
+    budget_s: float = field(default=60.0, metadata=seconds("seconds after which no more mutants are made"))
+    at_most: int = field(default=100, metadata=whole("mutants that are made at most", least=1))
+    seed: int = field(default=0, metadata=whole("gives the places that are broken, where there are more", least=0))
+
+
+@dataclass(frozen=True, slots=True)
 class Checks:
     """``[checks]``: which items the plan gives."""
 
@@ -190,6 +203,9 @@ class Checks:
     eager: bool = field(
         default=True,
         metadata=check_switch("the bucketed step gives the bits of torch's own, of FSDP2 or DDP"),
+    )
+    mutation: Mutation | Literal[False] = field(
+        default=False, metadata=check_switch("the checks above find it where the graph is broken on purpose", Mutation)
     )
     benchmark: Benchmark | Literal[False] = field(
         default=False, metadata=check_switch("step time, bucketed beside unbucketed, and against stored runs", Benchmark)

@@ -1,0 +1,156 @@
+"""``fxbucket mutate PLAN``: how many broken graphs the checks of a plan find, and which they do not."""
+
+from __future__ import annotations
+
+import json
+import math
+import sys
+import tempfile
+from argparse import ArgumentParser, Namespace
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pytest_fxbucket.cli.common import add_pass, add_plan, name_of, refuse_no_pass, working_on
+from pytest_fxbucket.errors import UsageError
+from pytest_fxbucket.explain.find import find_plan, root_of
+
+if TYPE_CHECKING:
+    from pytest_fxbucket.mutate.score import Judged, Score
+    from pytest_fxbucket.plan.schema import Plan
+
+_STOPPED = 130
+"""As shells say it of a command that Ctrl-C ended."""
+_AT_MOST = 100
+_SHOWN_AFTER_S = 0.5
+_WIDTH = 160
+
+
+def add_arguments(parser: ArgumentParser) -> None:
+    """Add the arguments of ``fxbucket mutate``."""
+    add_plan(parser)
+    add_pass(parser)
+    parser.add_argument(
+        "--operators",
+        default="",
+        metavar="NAMES",
+        help="which, with commas between them; module:callable for one of your own (default: all of fxbucket's)",
+    )
+    parser.add_argument(
+        "--at-most", type=int, default=_AT_MOST, metavar="N", help=f"mutants, operators taking turns (default: {_AT_MOST})"
+    )
+    parser.add_argument(
+        "--seconds", type=float, default=0.0, metavar="S", help="after which no more are made (default: no limit)"
+    )
+    parser.add_argument("--seed", type=int, default=0, metavar="N", help="gives the places that are broken (default: 0)")
+    parser.add_argument("-n", type=int, default=1, metavar="N", dest="workers", help="processes, each with ranks (default: 1)")
+    parser.add_argument("--json", action="store_true", help="one JSON document on stdout, as the docs describe it")
+
+
+def run(options: Namespace) -> int:
+    """Print the score; gives 0, or 1 if a mutant survived, 130 if Ctrl-C ended it, behind what was found so far."""
+    refuse_no_pass(options.pass_name)
+    for option, value in (("--at-most", options.at_most), ("-n", options.workers)):
+        if value < 1:
+            raise UsageError(f"{option} {value}: expected a whole number of at least 1")
+    plan, _ = find_plan(options.plan)
+    found: list[Score] = []
+    stopped = False
+    try:
+        for score in _scores(plan, options):
+            found[:] = [score]
+    except KeyboardInterrupt:
+        stopped = True
+    if not found:
+        print(f"fxbucket: {'stopped before a mutant was judged' if stopped else 'nothing can be broken'}", file=sys.stderr)
+        return _STOPPED if stopped else 1
+    (score,) = found
+    if options.json:
+        print(json.dumps(_document(plan, score, options.seed, stopped), indent=2, sort_keys=True))
+    else:
+        for line in _lines(plan, score, stopped):
+            print(line)
+    return _STOPPED if stopped else int(bool(score.of("survived")))
+
+
+def _scores(plan: Plan, options: Namespace) -> Iterator[Score]:
+    from pytest_fxbucket.cli.mutation_workers import scored_by_workers
+    from pytest_fxbucket.mutate.registry import operators_of
+    from pytest_fxbucket.mutate.scoring import Asked
+    from pytest_fxbucket.settings import RunSettings
+
+    names = tuple(name.strip() for name in options.operators.split(",") if name.strip())
+    asked = Asked(names, options.seed, options.at_most, options.seconds or math.inf)
+    root = root_of(plan.path)
+    with tempfile.TemporaryDirectory() as folder, working_on(plan, name_of(plan), _SHOWN_AFTER_S) as say:
+        operators_of(names)
+        settings = RunSettings(root, root / "golden", Path(folder), options.pass_name)
+        yield from scored_by_workers(plan, settings, asked, options.workers, say)
+
+
+# For people.
+
+
+def _lines(plan: Plan, score: Score, stopped: bool) -> Iterator[str]:
+    from pytest_fxbucket.mutate.words import sums
+
+    width = max(len("operator"), *(len(name) for name in score.by_operator()))
+    yield f"{'operator':<{width}}{'found':>8}{'survived':>10}{'equivalent':>12}"
+    for name, fates in score.by_operator().items():
+        if fates.total() > fates["unmade"]:
+            yield f"{name:<{width}}{fates['found']:>8}{fates['survived']:>10}{fates['equivalent']:>12}"
+    yield ""
+    yield "found by " + ", ".join(f"{name} {count}" for name, count in score.by_check().items())
+    for one in score.of("survived"):
+        yield ""
+        yield from _survivor(one)
+    for one in score.of("unmade"):
+        yield f"not made: {one.unmade}"
+    yield ""
+    some = "stopped: " if stopped else ""
+    yield f"{some}{name_of(plan)}: {sums(score)}; {len(score.judged)} of {score.places} places"
+
+
+def _survivor(one: Judged) -> Iterator[str]:
+    from pytest_fxbucket.mutate.words import survivor_lines
+
+    yield from survivor_lines(one)
+    yield from (f"    {line[:_WIDTH]}" for line in one.diff)
+
+
+# For programs.
+
+
+def _document(plan: Plan, score: Score, seed: int, stopped: bool) -> dict[str, Any]:
+    alone, of = score.without_golden
+    return {
+        "plan": str(plan.path),
+        "row": plan.matrix_id,
+        "seed": seed,
+        "places": score.places,
+        "judged": len(score.judged),
+        "found": score.found,
+        "survived": len(score.of("survived")),
+        "equivalent": len(score.of("equivalent")),
+        "score": score.share,
+        "without_golden": {"found": alone, "of": of},
+        "by_check": score.by_check(),
+        "ended": "stopped" if stopped else "done",
+        "mutants": [_mutant(one) for one in score.judged],
+    }
+
+
+def _mutant(one: Judged) -> dict[str, Any]:
+    mutant = one.mutant
+    return {
+        "operator": mutant.operator,
+        "phase": mutant.phase,
+        "node": mutant.site.node,
+        "how": mutant.site.how,
+        "rank": mutant.site.on_rank,
+        "fate": one.fate,
+        "found": dict(one.found),
+        "values_equal": one.equal,
+        "why": one.harmless or one.unmade or None,
+        "diff": list(one.diff),
+    }

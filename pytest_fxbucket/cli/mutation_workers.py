@@ -1,0 +1,99 @@
+"""Mutants judged by one process or several, each with the plan captured and ranks of its own."""
+
+from __future__ import annotations
+
+import multiprocessing
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from itertools import zip_longest
+from queue import Empty
+from typing import TYPE_CHECKING, Any
+
+from pytest_fxbucket.errors import FxbucketError
+from pytest_fxbucket.mutate.score import Score
+from pytest_fxbucket.ranks.pools import Pools
+from pytest_fxbucket.run import PlanRun
+
+if TYPE_CHECKING:
+    from multiprocessing.queues import Queue
+
+    from pytest_fxbucket.mutate.scoring import Asked
+    from pytest_fxbucket.plan.schema import Plan
+    from pytest_fxbucket.settings import RunSettings
+
+_LOOK_S = 0.5
+"""How often it is seen whether a worker still lives."""
+
+
+def scored_by_workers(
+    plan: Plan, settings: RunSettings, asked: Asked, workers: int, say: Callable[[str], None]
+) -> Iterator[Score]:
+    """The score so far, after each mutant that a worker has judged; one worker is this process itself.
+
+    Raises what :meth:`PlanRun.mutated` does, and FxbucketError for a worker that ends before its work is done.
+    """
+    if workers == 1:
+        yield from _scored(plan, settings, asked, say)
+        return
+    context = multiprocessing.get_context("spawn")
+    news: Queue[Any] = context.Queue()
+    parts = [replace(asked, worker=number, workers=workers) for number in range(workers)]
+    processes = [context.Process(target=_work, args=(plan, settings, part, news)) for part in parts]
+    for process in processes:
+        process.start()
+    scores = [Score((), 0)] * workers
+    try:
+        for number, told in _news(processes, news):
+            if isinstance(told, FxbucketError):
+                raise told
+            if isinstance(told, str):
+                say(told)
+            else:
+                scores[number] = told
+                yield _together(scores)
+    finally:
+        for process in processes:
+            process.terminate()
+        for process in processes:
+            process.join()
+
+
+def _news(processes: list[Any], news: Queue[Any]) -> Iterator[tuple[int, Any]]:
+    """What workers tell, until each has told None."""
+    working = set(range(len(processes)))
+    while working:
+        try:
+            number, told = news.get(timeout=_LOOK_S)
+        except Empty:
+            if any(not processes[number].is_alive() for number in working) and news.empty():
+                raise FxbucketError("a worker ended before its mutants were judged") from None
+            continue
+        if told is None:
+            working.discard(number)
+        else:
+            yield number, told
+
+
+def _scored(plan: Plan, settings: RunSettings, asked: Asked, say: Callable[[str], None]) -> Iterator[Score]:
+    pools = Pools()
+    try:
+        yield from PlanRun(plan, settings, pools, say).mutated(asked)
+    finally:
+        pools.close()
+
+
+def _work(plan: Plan, settings: RunSettings, asked: Asked, news: Queue[Any]) -> None:
+    try:
+        for score in _scored(plan, settings, asked, lambda line: news.put((asked.worker, line))):
+            news.put((asked.worker, score))
+        news.put((asked.worker, None))
+    except FxbucketError as error:
+        news.put((asked.worker, error))
+    except KeyboardInterrupt:
+        pass  # whoever started it says so
+
+
+def _together(scores: list[Score]) -> Score:
+    """In the order in which one process would have judged them."""
+    turns = zip_longest(*(score.judged for score in scores))
+    return Score([one for turn in turns for one in turn if one is not None], max(score.places for score in scores))

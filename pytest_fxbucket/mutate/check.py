@@ -1,0 +1,29 @@
+"""The check ``mutation``: would the plan's other checks find it if the graph were broken?"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from pytest_fxbucket.checks.context import capped
+from pytest_fxbucket.checks.verdict import Verdict, failed, passed
+from pytest_fxbucket.mutate.score import Score
+from pytest_fxbucket.mutate.scoring import Asked, scored
+from pytest_fxbucket.mutate.words import sums, survivor_lines
+
+if TYPE_CHECKING:
+    from pytest_fxbucket.checks.context import Context
+
+
+def run(context: Context) -> Verdict:
+    """Break the graph as often as the plan allows. Raises FxbucketError for a plan that does not pass its other checks."""
+    options = context.plan.checks.mutation
+    assert options  # the plan has it on
+    asked = Asked(seed=options.seed, at_most=options.at_most, seconds=options.budget_s)
+    score = [Score((), 0), *scored(context, asked)][-1]
+    if not score.made:
+        return failed("mutation", "nothing of this plan's graphs can be broken, so that no check is shown to find anything", [])
+    if score.share < options.min_score:
+        lines = [line for one in score.of("survived") for line in survivor_lines(one)]
+        what = f"{sums(score)}; at least {100 * options.min_score:g} % by checks.mutation.min_score"
+        return failed("mutation", what, capped([*lines, f"fxbucket mutate {context.plan.path} shows each with its graph"]))
+    return passed("mutation", sums(score))

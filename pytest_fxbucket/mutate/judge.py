@@ -1,0 +1,141 @@
+"""What a plan's checks say of one mutant, and whether it is one that nobody could find."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+from pytest_fxbucket.checks.bitwise.job import FEWEST_STEPS
+from pytest_fxbucket.checks.registry import CHECKS, check_of
+from pytest_fxbucket.checks.verdict import Verdict
+from pytest_fxbucket.cost.presets import cluster_named, cluster_of
+from pytest_fxbucket.errors import FxbucketError, text_of
+from pytest_fxbucket.golden.accept import accepts
+from pytest_fxbucket.golden.store import GoldenStore
+from pytest_fxbucket.mutate.mutant import CannotMakeError, Spoiling, diff_of
+from pytest_fxbucket.mutate.score import Judged
+from pytest_fxbucket.plan_on_mesh import text_of as golden_text_of
+from pytest_fxbucket.simulate.of_plan import bucketed
+
+if TYPE_CHECKING:
+    from pytest_fxbucket.checks.context import Context
+    from pytest_fxbucket.cost.cluster import Cluster
+    from pytest_fxbucket.mutate.mutant import Mutant
+    from pytest_fxbucket.plan_on_mesh import PlanOnMesh
+
+NOT_ASKED = ("benchmark", "mutation")
+"""Checks that find no fault, or are this one."""
+_DEFAULT = "h100-sxm"
+"""Cluster of plans that have none: whether a mutant is slower is asked of it."""
+_LONGEST_S = 30.0
+"""That ranks may take, if the plan does not say less: a mutant that nobody in front of ranks finds may hang."""
+_SAME = 1e-6
+"""Share by which seconds may differ that are summed in another order."""
+
+
+@dataclass(frozen=True)
+class Judge:
+    """Holds mutants of one plan against its checks."""
+
+    context: Context
+
+    @cached_property
+    def checks(self) -> list[str]:
+        """Checks that the plan has on, in order, those on ranks last."""
+        on = [name for name in CHECKS if getattr(self.context.plan.checks, name) and name not in NOT_ASKED]
+        if not self._has_golden():
+            on = [name for name in on if name != "golden"]
+        return sorted(on, key=lambda name: CHECKS[name].on_ranks)
+
+    def _has_golden(self) -> bool:
+        """Whether there is a golden that stays as it is: one that this run writes finds nothing."""
+        settings, plan = self.context.settings, self.context.plan
+        path = GoldenStore(settings.golden_dir, settings.rootdir).path_for(plan.path, plan.matrix_id)
+        return path.exists() and (self.context.accept_golden is None or not accepts(settings.accept, path))
+
+    def refuse_red(self) -> None:
+        """Raise FxbucketError if the plan as it is does not pass one of its checks."""
+        for name in self.checks:
+            verdict = check_of(name).run(self.context)
+            if verdict.outcome == "failed":
+                what = f"{name} fails on the graph as it is: {verdict.summary}"
+                raise FxbucketError(f"{self.context.name}: {what}; a plan's score says something where its checks pass")
+
+    def judged(self, mutant: Mutant) -> Judged:
+        """What the checks say of ``mutant``: those without ranks all, those on ranks as long as nothing but golden found it."""
+        spoiling = Spoiling(self.context.run_world, mutant)
+        context = self._with(spoiling, mutant)
+        try:
+            for world in (context.world, context.run_world):
+                for rank in world.ranks():
+                    world.way(rank)
+        except CannotMakeError as error:
+            return Judged(mutant, unmade=str(error))
+        except FxbucketError:
+            pass  # a graph that cannot be read; each check says so
+        found: dict[str, str] = {}
+        said = {name: self._said(name, context, found) for name in self.checks if not CHECKS[name].on_ranks}
+        equal = None
+        if not found.keys() - {"golden"}:
+            said["bitwise"] = self._said("bitwise", context, found)
+            equal = {"passed": True, "failed": False}.get(said["bitwise"])
+            if "bitwise" not in self.checks:
+                found.pop("bitwise", None)
+        if not found.keys() - {"golden"} and "eager" in self.checks:
+            self._said("eager", context, found)
+        judged = Judged(mutant, found, equal, diff=tuple(diff_of(*spoiling.changed)) if spoiling.changed else ())
+        if judged.without_golden or not equal:
+            return judged
+        return replace(judged, harmless=self._why_harmless(context))
+
+    def _with(self, spoiling: Spoiling, mutant: Mutant) -> Context:
+        own = self.context
+        on_ranks = own.run_world.spoiled(spoiling)
+        world = on_ranks if own.world is own.run_world else own.world.spoiled(Spoiling(own.world, mutant))
+        run = replace(
+            own.plan.run, timeout_s=min(own.plan.run.timeout_s, _LONGEST_S), steps=max(own.plan.run.steps, FEWEST_STEPS)
+        )
+        on_ranks.plan = replace(own.plan, run=run)
+        return replace(
+            own, plan=on_ranks.plan, world=world, on_ranks=lambda: on_ranks, accept_golden=None, on_compare=lambda _: None
+        )
+
+    def _said(self, name: str, context: Context, found: dict[str, str]) -> str:
+        """The outcome of a check; what it finds goes into ``found``, as its item would be red."""
+        try:
+            verdict = check_of(name).run(context)
+        except FxbucketError as error:
+            verdict = Verdict(name, "failed", text_of(error).partition("\n")[0])
+        except Exception as error:  # ours, and to be mended; the item would be red of it
+            verdict = Verdict(name, "failed", f"raised {type(error).__name__}: {text_of(error)}")
+        if verdict.outcome == "failed":
+            found[name] = next(iter(verdict.lines), verdict.summary)
+        return verdict.outcome
+
+    def _why_harmless(self, context: Context) -> str:
+        """Why a mutant with the same values may pass, as a clause; empty if it is slower or takes more than it was."""
+        if self._schedule(context.run_world) == self._first[0]:
+            return "same values, same schedule"
+        now, was = self._simulated(context.run_world), self._first[1]
+        if all(
+            seconds <= before[0] * (1 + _SAME) and peak <= before[1] for (seconds, peak), before in zip(now, was, strict=True)
+        ):
+            return f"same values, neither slower nor larger on {self._cluster.name}"
+        return ""
+
+    @cached_property
+    def _first(self) -> tuple[str, list[tuple[float, int]]]:
+        world = self.context.run_world
+        return self._schedule(world), self._simulated(world)
+
+    def _schedule(self, world: PlanOnMesh) -> str:
+        return "\n".join(golden_text_of(world, ranks[0], self.context.name) for ranks, _ in world.distinct())
+
+    def _simulated(self, world: PlanOnMesh) -> list[tuple[float, int]]:
+        lines = [bucketed(world, rank, self._cluster) for rank in world.mesh.ranks(0, "pp")]
+        return [(line.seconds, line.peak_bytes) for line in lines]
+
+    @cached_property
+    def _cluster(self) -> Cluster:
+        return cluster_of(self.context.plan) or cluster_named(_DEFAULT, self.context.plan.path.parent)

@@ -1,0 +1,86 @@
+"""What became of mutants, and the score that a plan's checks have. Pure."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Literal
+
+if TYPE_CHECKING:
+    from pytest_fxbucket.mutate.mutant import Mutant
+
+Fate = Literal["found", "equivalent", "survived", "unmade"]
+_BESIDE_GOLDEN = ("audit", "collectives", "bitwise")
+
+
+@dataclass(frozen=True, slots=True)
+class Judged:
+    """One mutant, and who found it."""
+
+    mutant: Mutant
+    found: Mapping[str, str] = field(default_factory=dict)
+    """By check the first thing that it said."""
+    equal: bool | None = None
+    """Whether ranks came to the same values with it, on all data tried; None where that was not asked, or cannot be told."""
+    harmless: str = ""
+    """Why nobody need find it, as a clause; empty if it is not known to be harmless."""
+    diff: tuple[str, ...] = ()
+    """Nodes before and after."""
+    unmade: str = ""
+    """Why there is no such mutant, as a sentence."""
+
+    @property
+    def fate(self) -> Fate:
+        """What became of it."""
+        return "unmade" if self.unmade else "found" if self.found else "equivalent" if self.harmless else "survived"
+
+    @property
+    def without_golden(self) -> bool:
+        """Whether audit, collectives or bitwise find it: any change moves a golden."""
+        return any(name in self.found for name in _BESIDE_GOLDEN)
+
+
+@dataclass(frozen=True)
+class Score:
+    """Of all mutants that were judged."""
+
+    judged: Sequence[Judged]
+    places: int
+    """Of mutants that there are."""
+
+    @property
+    def made(self) -> list[Judged]:
+        """Mutants that are no equivalents."""
+        return [one for one in self.judged if one.fate in ("found", "survived")]
+
+    @property
+    def found(self) -> int:
+        """How many a check found."""
+        return sum(one.fate == "found" for one in self.judged)
+
+    @property
+    def share(self) -> float:
+        """Found of those that are no equivalents; 1.0 of none."""
+        return self.found / len(self.made) if self.made else 1.0
+
+    @property
+    def without_golden(self) -> tuple[int, int]:
+        """How many audit, collectives and bitwise find, of how many that are not harmless."""
+        counted = [one for one in self.judged if not one.unmade and not one.harmless]
+        return sum(one.without_golden for one in counted), len(counted)
+
+    def of(self, fate: Fate) -> list[Judged]:
+        """Mutants of that fate."""
+        return [one for one in self.judged if one.fate == fate]
+
+    def by_check(self) -> dict[str, int]:
+        """How many each check found."""
+        return dict(Counter(name for one in self.judged for name in one.found))
+
+    def by_operator(self) -> dict[str, Counter[Fate]]:
+        """Fates by operator."""
+        found: dict[str, Counter[Fate]] = {}
+        for one in self.judged:
+            found.setdefault(one.mutant.operator, Counter())[one.fate] += 1
+        return dict(sorted(found.items()))
