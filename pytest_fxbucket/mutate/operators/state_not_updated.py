@@ -1,4 +1,4 @@
-"""A state of the optimizer, or what one call keeps for the next, stays what it was."""
+"""A state, of an optimizer or a transformation, stays what it was."""
 
 from __future__ import annotations
 
