@@ -284,19 +284,20 @@ class PlanOnMesh:
         if self._base is not None:
             given = {phase: self._spoil(rank, phase, one.bucketed) for phase, one in self._base.passed(rank).items()}
             return {phase: self._look(phase, step, one, readings[phase]) for phase, one in given.items()}
-        entries = self.resolution.entries
+        entries, first = self.resolution.entries, self.mesh.ranks(0, "pp")
         self.say(f"running pass {self.pass_name} as rank {rank} of {self.size}")
         with self.seconds.of("pass", rank):
             made = {
                 phase: run_pass(
                     self.pass_name,
-                    PassJob(step, phase, readings[phase], self.plan, entries, self.estimated(phase)),
+                    PassJob(step, phase, readings[phase], self.plan, entries, self.estimated(phase), rank in first),
                 )
                 for phase in step.graphs
             }
         for phase, one in made.items():
             if one.report is None:
                 self._note(f"the {phase} graph that the pass returned", one.root)
+            self.odd += [note for note in one.notes if note not in self.odd]
         if self.stages.modules:
             made = {p: replace(one, modules=(*one.modules, *self.stages.modules)) for p, one in made.items()}
         return {phase: self._look(phase, step, bucketed, readings[phase]) for phase, bucketed in made.items()}

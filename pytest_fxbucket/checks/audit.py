@@ -9,6 +9,7 @@ from pytest_fxbucket.checks.context import capped, looked_at, said_once
 from pytest_fxbucket.checks.promises.automatic import automatic_problems
 from pytest_fxbucket.checks.promises.expectations import promise_of
 from pytest_fxbucket.checks.promises.kept import audit
+from pytest_fxbucket.checks.promises.metadata import metadata_problems
 from pytest_fxbucket.checks.verdict import Verdict, failed, passed
 from pytest_fxbucket.errors import CaptureError
 from pytest_fxbucket.pipeline.composed import parameter_problems
@@ -16,6 +17,9 @@ from pytest_fxbucket.words import counted
 
 if TYPE_CHECKING:
     from pytest_fxbucket.checks.context import Context
+    from pytest_fxbucket.passes.passed import Passed
+    from pytest_fxbucket.plan_on_mesh import PlanOnMesh
+    from pytest_fxbucket.step.roles import Phase
 
 
 def run(context: Context) -> Verdict:
@@ -33,7 +37,7 @@ def run(context: Context) -> Verdict:
             [
                 problem
                 for phase, one in world.passed(ranks[0]).items()
-                for problem in audit(promise, world.reading(ranks[0])[phase], one.reading)
+                for problem in (*audit(promise, world.reading(ranks[0])[phase], one.reading), *_said_wrongly(world, phase, one))
             ]
             + crossing_problems(world, ranks[0])
             + automatic_problems(world, ranks[0]),
@@ -53,3 +57,10 @@ def run(context: Context) -> Verdict:
     )
     summary = f"{what} on {looked_at(world)}"
     return passed("audit", f"{summary} ({notes})" if notes else summary)
+
+
+def _said_wrongly(world: PlanOnMesh, phase: Phase, one: Passed) -> list[str]:
+    """What nodes say of themselves behind a pass that is not ours."""
+    if one.bucketed.report is not None:
+        return []
+    return metadata_problems(world.way(0).step.graphs[phase].graph, one.bucketed.graph)

@@ -100,7 +100,7 @@ def _lines(plan: Plan, score: Score, stopped: bool) -> Iterator[str]:
         if fates.total() > fates["unmade"]:
             yield f"{name:<{width}}{fates['found']:>8}{fates['survived']:>10}{fates['equivalent']:>12}"
     yield ""
-    yield "found by " + ", ".join(f"{name} {count}" for name, count in score.by_check().items())
+    yield "found by " + (", ".join(f"{name} {count}" for name, count in score.by_check().items()) or "nobody")
     for one in score.of("survived"):
         yield ""
         yield from _survivor(one)

@@ -14,7 +14,7 @@ from pytest_fxbucket.errors import FxbucketError, text_of
 from pytest_fxbucket.golden.accept import accepts
 from pytest_fxbucket.golden.store import GoldenStore
 from pytest_fxbucket.mutate.mutant import CannotMakeError, Spoiling, diff_of
-from pytest_fxbucket.mutate.score import Judged
+from pytest_fxbucket.mutate.score import OTHER_ORDER, SAME_STEP, Harmless, Judged
 from pytest_fxbucket.plan_on_mesh import text_of as golden_text_of
 from pytest_fxbucket.simulate.of_plan import bucketed
 
@@ -63,7 +63,7 @@ class Judge:
                 raise FxbucketError(f"{self.context.name}: {what}; a plan's score says something where its checks pass")
 
     def judged(self, mutant: Mutant) -> Judged:
-        """What the checks say of ``mutant``: those without ranks all, those on ranks as long as nothing but golden found it."""
+        """What the checks say of ``mutant``: all without ranks, bitwise where audit and collectives are green, then eager."""
         spoiling = Spoiling(self.context.run_world, mutant)
         context = self._with(spoiling, mutant)
         try:
@@ -77,7 +77,7 @@ class Judge:
         found: dict[str, str] = {}
         said = {name: self._said(name, context, found) for name in self.checks if not CHECKS[name].on_ranks}
         equal = None
-        if not found.keys() - {"golden"}:
+        if not {"audit", "collectives"} & found.keys():
             said["bitwise"] = self._said("bitwise", context, found)
             equal = {"passed": True, "failed": False}.get(said["bitwise"])
             if "bitwise" not in self.checks:
@@ -113,15 +113,15 @@ class Judge:
             found[name] = next(iter(verdict.lines), verdict.summary)
         return verdict.outcome
 
-    def _why_harmless(self, context: Context) -> str:
-        """Why a mutant with the same values may pass, as a clause; empty if it is slower or takes more than it was."""
+    def _why_harmless(self, context: Context) -> Harmless:
+        """Why a mutant with the same values may pass; empty if it is slower or takes more than it was."""
         if self._schedule(context.run_world) == self._first[0]:
-            return "same values, same schedule"
+            return SAME_STEP
         now, was = self._simulated(context.run_world), self._first[1]
         if all(
             seconds <= before[0] * (1 + _SAME) and peak <= before[1] for (seconds, peak), before in zip(now, was, strict=True)
         ):
-            return f"same values, neither slower nor larger on {self._cluster.name}"
+            return OTHER_ORDER
         return ""
 
     @cached_property

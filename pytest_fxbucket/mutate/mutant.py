@@ -99,6 +99,11 @@ class Spoiling:
 
 def diff_of(before: fx.Graph, after: fx.Graph) -> Iterator[str]:
     """Nodes that differ between two graphs, with a node around each change."""
-    old, new = ([str(node.format_node()) for node in graph.nodes] for graph in (before, after))
+    old, new = ([_shown(node) for node in graph.nodes] for graph in (before, after))
     lines = unified_diff(old, new, n=1, lineterm="")
     yield from (line for line in lines if not line.startswith(("---", "+++")))
+
+
+def _shown(node: fx.Node) -> str:
+    args = [*map(str, node.args), *(f"{key}={value}" for key, value in node.kwargs.items())]
+    return f"%{node.name} = {node.target}({', '.join(args)})"

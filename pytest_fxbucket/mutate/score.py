@@ -11,6 +11,10 @@ if TYPE_CHECKING:
     from pytest_fxbucket.mutate.mutant import Mutant
 
 Fate = Literal["found", "equivalent", "survived", "unmade"]
+Harmless = Literal["", "same values, same schedule", "same values, no slower and no larger"]
+"""Why nobody need find a mutant; empty if it is not known to be harmless. Another schedule is golden's to find."""
+SAME_STEP: Harmless = "same values, same schedule"
+OTHER_ORDER: Harmless = "same values, no slower and no larger"
 _BESIDE_GOLDEN = ("audit", "collectives", "bitwise")
 
 
@@ -23,8 +27,7 @@ class Judged:
     """By check the first thing that it said."""
     equal: bool | None = None
     """Whether ranks came to the same values with it, on all data tried; None where that was not asked, or cannot be told."""
-    harmless: str = ""
-    """Why nobody need find it, as a clause; empty if it is not known to be harmless."""
+    harmless: Harmless = ""
     diff: tuple[str, ...] = ()
     """Nodes before and after."""
     unmade: str = ""
@@ -33,7 +36,11 @@ class Judged:
     @property
     def fate(self) -> Fate:
         """What became of it."""
-        return "unmade" if self.unmade else "found" if self.found else "equivalent" if self.harmless else "survived"
+        if self.unmade:
+            return "unmade"
+        if self.harmless == SAME_STEP or (self.harmless and not self.found):
+            return "equivalent"
+        return "found" if self.found else "survived"
 
     @property
     def without_golden(self) -> bool:

@@ -3,37 +3,32 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import fx
 
-from pytest_fxbucket.compat import torch_pass
 from pytest_fxbucket.cost.costs import Roofline
 from pytest_fxbucket.cost.of_plan import groups_of, own_cost
 from pytest_fxbucket.cost.presets import cluster_of
-from pytest_fxbucket.errors import FxbucketError, PassError, PlanError, text_of
+from pytest_fxbucket.errors import PassError, PlanError
 from pytest_fxbucket.passes.auto.estimates import Estimates, Key
+from pytest_fxbucket.passes.foreign import run_foreign
 from pytest_fxbucket.passes.keep_order import AFTER, forget_order
 from pytest_fxbucket.passes.manual import ManualPass, within_room
 from pytest_fxbucket.passes.report import PassReport
 from pytest_fxbucket.passes.targets import Targets, by_module, by_parameter, by_size
 from pytest_fxbucket.plan.consistency import agree_with_entries
-from pytest_fxbucket.plan.factories import import_callable
 from pytest_fxbucket.plan.selectors import entry_by_parameter
-from pytest_fxbucket.step.portable import own_copy
-from pytest_fxbucket.user_frame import user_frame
 
 if TYPE_CHECKING:
     from pytest_fxbucket.graph.buckets import GraphAnalysis
     from pytest_fxbucket.plan.schema import Bucket, Plan
     from pytest_fxbucket.plan.selectors import ResolvedEntry
     from pytest_fxbucket.step.roles import Parameter, Phase, StepGraph
-
-ForeignPass = Callable[[fx.GraphModule, Sequence[str | list[str]]], Any]
 
 
 @dataclass(frozen=True)
@@ -47,6 +42,8 @@ class Bucketed:
     """What the pass says it did; None from a pass that is not ours."""
     modules: tuple[str, ...] = ()
     """Python modules that register the operators of the graph."""
+    notes: tuple[str, ...] = ()
+    """What the pass goes by beside the graph, a clause each."""
 
     @cached_property
     def graph_module(self) -> fx.GraphModule:
@@ -66,6 +63,8 @@ class PassJob:
     entries: Sequence[ResolvedEntry]
     seconds: dict[Key, float] = field(default_factory=dict)
     """What nodes of this graph took by what another rank was told, as far as that was asked."""
+    twice: bool = False
+    """Whether somebody else's pass is run again, to see that it makes the same graph."""
 
 
 def run_pass(name: str, job: PassJob) -> Bucketed:
@@ -88,20 +87,10 @@ def run_pass(name: str, job: PassJob) -> Bucketed:
             where = str(job.plan.path)
             raise PlanError(str(error) if where in str(error) else f"{where}: {error}") from None
         return Bucketed(graph, root, report, (AFTER,) if job.plan.overlap.insert_overlap_deps else ())
-    foreign, modules = _foreign(name)
     plans = _plans_by_module(job) if job.plan.bucket.enabled else []
-    try:
-        result = foreign(own_copy(root), plans)
-    except (FxbucketError, KeyboardInterrupt, GeneratorExit):
-        raise
-    except BaseException as error:  # a pass may end its process, or skip a test
-        frame = user_frame(error)
-        where = f" at {frame}" if frame else ""
-        raise PassError(f"pass {name} raised {type(error).__name__}{where}: {text_of(error)[:400]}") from error
-    if not isinstance(result, fx.GraphModule):
-        raise PassError(f"pass {name} returned a {type(result).__name__}, expected a GraphModule")
-    _refuse_other_ends(name, result.graph, job)
-    return Bucketed(result.graph, result, None, modules)
+    made = run_foreign(name, root, plans, twice=job.twice)
+    _refuse_other_ends(name, made.module.graph, job)
+    return Bucketed(made.module.graph, made.module, None, made.modules, made.notes)
 
 
 def estimates_of(job: PassJob) -> Estimates | None:
@@ -156,12 +145,6 @@ def _entries_within(job: PassJob) -> Sequence[ResolvedEntry]:
     carried = {fqn for bucket in job.reading.buckets for fqn in bucket.fqns}
     parted = (replace(one, parameters=tuple(fqn for fqn in one.parameters if fqn in carried)) for one in job.entries)
     return [one for one in parted if one.parameters]
-
-
-def _foreign(name: str) -> tuple[ForeignPass, tuple[str, ...]]:
-    if name == "torch":
-        return torch_pass.torch_manual_overlap_bucketing, (torch_pass.OPERATORS,)
-    return import_callable(name, f"pass {name}"), (name.partition(":")[0],)
 
 
 def module_plans(entries: Sequence[ResolvedEntry], parameters: Sequence[Parameter]) -> list[str | list[str]]:

@@ -46,6 +46,14 @@ class ProcessState:
             sys.excepthook,
         )
 
+    def has_drawn(self) -> bool:
+        """Whether anybody has drawn random numbers since, in this process, or set what they begin with."""
+        now = ProcessState.take()
+        if self.python_random != now.python_random or repr(self.numpy_random) != repr(now.numpy_random):
+            return True
+        pairs = zip(self.generators or (), now.generators or (), strict=False)
+        return any(not bool((one == other).all()) for one, other in pairs)
+
     def put_back(self) -> None:
         """Let the process have this again."""
         if settings := _settings():

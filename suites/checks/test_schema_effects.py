@@ -215,6 +215,7 @@ CASES: dict[tuple[str, str], Case] = {
     ("checks", "same"): Case("false", "items"),
     ("checks", "bitwise"): Case("false", "items"),
     ("checks", "eager"): Case("false", "items"),
+    ("checks", "mutation"): Case("true", "items"),
     ("eager", "factory"): Case('"effects_models:trainer"', "eager", "a trainer of nothing"),
     ("eager", "args"): Case('{ word = "args" }', "eager", "a trainer of args", also='eager.factory = "effects_models:trainer"'),
     ("eager", "rounds_otherwise"): Case('["fused_rnn"]', "eager", 'states "fused_rnn"'),

@@ -33,6 +33,7 @@ def test_the_keys_are_those_of_the_design() -> None:
         *[("checks", key) for key in ("audit", "golden", "collectives", "same", "bitwise", "eager", "benchmark")],
         ("checks", "overlap"),
         ("checks", "memory"),
+        ("checks", "mutation"),
         *[("cluster", key) for key in ("preset", "tflops", "memory_bandwidth", "memory_gb", "devices_per_node", "within")],
         *[("cluster", key) for key in ("between", "compute_efficiency", "memory_efficiency", "network_efficiency", "cost")],
         *[("cluster", key) for key in ("launch_us", "view_us", "enqueue_us", "enqueue_us_per_mb", "wait_us", "kernel_us")],

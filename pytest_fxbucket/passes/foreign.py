@@ -1,0 +1,165 @@
+"""Somebody else's pass: found by name, run on copies, and held to go by nothing but the graph that it is given."""
+
+from __future__ import annotations
+
+import os
+import sys
+import types
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import fx
+
+from pytest_fxbucket.compat import torch_pass
+from pytest_fxbucket.errors import FxbucketError, PassError, text_of
+from pytest_fxbucket.plan.factories import import_callable
+from pytest_fxbucket.process.state import ProcessState
+from pytest_fxbucket.step.portable import digest, encode, own_copy
+from pytest_fxbucket.user_frame import user_frame
+
+Plans = Sequence[str | list[str]]
+ForeignPass = Callable[[fx.GraphModule, Plans], Any]
+_OF_RUNNERS = ("PYTEST_", "FXBUCKET_", "GITHUB_", "GITLAB_", "CI")
+"""How variables begin that tell code that it is being tested."""
+_NOT_USERS = frozenset({"torch", "math", "operator", "_operator", "builtins"})
+"""Packages whose functions tracers themselves put into graphs."""
+
+
+@dataclass(frozen=True, slots=True)
+class Made:
+    """What a pass gave."""
+
+    module: fx.GraphModule
+    modules: tuple[str, ...]
+    """Python modules that register its operators."""
+    notes: tuple[str, ...]
+    """What it goes by beside the graph, a clause each."""
+
+
+def run_foreign(name: str, root: fx.GraphModule, plans: Plans, *, twice: bool) -> Made:
+    """Run the pass ``name`` on a copy of ``root``; with ``twice`` once more, under other circumstances.
+
+    Raises PassError for whatever it raises, for what is no graph, for a graph that runs Python of its own, and for a pass that
+    makes another graph of the same one, by chance or since it is tested; PlanError for one that cannot be imported.
+    """
+    foreign, modules = _found(name)
+    before, drawn = _globals_of(name), ProcessState.take()
+    module = _called(name, foreign, own_copy(root), plans)
+    _refuse_python(name, root, module)
+    notes = [f"the pass keeps {one} from call to call" for one in _changed(before, _globals_of(name))]
+    notes += ["the pass draws random numbers"] if drawn.has_drawn() else []
+    if twice:
+        notes += _of_circumstances(name, foreign, root, plans, _digest(module, modules), modules)
+    return Made(module, modules, tuple(notes))
+
+
+def _found(name: str) -> tuple[ForeignPass, tuple[str, ...]]:
+    if name == "torch":
+        return torch_pass.torch_manual_overlap_bucketing, (torch_pass.OPERATORS,)
+    return import_callable(name, f"pass {name}"), (name.partition(":")[0],)
+
+
+def _called(name: str, foreign: ForeignPass, given: fx.GraphModule, plans: Plans) -> fx.GraphModule:
+    try:
+        result = foreign(given, plans)
+    except (FxbucketError, KeyboardInterrupt, GeneratorExit):
+        raise
+    except BaseException as error:  # a pass may end its process, or skip a test
+        frame = user_frame(error)
+        where = f" at {frame}" if frame else ""
+        raise PassError(f"pass {name} raised {type(error).__name__}{where}: {text_of(error)[:400]}") from error
+    if not isinstance(result, fx.GraphModule):
+        raise PassError(f"pass {name} returned a {type(result).__name__}, expected a GraphModule")
+    return result
+
+
+def _refuse_python(name: str, before: fx.GraphModule, after: fx.GraphModule) -> None:
+    """What a function in Python does in a later step, no check of a first step sees."""
+    known = {node.target for node in before.graph.nodes}
+    for node in after.graph.nodes:
+        target = node.target
+        if not isinstance(target, types.FunctionType) or target in known:
+            continue
+        if (target.__module__ or "").partition(".")[0] not in _NOT_USERS:
+            raise PassError(
+                f"pass {name} lets the graph call {target.__module__}.{target.__qualname__} at {node.name}, which is Python "
+                "that may do another thing in a later step; register it as an operator (torch.library.custom_op)"
+            )
+
+
+# Does it go by the graph alone?
+
+
+def _of_circumstances(
+    name: str, foreign: ForeignPass, root: fx.GraphModule, plans: Plans, first: str, modules: tuple[str, ...]
+) -> list[str]:
+    """What the pass goes by that it may; of the names of nodes only those of inputs say what they are."""
+
+    def again(given: fx.GraphModule) -> str:
+        return _digest(_called(name, foreign, given, plans), modules)
+
+    with _untested():
+        if again(_renamed(root)) == first:
+            return []
+    what = f"pass {name} makes another graph of the same one"
+    if {again(own_copy(root)), again(own_copy(root))} != {first}:
+        raise PassError(f"{what} when it is called again: it goes by chance, by time, or by what it kept of the call before")
+    with _untested():
+        if again(own_copy(root)) != first:
+            raise PassError(f"{what} where no variable of the environment begins with {', '.join(_OF_RUNNERS)}")
+    return ["the pass makes another graph where nodes have other names"]
+
+
+@contextmanager
+def _untested() -> Iterator[None]:
+    """Without the variables that tell code that it is being tested."""
+    hidden = {key: os.environ.pop(key) for key in list(os.environ) if key.startswith(_OF_RUNNERS)}
+    try:
+        yield
+    finally:
+        os.environ.update(hidden)
+
+
+def _renamed(root: fx.GraphModule) -> fx.GraphModule:
+    """A copy of ``root`` whose nodes have other names, in the same alphabetical order; those of inputs stay."""
+    module = own_copy(root)
+    made, of = fx.Graph(), dict[fx.Node, fx.Node]()
+    places = {node: place for place, node in enumerate(sorted(module.graph.nodes, key=lambda node: node.name))}
+    for node in module.graph.nodes:
+        args, kwargs = fx.map_arg((node.args, node.kwargs), of.__getitem__)
+        name = node.name if node.op in ("placeholder", "output") else f"v{places[node]:07}"
+        of[node] = made.create_node(node.op, node.target, args, kwargs, name, node.type)
+        of[node].meta = dict(node.meta)
+    return fx.GraphModule(module, made)
+
+
+def _digest(module: fx.GraphModule, modules: tuple[str, ...]) -> str:
+    return digest(encode(module.graph, module, modules))
+
+
+def _globals_of(name: str) -> dict[str, Any]:
+    """Numbers, texts and containers among the global variables of the pass's own module, as they are now."""
+    module = sys.modules.get(name.partition(":")[0]) if ":" in name else None
+    plain = (bool, int, float, str, list, dict, set, torch.Tensor)
+    found = {key: value for key, value in vars(module or object).items() if isinstance(value, plain) and key[:2] != "__"}
+    return {key: _copy_of(value) for key, value in found.items()}
+
+
+def _copy_of(value: Any) -> Any:
+    return value.clone() if isinstance(value, torch.Tensor) else value.copy() if hasattr(value, "copy") else value
+
+
+def _changed(before: dict[str, Any], after: dict[str, Any]) -> list[str]:
+    return [name for name in sorted(before) if name in after and not _is_same(before[name], after[name])]
+
+
+def _is_same(one: Any, other: Any) -> bool:
+    if isinstance(one, torch.Tensor) and isinstance(other, torch.Tensor):
+        return one.shape == other.shape and torch.equal(one, other)
+    try:
+        return bool(one == other)
+    except Exception:  # whatever lies in it cannot be compared, so nobody can say that it changed
+        return True

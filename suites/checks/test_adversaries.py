@@ -1,0 +1,93 @@
+"""Passes that are right as long as they are looked at: each is named by a check, or refused."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from pytest_fxbucket.checks.verdict import Verdict
+from pytest_fxbucket.errors import PassError
+from pytest_fxbucket.plan.entries import parse_entries
+from pytest_fxbucket.plan.schema import Bucket, Checks, Model, Parallel, Plan
+from pytest_fxbucket.ranks.pools import Pools
+from pytest_fxbucket.run import PlanRun
+from pytest_fxbucket.settings import RunSettings
+from suites.passes import adversaries
+
+LLAMA = "fixtures.models.llama"
+PLAN = Plan(
+    Path(__file__).resolve().parents[2] / "adversaries.toml",
+    model=Model(f"{LLAMA}:build", f"{LLAMA}:batch", {"layers": 1, "dim": 32}, f"{LLAMA}:loss"),
+    parallel=Parallel(dp_shard=2),
+    bucket=Bucket(plan=parse_entries(["tok_embeddings", "layers.*", "norm+output"], "test")),
+    checks=Checks(golden=False),
+)
+
+
+def ran(name: str, tmp_path: Path, pools: Pools) -> PlanRun:
+    settings = RunSettings(PLAN.path.parent, tmp_path, tmp_path / "artifacts", f"{adversaries.__name__}:{name}")
+    return PlanRun(replace(PLAN), settings, pools)
+
+
+def green(name: str, tmp_path: Path, pools: Pools) -> str:
+    """What the check same says of a pass that all checks find right."""
+    run = ran(name, tmp_path, pools)
+    verdicts: list[Verdict] = [run.check(check) for check in ("audit", "collectives", "same")]
+    assert all(verdicts), verdicts
+    return verdicts[-1].summary
+
+
+def test_a_right_pass_is_green_and_nothing_is_said_of_it(tmp_path: Path, pools: Pools) -> None:
+    assert "the pass" not in green("right", tmp_path, pools)
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("by_names", "the pass makes another graph where nodes have other names"),
+        ("after_many_calls", "the pass keeps counts from call to call"),
+        ("by_chance", "the pass draws random numbers"),
+        ("leaves_a_hook", "has hooks, which run later in Python: the graph is what is compared and run"),
+    ],
+)
+def test_what_a_pass_goes_by_beside_the_graph_is_named(name: str, words: str, tmp_path: Path, pools: Pools) -> None:
+    assert words in green(name, tmp_path, pools)
+
+
+@pytest.mark.parametrize(
+    ("name", "sentence"),
+    [
+        ("by_environment", r"makes another graph of the same one where no variable of the environment begins with PYTEST_"),
+        ("every_other_time", r"makes another graph of the same one when it is called again"),
+        ("leaves_a_function", rf"lets the graph call {adversaries.__name__}.later at later, .* register it as an operator"),
+    ],
+)
+def test_a_pass_that_may_do_another_thing_elsewhere_is_refused(
+    name: str, sentence: str, tmp_path: Path, pools: Pools, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(adversaries.counts, "calls", 0)
+    with pytest.raises(PassError, match=sentence):
+        ran(name, tmp_path, pools).check("audit")
+
+
+@pytest.mark.parametrize(
+    ("name", "check", "words"),
+    [
+        ("returns_what_it_got", "audit", "launches, expected 1"),
+        ("only_marks", "audit", "launches, expected 1"),
+        ("other_modules", "audit", "what nodes say of their module is wrong, which compilers and readers go by: "),
+        ("other_values", "audit", 'what nodes say of their meta["val"] is wrong, which compilers and readers go by: '),
+        ("leaves_an_operator", "same", "adversaries::later"),
+        ("changes_what_it_gave", "audit", "reduces by sum, expected avg"),
+    ],
+)
+def test_a_pass_that_says_what_is_not_so_is_red(name: str, check: str, words: str, tmp_path: Path, pools: Pools) -> None:
+    verdict = ran(name, tmp_path, pools).check(check)
+    assert verdict.outcome == "failed"
+    assert words in "\n".join(verdict.lines)
+
+
+def test_a_pass_may_spoil_the_graph_that_it_got(tmp_path: Path, pools: Pools) -> None:
+    assert green("changes_what_it_got", tmp_path, pools)

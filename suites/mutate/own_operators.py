@@ -1,0 +1,67 @@
+"""Operators of a user, for a small model: what they break is known."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import partial
+
+import torch
+
+from pytest_fxbucket.graph.collectives import is_wait
+from pytest_fxbucket.mutate.operator import Broken, Seen, Site
+
+aten = torch.ops.aten
+
+
+def doubled_loss(seen: Seen) -> Iterator[Site]:
+    """The loss is twice what it was.
+
+    Of the first graph that gives one.
+    """
+    for value, node in zip(seen.outputs, seen.graph.output_node().args[0], strict=True):  # type: ignore[arg-type]
+        if value.role == "loss":
+            yield Site(node.name, "is doubled", partial(_double, node.name))  # type: ignore[union-attr]
+
+
+def _double(name: str, broken: Broken) -> None:
+    output = broken.graph.output_node()
+    doubled = broken.before(output, aten.mul.Tensor, broken[name], 2.0)
+    output.replace_input_with(broken[name], doubled)
+
+
+def traded_sides(seen: Seen) -> Iterator[Site]:
+    """What is multiplied trades sides, which changes nothing."""
+    for node in seen.graph.nodes:
+        if node.target is aten.mul.Tensor and len(node.all_input_nodes) == 2:
+            yield Site(node.name, "trades its sides", partial(_trade, node.name))
+
+
+def _trade(name: str, broken: Broken) -> None:
+    broken[name].args = broken[name].args[::-1]
+
+
+def cannot(seen: Seen) -> Iterator[Site]:
+    """Nothing that can be done."""
+    yield Site(next(node.name for node in seen.graph.nodes if is_wait(node)), "is called", partial(_cannot))
+
+
+def _cannot(broken: Broken) -> None:
+    raise ValueError("not here")
+
+
+def nowhere(seen: Seen) -> Iterator[Site]:
+    """Has no place anywhere."""
+    return iter(())
+
+
+def breaks_off(seen: Seen) -> Iterator[Site]:
+    """Somebody presses Ctrl-C at the second place."""
+    waits = [node.name for node in seen.graph.nodes if is_wait(node)]
+    for number, name in enumerate(waits[:3]):
+        yield Site(name, "is left out", partial(_drop, name, number))
+
+
+def _drop(name: str, number: int, broken: Broken) -> None:
+    if number == 1:
+        raise KeyboardInterrupt
+    broken.bypass(broken[name], broken[name].all_input_nodes[0])

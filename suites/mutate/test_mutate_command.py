@@ -1,0 +1,131 @@
+"""``fxbucket mutate`` and the check mutation, as a user has them: in a folder of one's own, on a plan of one's own."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pytest_fxbucket.cli.__main__ import main
+
+OWN = "suites.mutate.own_operators"
+TEXT = """
+[model]
+factory = "fixtures.models.llama:build"
+args = { layers = 1, dim = 32 }
+batch = "fixtures.models.llama:batch"
+loss = "fixtures.models.llama:loss"
+
+[parallel]
+dp_shard = 2
+
+[bucket]
+plan = ["tok_embeddings", "layers.*", "norm+output"]
+
+[checks]
+golden = false
+eager = false
+"""
+ONLY_COLLECTIVES = TEXT + "audit = false\nsame = false\nbitwise = false\n"
+Capsys = pytest.CaptureFixture[str]
+Run = Callable[..., tuple[int, str]]
+
+
+@pytest.fixture
+def mutate(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capsys) -> Run:
+    """Run the command on a plan of this text: its status, and what it prints."""
+    monkeypatch.chdir(tmp_path)
+
+    def run(*words: str, text: str = TEXT) -> tuple[int, str]:
+        (tmp_path / "plan.toml").write_text(text)
+        status = main(["mutate", "plan.toml", *words])
+        said = capsys.readouterr()
+        assert "Traceback" not in said.err
+        return status, said.out if status in (0, 1, 130) and said.out else said.err
+
+    return run
+
+
+@pytest.fixture
+def refused(mutate: Run) -> Callable[..., str]:
+    """What is said of a command that cannot be done, but for progress."""
+
+    def run(*words: str, status: int = 1, text: str = TEXT) -> str:
+        found, said = mutate(*words, text=text)
+        assert found == status
+        return said.splitlines()[-1]
+
+    return run
+
+
+def operators(*names: str) -> tuple[str, str]:
+    return "--operators", ",".join(f"{OWN}:{name}" for name in names)
+
+
+def test_what_is_found_is_counted_by_operator_and_by_check(mutate: Run) -> None:
+    status, said = mutate("--operators", f"wait_dropped,{OWN}:doubled_loss", "--at-most", "4")
+    assert status == 0
+    assert (
+        "operator       found  survived  equivalent\ndoubled_loss       1         0           0\nwait_dropped       3 " in said
+    )
+    assert "collectives 3" in said
+    assert "bitwise 1" in said
+    assert "plan.toml: found 4 of 4 mutants (100.0 %); audit, collectives and bitwise alone find 4 of 4; 4 of " in said
+
+
+def test_a_survivor_is_shown_with_its_graph_and_why(mutate: Run) -> None:
+    status, said = mutate(*operators("doubled_loss"), text=ONLY_COLLECTIVES)
+    assert status == 1
+    assert "doubled_loss at " in said
+    assert " survives: " in said
+    assert "is doubled; its values differ on ranks, and no check that the plan has on compares them" in said
+    assert re.search(r"\n    \+%mul\w* = aten.mul.Tensor\(\w+, 2.0\)\n", said)
+    assert "found 0 of 1 mutant (0.0 %)" in said
+
+
+def test_an_equivalent_is_no_mutant(mutate: Run) -> None:
+    status, said = mutate(*operators("traded_sides"), "--at-most", "2")
+    assert status == 0
+    assert "found 0 of 0 mutants (100.0 %); audit, collectives and bitwise alone find 0 of 0; 2 equivalents beside them" in said
+
+
+def test_the_document_has_each_mutant(mutate: Run) -> None:
+    names = ("doubled_loss", "traded_sides", "cannot")
+    status, said = mutate(*operators(*names), "--at-most", "3", "--json")
+    found: dict[str, Any] = json.loads(said)
+    assert status == 0
+    fates = {one["operator"]: one["fate"] for one in found["mutants"]}
+    assert fates == {"doubled_loss": "found", "traded_sides": "equivalent", "cannot": "unmade"}
+    by_name = {one["operator"]: one for one in found["mutants"]}
+    assert by_name["traded_sides"]["why"] == "same values, same schedule"
+    assert by_name["cannot"]["why"].endswith("cannot be made: ValueError: not here")
+    assert (found["score"], found["found"], found["judged"], found["ended"]) == (1.0, 1, 3, "done")
+    assert [by_name[name]["values_equal"] for name in names] == [False, True, None]
+
+
+def test_workers_come_to_the_same(mutate: Run) -> None:
+    words = ("--operators", f"wait_dropped,{OWN}:doubled_loss", "--at-most", "4", "--json")
+    alone, together = (json.loads(mutate(*words, "-n", workers)[1]) for workers in ("1", "2"))
+    assert alone == together
+
+
+def test_ctrl_c_gives_what_was_found_so_far(mutate: Run) -> None:
+    status, said = mutate(*operators("breaks_off"), "--seed", "1")
+    assert status == 130
+    assert "stopped" in said
+
+
+def test_what_cannot_be_done_is_one_sentence(refused: Callable[..., str]) -> None:
+    assert refused("--operators", "wait_droped", status=2).startswith(
+        'fxbucket: --operators: there is no operator "wait_droped"; did you mean "wait_dropped"?; known are '
+    )
+    assert refused("--at-most", "0", status=2) == "fxbucket: --at-most 0: expected a whole number of at least 1"
+    assert refused(*operators("nowhere")) == "fxbucket: nothing can be broken"
+    red = TEXT + "memory = { peak_max_gb = 0.000001 }\n[cluster]\npreset = 'h100-sxm'\n"
+    said = refused(text=red)
+    assert said.startswith("fxbucket: plan.toml: memory fails on the graph as it is: ")
+    assert said.endswith("; a plan's score says something where its checks pass")

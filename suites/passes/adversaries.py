@@ -1,0 +1,165 @@
+"""Passes that are right as long as they are looked at, or say what is not so. Each has the call shape of torch's."""
+
+from __future__ import annotations
+
+import os
+import random
+from collections.abc import Callable, Sequence
+from functools import wraps
+
+import torch
+from torch import fx
+
+from pytest_fxbucket.graph.collectives import is_reduce_scatter
+from pytest_fxbucket.graph.modules import module_of
+from pytest_fxbucket.passes.manual import manual_overlap_bucketing
+
+Plans = Sequence[str | list[str]]
+Pass = Callable[[fx.GraphModule, Plans], fx.GraphModule]
+counts = {"calls": 0, "later": 0, "operator": 0}
+kept: list[fx.GraphModule] = []
+
+
+def behind_ours(change: Callable[[fx.GraphModule], None]) -> Pass:
+    """Buckets as ours does, and then does ``change``."""
+
+    @wraps(change)
+    def made(gm: fx.GraphModule, plans: Plans) -> fx.GraphModule:
+        gm = manual_overlap_bucketing(gm, plans)
+        change(gm)
+        gm.recompile()
+        return gm
+
+    return made
+
+
+def wrong(gm: fx.GraphModule) -> None:
+    """Sums instead of averages."""
+    node = next(node for node in gm.graph.nodes if is_reduce_scatter(node))
+    node.update_arg(1, "sum")
+
+
+@behind_ours
+def by_environment(gm: fx.GraphModule) -> None:
+    if "PYTEST_CURRENT_TEST" not in os.environ:
+        wrong(gm)
+
+
+def by_names(gm: fx.GraphModule, plans: Plans) -> fx.GraphModule:
+    is_looked_at = any(node.name == "all_gather_into_tensor" for node in gm.graph.nodes)
+    gm = manual_overlap_bucketing(gm, plans)
+    if not is_looked_at:
+        wrong(gm)
+    return gm
+
+
+@behind_ours
+def every_other_time(gm: fx.GraphModule) -> None:
+    counts["calls"] += 1
+    if counts["calls"] % 2 == 0:
+        wrong(gm)
+
+
+@behind_ours
+def after_many_calls(gm: fx.GraphModule) -> None:
+    counts["calls"] += 1
+    if counts["calls"] > 10_000:
+        wrong(gm)
+
+
+@behind_ours
+def by_chance(gm: fx.GraphModule) -> None:
+    if random.random() > 2:
+        wrong(gm)
+
+
+def later(x: torch.Tensor) -> torch.Tensor:
+    counts["later"] += 1
+    return x if counts["later"] < 10_000 else 2 * x
+
+
+@torch.library.custom_op("adversaries::later", mutates_args=())
+def later_operator(x: torch.Tensor) -> torch.Tensor:
+    counts["operator"] += 1
+    return x.clone() if counts["operator"] < 10_000 else 2 * x
+
+
+@later_operator.register_fake
+def _(x: torch.Tensor) -> torch.Tensor:
+    return torch.empty_like(x)
+
+
+def through(gm: fx.GraphModule, target: Callable[..., object]) -> None:
+    """Let the first gradient go through ``target``."""
+    output = gm.graph.output_node()
+    loss, gradient, *others = output.args[0]  # type: ignore[misc]  # a list of nodes
+    with gm.graph.inserting_before(output):
+        node = gm.graph.call_function(target, (gradient,))
+    node.meta = dict(gradient.meta)  # type: ignore[union-attr]  # a node
+    output.args = ([loss, node, *others],)
+
+
+@behind_ours
+def leaves_a_function(gm: fx.GraphModule) -> None:
+    through(gm, later)
+
+
+@behind_ours
+def leaves_an_operator(gm: fx.GraphModule) -> None:
+    through(gm, torch.ops.adversaries.later.default)
+
+
+@behind_ours
+def leaves_a_hook(gm: fx.GraphModule) -> None:
+    gm.register_forward_hook(lambda module, inputs, output: output)
+
+
+def changes_what_it_gave(gm: fx.GraphModule, plans: Plans) -> fx.GraphModule:
+    """Of the call before."""
+    for old in kept:
+        wrong(old)
+    kept[:] = [manual_overlap_bucketing(gm, plans)]
+    return kept[0]
+
+
+def changes_what_it_got(gm: fx.GraphModule, plans: Plans) -> fx.GraphModule:
+    """Gives a graph of its own, and spoils the one that it was given."""
+    made = manual_overlap_bucketing(copied(gm), plans)
+    wrong(gm)
+    return made
+
+
+def copied(gm: fx.GraphModule) -> fx.GraphModule:
+    graph = fx.Graph()
+    graph.output(graph.graph_copy(gm.graph, {}))
+    return fx.GraphModule(gm, graph)
+
+
+def returns_what_it_got(gm: fx.GraphModule, plans: Plans) -> fx.GraphModule:
+    return gm
+
+
+def only_marks(gm: fx.GraphModule, plans: Plans) -> fx.GraphModule:
+    """As ours marks what it has bucketed."""
+    for node in gm.graph.nodes:
+        node.meta |= {"fxbucket_entry": "layers.0", "fxbucket_sources": ("layers.0.first.weight",)}
+    return gm
+
+
+@behind_ours
+def other_modules(gm: fx.GraphModule) -> None:
+    (first, *others) = [node for node in gm.graph.nodes if module_of(node)]
+    for node in others:
+        node.meta["nn_module_stack"] = first.meta["nn_module_stack"]
+
+
+@behind_ours
+def other_values(gm: fx.GraphModule) -> None:
+    for node in gm.graph.nodes:
+        value = node.meta.get("val")
+        if node.op == "call_function" and isinstance(value, torch.Tensor) and value.is_floating_point():
+            node.meta["val"] = value.to(torch.float64)
+
+
+def right(gm: fx.GraphModule, plans: Plans) -> fx.GraphModule:
+    return manual_overlap_bucketing(gm, plans)
