@@ -352,7 +352,8 @@ class PlanOnMesh:
     def spoiled(self, spoil: Spoil) -> PlanOnMesh:
         """The same step through the same pass, with what ``spoil`` makes of its graphs; captured, passed and read once."""
         other = PlanOnMesh(self.plan, self.mesh, self.pass_name, self.say, self.seconds, self.said, _base=self, _spoil=spoil)
-        other._steps, other._read, other._sent, other._estimated = self._steps, self._read, self._sent, self._estimated
+        other._steps, other._sent, other._estimated = self._steps, self._sent, self._estimated
+        other._read = dict(self._read)  # its own steps end with it, and others may get their identities then
         other.__dict__["staged"] = self.staged
         return other
 

@@ -1,0 +1,26 @@
+"""What is written into a buffer or a parameter is left out, or the buffer that is returned is the one that was given."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import partial
+
+from pytest_fxbucket.graph.storages import base
+from pytest_fxbucket.mutate.operator import Broken, Seen, Site
+from pytest_fxbucket.mutate.values import give, inputs, results
+from pytest_fxbucket.mutate.writes import writes
+
+
+def sites(seen: Seen) -> Iterator[Site]:
+    """Every write whose result, if it has one, is what it wrote; every buffer that is returned anew."""
+    for writer, target in writes(seen):
+        yield Site(writer.name, f"is left out, which writes {base(target).name}", partial(_leave_out, writer.name, target.name))
+    before = inputs(seen, "buffer", "held")
+    for place, node, value in results(seen, "buffer", "held"):
+        old = before.get(value.fqn)
+        if old is not None and old is not node:
+            yield Site(node.name, f"is not returned: {value.fqn} stays as it was", partial(give, {place: old.name}))
+
+
+def _leave_out(writer: str, target: str, broken: Broken) -> None:
+    broken.bypass(broken[writer], broken[target])

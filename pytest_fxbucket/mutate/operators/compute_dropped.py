@@ -1,0 +1,22 @@
+"""A sum is one of its sides, or a scaling by a number is left out."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import partial
+
+from pytest_fxbucket.mutate.arithmetic import scaled, sides
+from pytest_fxbucket.mutate.operator import Broken, Seen, Site
+
+
+def sites(seen: Seen) -> Iterator[Site]:
+    """Every side of every sum of two tensors, every product with a number."""
+    for node in seen.graph.nodes:
+        for side in sides(node):
+            yield Site(node.name, f"is only {side.name}", partial(_drop, node.name, side.name))
+        if (source := scaled(node)) is not None:
+            yield Site(node.name, "is left out", partial(_drop, node.name, source.name))
+
+
+def _drop(name: str, by: str, broken: Broken) -> None:
+    broken.bypass(broken[name], broken[by])

@@ -1,0 +1,18 @@
+"""What goes to another graph is what came from one, or was given, of equal shape."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import partial
+
+from pytest_fxbucket.mutate.operator import Seen, Site
+from pytest_fxbucket.mutate.values import alike, give, inputs, results
+
+
+def sites(seen: Seen) -> Iterator[Site]:
+    """Every output that crosses, if an input that crosses is like it."""
+    came = list(inputs(seen, "crossing").values())
+    for place, node, value in results(seen, "crossing"):
+        old = next((one for one in came if one is not node and alike(one, node)), None)
+        if old is not None:
+            yield Site(node.name, f"is not sent as {value.fqn}, but {old.name}, which came", partial(give, {place: old.name}))

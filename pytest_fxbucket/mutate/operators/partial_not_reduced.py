@@ -1,0 +1,17 @@
+"""A sum over ranks of what is no gradient, as tensor parallelism needs it, is left out: each rank goes on with its part."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import partial
+
+from pytest_fxbucket.mutate.norms import other_sums
+from pytest_fxbucket.mutate.operator import Seen, Site
+from pytest_fxbucket.mutate.plain_launches import leave_out_launch
+
+
+def sites(seen: Seen) -> Iterator[Site]:
+    """Every all-reduce that has no parameter's gradient, but for those of norms."""
+    for launch, of_norms in other_sums(seen):
+        if not of_norms:
+            yield Site(launch.name, "is left out", partial(leave_out_launch, launch.name))

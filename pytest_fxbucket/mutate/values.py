@@ -1,0 +1,128 @@
+"""What operators on values ask of a graph: what goes in and out, which nodes could stand for each other, who reads what."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+from torch.fx.node import map_arg
+
+from pytest_fxbucket.graph.collectives import communicates
+from pytest_fxbucket.graph.effects import effects_of
+from pytest_fxbucket.graph.gradients import returned
+from pytest_fxbucket.graph.ops import operator_name
+
+if TYPE_CHECKING:
+    from torch import fx
+
+    from pytest_fxbucket.mutate.operator import Broken, Seen
+    from pytest_fxbucket.step.roles import Role, Value
+
+CASTS = ("aten::_to_copy", "prims::convert_element_type")
+_SAME_VALUE = ("aten::detach", "aten::alias")
+
+
+class Result(NamedTuple):
+    """One output of a graph."""
+
+    place: int
+    node: fx.Node
+    value: Value
+
+
+def results(seen: Seen, *roles: Role) -> list[Result]:
+    """The outputs in one of ``roles``."""
+    given = zip(returned(seen.graph.output_node()), seen.outputs, strict=True)
+    found = [Result(place, node, value) for place, (node, value) in enumerate(given) if value.role in roles]
+    return [one for one in found if isinstance(one.node, torch.fx.Node)]
+
+
+def inputs(seen: Seen, *roles: Role) -> dict[str, fx.Node]:
+    """Placeholders in one of ``roles``, by FQN."""
+    given = zip(seen.graph.find_nodes(op="placeholder"), seen.inputs, strict=True)
+    return {value.fqn: node for node, value in given if value.role in roles}
+
+
+def tensor(node: fx.Node) -> torch.Tensor | None:
+    """The fake tensor that ``node`` holds, if it holds one."""
+    value = node.meta.get("val")
+    return value if isinstance(value, torch.Tensor) else None
+
+
+def alike(first: fx.Node, second: fx.Node) -> bool:
+    """Whether both hold a tensor of the same shape, strides and dtype: whatever reads one could read the other."""
+    one, other = tensor(first), tensor(second)
+    return one is not None and other is not None and _form(one) == _form(other)
+
+
+def _form(value: torch.Tensor) -> tuple[object, ...]:
+    return tuple(value.shape), value.stride(), value.dtype, value.device
+
+
+def dtype_of_cast(node: fx.Node) -> torch.dtype | None:
+    """What ``node`` casts to; None if it does not cast a tensor to another dtype."""
+    value = tensor(node)
+    if operator_name(node) not in CASTS or value is None:
+        return None
+    source = tensor(node.all_input_nodes[0])
+    return value.dtype if source is not None and source.dtype != value.dtype else None
+
+
+def expressions(graph: fx.Graph) -> dict[fx.Node, int]:
+    """A number for each node: nodes that compute the same of the same have the same one, and trading them changes nothing."""
+    numbers: dict[Hashable, int] = {}
+    found: dict[fx.Node, int] = {}
+    for node in graph.nodes:
+        key: Hashable = node
+        if operator_name(node) in _SAME_VALUE:
+            found[node] = found[node.all_input_nodes[0]]
+            continue
+        if node.op == "call_function" and not communicates(node) and not effects_of(node).acts:
+            key = repr((node.target, map_arg((node.args, node.kwargs), lambda source: f"%{found[source]}")))
+        found[node] = numbers.setdefault(key, len(numbers))
+    return found
+
+
+def next_alike(seen: Seen, nodes: Iterable[fx.Node]) -> Iterator[tuple[fx.Node, fx.Node]]:
+    """Each of ``nodes`` with the next one that could stand in its place and holds something else."""
+    number = expressions(seen.graph)
+    rest = list(dict.fromkeys(nodes))
+    for at, node in enumerate(rest):
+        other = next((one for one in rest[at + 1 :] if alike(node, one) and number[node] != number[one]), None)
+        if other is not None:
+            yield node, other
+
+
+# Changes. All take names of nodes, or places of outputs, and the graph last.
+
+
+def give(by: Mapping[int, str], broken: Broken) -> None:
+    """Return the nodes ``by`` in their places."""
+    give_nodes({place: broken[name] for place, name in by.items()}, broken)
+
+
+def give_nodes(by: Mapping[int, fx.Node], broken: Broken) -> None:
+    """As :func:`give`, of nodes that may be new."""
+    output = broken.graph.output_node()
+    values = returned(output)
+    for place, node in by.items():
+        values[place] = node
+    output.args = (values if isinstance(output.args[0], (list, tuple)) else values[0],)
+
+
+def trade(first: str, second: str, readers: Iterable[str], broken: Broken) -> None:
+    """Let ``readers`` read ``first`` where they read ``second``, and the other way round."""
+    pair = {broken[first]: broken[second], broken[second]: broken[first]}
+    for name in readers:
+        exchange(broken[name], lambda node: pair.get(node, node))
+
+
+def exchange(reader: fx.Node, other: Callable[[fx.Node], Any]) -> None:
+    """Let ``reader`` read ``other(node)`` for each node that it reads."""
+    reader.args, reader.kwargs = map_arg(reader.args, other), map_arg(reader.kwargs, other)
+
+
+def put_behind(node: fx.Node, by: fx.Node) -> None:
+    """Let all that read ``node``, but for ``by`` itself, read ``by``, which is made of it."""
+    node.replace_all_uses_with(by, delete_user_cb=lambda user: user is not by)
