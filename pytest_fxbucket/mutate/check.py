@@ -9,6 +9,7 @@ from pytest_fxbucket.checks.verdict import Verdict, failed, passed
 from pytest_fxbucket.mutate.score import Score
 from pytest_fxbucket.mutate.scoring import Asked, scored
 from pytest_fxbucket.mutate.words import sums, survivor_lines
+from pytest_fxbucket.words import counted
 
 if TYPE_CHECKING:
     from pytest_fxbucket.checks.context import Context
@@ -21,7 +22,7 @@ def run(context: Context) -> Verdict:
     asked = Asked(seed=options.seed, at_most=options.at_most, seconds=options.budget_s)
     score = [Score((), 0), *scored(context, asked)][-1]
     if not score.made:
-        return failed("mutation", "nothing of this plan's graphs can be broken, so that no check is shown to find anything", [])
+        return failed("mutation", f"none of {counted(len(score.judged), 'mutant')} shows what the checks find", [])
     if score.share < options.min_score:
         lines = [line for one in score.of("survived") for line in survivor_lines(one)]
         what = f"{sums(score)}; at least {100 * options.min_score:g} % by checks.mutation.min_score"
