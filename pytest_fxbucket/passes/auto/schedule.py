@@ -103,9 +103,9 @@ def scheduled(graph: fx.Graph, estimates: Estimates, limits: Limits, before: int
     for one in ways[-1:]:  # the best way once more, with reductions as far off as they like
         best.offer(_order(one, needs, room, inf))
     if best.order is not None:
-        best.fill(windows, best.order)
+        best.fill(several[-1], best.order)
     if ways[-1:] != several[-1:]:  # of the last way it may leave less: there what must be unpacked comes early
-        best.fill(windows, orders[-1])
+        best.fill(several[-1], orders[-1])
     found = best.order
     if found is None:
         best.offer(within(room, windows, windows.arranged(lazy(windows))))
@@ -152,11 +152,15 @@ class _Best:
 
     def fill(self, windows: Windows, order: list[int]) -> None:
         """Offer ``order`` with the time of its waits filled, as far as there is room."""
-        more = self.room.peak - max(self.needs.at(order))
-        if more >= 0 and self.exposed > SAME:
-            nodes, seconds = windows.order.nodes, self.machine.seconds
-            sizes = [self.needs.made(node) if takes > 0 else 0 for node, takes in zip(nodes, seconds, strict=True)]
-            self.offer(filled(windows, order, sizes, more))
+        if self.exposed <= SAME:
+            return
+        nodes, seconds = windows.order.nodes, self.machine.seconds
+        sizes = [self.needs.made(node) if takes > 0 else 0 for node, takes in zip(nodes, seconds, strict=True)]
+        for more in (inf, self.room.peak - max(self.needs.at(order))):
+            found = filled(windows, order, sizes, more)
+            if max(self.needs.at(found)) <= self.room.peak:
+                self.offer(found)
+                break
 
 
 def _order(windows: Windows, needs: Needs, room: Room, drift: float) -> list[int]:

@@ -26,7 +26,8 @@ _PASSED_OVER = 16
 def filled(windows: Windows, order: Sequence[int], sizes: Sequence[int], room: float) -> list[int]:
     """``order`` with the time of its waits filled.
 
-    ``sizes``: bytes that each node makes, by its place in the graph; ``room``: how many more may live than do in ``order``.
+    ``windows`` are of the way that fills waits. ``sizes``: bytes that each node makes, by its place in the graph; ``room``: how
+    many more may live than do in ``order``.
     """
     return _Shadow(windows, windows.machine, order, sizes, room).run()
 
@@ -80,22 +81,10 @@ class _Shadow:
         return max(self.host, self.compute)
 
     def _worth(self) -> list[bool]:
-        after, found = self.windows.known.after, self._pulled()
+        after, found = self.windows.known.after, list(self.windows.loose)
         for node in range(len(found) - 1, -1, -1):
             if found[node]:
                 found[node] = self.machine.seconds[node] > 0 or any(found[one] for one in after[node])
-        return found
-
-    def _pulled(self) -> list[bool]:
-        """Whether a node may be pulled up: what moves data, and light compute that reads what no gather brought."""
-        known = self.windows.known
-        gathered = {wait for one in self.windows.flights if one.is_gather for wait in one.waits}
-        moves, light = known.movable(sinks=False), known.movable(sinks=True)
-        reads, found = list[bool](), list[bool]()
-        for node, before in enumerate(known.order.before):
-            read = any(reads[one] for one in before)
-            reads.append(light[node] and (read or node in gathered))
-            found.append(self.machine.stream[node] < 0 and (moves[node] or (light[node] and not read)))
         return found
 
     def _offer(self, node: int) -> None:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from pytest_fxbucket.graph.collectives import ROWS, communicates, launch_kind, tensors_sent
 from pytest_fxbucket.graph.walks import reached
 from pytest_fxbucket.passes.arrange import arranged
+from pytest_fxbucket.passes.auto.machine import COMPUTE
 
 if TYPE_CHECKING:
     from pytest_fxbucket.cost.needs import Needs
@@ -76,6 +77,8 @@ class Windows:
         number_of = {wait: one.number for one in self.flights for wait in one.waits}
         self._link(number_of, movable)
         self.seconds, self.host = self._by_slot(slot_of, high)
+        self.loose = self._loose() if fills else []
+        """If packs fill waits: whether each node may do so, and its wait; none that computes with what a gather brought."""
 
     def _bounds(self, slot_of: dict[int, int]) -> tuple[list[int], list[int]]:
         """Of each node the first slot that it may stand in, and the last."""
@@ -124,6 +127,16 @@ class Windows:
                     unpack=self._unpacks(own) if gathers and self.fills else 0.0,
                 )
             )
+        return found
+
+    def _loose(self) -> list[bool]:
+        gathered = {wait for one in self.flights if one.is_gather for wait in one.waits}
+        moves, light = self.known.movable(sinks=False), self.known.movable(sinks=True)
+        reads, found = list[bool](), list[bool]()
+        for node, before in enumerate(self.order.before):
+            read = any(reads[one] for one in before)
+            reads.append(light[node] and (read or node in gathered))
+            found.append(self.machine.stream[node] < 0 and (moves[node] or (light[node] and not read)))
         return found
 
     def _unpacks(self, waits: Sequence[int]) -> float:
@@ -185,6 +198,8 @@ class Windows:
             if owner >= 0 and owner != index:
                 own = [] if self.fills or self.known.given[index] else [wishes[index]]
                 wishes[index] = min([wishes[owner], *own, *(wishes[reader] for reader in self.known.after[index])])
+            elif self.fills and owner < 0 and self.loose[index] and self.machine.stream[index] == COMPUTE:
+                wishes[index] = min((wishes[reader] for reader in self.known.after[index]), default=wishes[index])
         return arranged(dict(enumerate(self.order.before)), wishes)
 
     def by_slot(self, order: Sequence[int], at: Sequence[int]) -> list[int]:
