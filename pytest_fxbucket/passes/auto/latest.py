@@ -6,6 +6,7 @@ J. R. Jackson, 1955, mirrored).
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass
 from heapq import heappop, heappush
@@ -13,17 +14,23 @@ from math import inf
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from pytest_fxbucket.passes.auto.windows import Windows
+    from pytest_fxbucket.passes.auto.windows import Flight, Windows
 
 DRIFT = 8.0
 """How far a reduction may end behind the soonest that it could, in times of its own seconds."""
+NEAR = 8
+"""How many waits ahead of what reads it something may be unpacked."""
 SPARE = 0.1
 """Share of its seconds by which each flight is to end earlier than it must, and is left alone longer than it should take."""
 
 
 def ideal(windows: Windows) -> list[float]:
-    """When compute would come to each slot, if nothing blocked it."""
+    """When compute would be through with the waits of each slot, if each flight started as soon as it can, and alone."""
     host = compute = 0.0
+    arrives = [0.0] * len(windows.anchors)
+    released: dict[int, list[Flight]] = {}
+    for one in windows.flights:
+        released.setdefault(one.low, []).append(one)
     packs, calls = [0.0] * len(windows.anchors), [0.0] * len(windows.anchors)
     machine = windows.machine
     for one in windows.flights:
@@ -32,6 +39,10 @@ def ideal(windows: Windows) -> list[float]:
         calls[one.high] += sum(machine.host[wait] for wait in one.waits)
     found = []
     for slot in range(len(windows.anchors)):
+        for one in released.get(slot, ()):
+            arrives[one.high] = max(arrives[one.high], max(host, compute) + one.pack + one.seconds)
+        compute = max(compute, arrives[slot])
+        host = max(host, compute) if machine.blocking else host
         found.append(max(host, compute))
         host += calls[slot] + windows.host[slot]
         compute = max(host, compute) + packs[slot] if packs[slot] else compute
@@ -58,6 +69,7 @@ def latest(windows: Windows, times: Sequence[float], drift: float) -> Latest:
     """
     flights = windows.flights
     deadline = [times[one.high] for one in flights]
+    _leave_unpacking(windows, times, deadline)
     for one in flights:
         if not one.grows and one.low < len(times):
             soon = times[one.low] + (1 + drift) * one.seconds
@@ -82,3 +94,19 @@ def latest(windows: Windows, times: Sequence[float], drift: float) -> Latest:
             if not readers[needed]:
                 heappush(heap, (-deadline[needed], -needed))
     return Latest(found, deadline)
+
+
+def _leave_unpacking(windows: Windows, times: Sequence[float], deadline: list[float]) -> None:
+    """Lower the deadline of each flight that must be unpacked, so that it can be while compute waits for another."""
+    waits: dict[int, float] = {}
+    for slot in sorted({one.high for one in windows.flights if one.high}):
+        waits[slot] = times[slot] - times[slot - 1] - windows.seconds[slot - 1]
+    slots = [slot for slot, seconds in waits.items() if seconds > 0]
+    for one in sorted(windows.flights, key=lambda one: one.high):
+        if one.unpack:
+            at = bisect_left(slots, one.high)
+            for slot in reversed(slots[max(0, at - NEAR) : at]):
+                if waits[slot] >= one.unpack:
+                    waits[slot] -= one.unpack
+                    deadline[one.number] = min(deadline[one.number], times[slot] - one.unpack)
+                    break

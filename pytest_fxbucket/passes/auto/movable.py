@@ -30,7 +30,8 @@ class Nodes:
         self.waits = _waits(order, machine)
         """Of each launch that somebody waits for its waits."""
         calls = [node.op == "call_function" and moves_freely(node) for node in order.nodes]
-        self._moves = [free and moves_data(node) for free, node in zip(calls, order.nodes, strict=True)]
+        self.moves = [free and moves_data(node) for free, node in zip(calls, order.nodes, strict=True)]
+        """Whether it only moves data, and may be moved."""
         self._light = [free and not multiplies(node) for free, node in zip(calls, order.nodes, strict=True)]
         self.given = self._of_inputs_alone()
         """Whether it makes something of parameters and other inputs alone, but for products."""
@@ -43,9 +44,9 @@ class Nodes:
         """Whether each node may move; ``sinks``: light compute, too, behind the wait that it reads."""
         found, behind = list[bool](), list[bool]()
         for index, before in enumerate(self.order.before):
-            follows = self._moves[index] or (sinks and self._light[index])
+            follows = self.moves[index] or (sinks and self._light[index])
             behind.append(self._lands[index] or (follows and any(behind[one] for one in before)))
-            packs = self.only[index] >= 0 and (self._moves[index] or self.given[index])
+            packs = self.only[index] >= 0 and (self.moves[index] or self.given[index])
             found.append(behind[index] or packs or index in self.waits)
         return found
 
@@ -62,7 +63,7 @@ class Nodes:
         for index in range(len(nodes) - 1, -1, -1):
             if launch_kind(nodes[index]) is not None:
                 found[index] = index
-            elif self.after[index] and nodes[index].op != "placeholder" and (self._moves[index] or self.given[index]):
+            elif self.after[index] and nodes[index].op != "placeholder" and (self.moves[index] or self.given[index]):
                 owners = [found[reader] for reader in self.after[index]]
                 found[index] = min(owners) if min(owners) >= 0 else -1
         return found

@@ -15,6 +15,7 @@ from pytest_fxbucket.passes.auto.latest import DRIFT, ideal, latest
 from pytest_fxbucket.passes.auto.machine import COMPUTE, Machine, machine_of
 from pytest_fxbucket.passes.auto.movable import Nodes
 from pytest_fxbucket.passes.auto.room import Room, within
+from pytest_fxbucket.passes.auto.shadow import filled
 from pytest_fxbucket.passes.auto.sweep import Sweep, lazy
 from pytest_fxbucket.passes.auto.windows import Windows
 
@@ -97,9 +98,14 @@ def scheduled(graph: fx.Graph, estimates: Estimates, limits: Limits, before: int
     _refuse(windows, room, limits)
     best = _Best(machine, needs, room)
     best.offer(within(room, windows, own))
-    ways = [one for one in several if best.offer(_order(one, needs, room, DRIFT))]
+    orders = [_order(one, needs, room, DRIFT) for one in several]
+    ways = [one for one, order in zip(several, orders, strict=True) if best.offer(order)]
     for one in ways[-1:]:  # the best way once more, with reductions as far off as they like
         best.offer(_order(one, needs, room, inf))
+    if best.order is not None:
+        best.fill(several[-1], best.order)
+    if ways[-1:] != several[-1:]:  # of the last way it may leave less: there what must be unpacked comes early
+        best.fill(several[-1], orders[-1])
     found = best.order
     if found is None:
         best.offer(within(room, windows, windows.arranged(lazy(windows))))
@@ -143,6 +149,18 @@ class _Best:
             return False
         self.order, self.exposed = order, exposed
         return True
+
+    def fill(self, windows: Windows, order: list[int]) -> None:
+        """Offer ``order`` with the time of its waits filled, as far as there is room."""
+        if self.exposed <= SAME:
+            return
+        nodes, seconds = windows.order.nodes, self.machine.seconds
+        sizes = [self.needs.made(node) if takes > 0 else 0 for node, takes in zip(nodes, seconds, strict=True)]
+        for more in (inf, self.room.peak - max(self.needs.at(order))):
+            found = filled(windows, order, sizes, more)
+            if max(self.needs.at(found)) <= self.room.peak:
+                self.offer(found)
+                break
 
 
 def _order(windows: Windows, needs: Needs, room: Room, drift: float) -> list[int]:

@@ -86,14 +86,14 @@ class Sweep:
 
     def _launch_all(self, slot: int, needed: Sequence[Flight]) -> None:
         """Launch what is ``needed`` in this slot, what would be too late in the next, and what fills a hole."""
+        for one in list(self.flying.values()):  # what reductions were sent is free when they have ended
+            if not one.grows and self._has_ended(one):
+                self._wait(one, slot)
         for one in needed:
             if all(self.end.get(other, inf) <= self._now for other in one.needs):
                 self._launch_needed(one, slot, forced=False)
         self._launch_early(slot)
         self._fill(slot)
-        for one in list(self.flying.values()):  # what reductions were sent is free when they have ended
-            if not one.grows and self._has_ended(one):
-                self._wait(one, slot)
         for one in needed:
             self._launch_needed(one, slot, forced=False)
 

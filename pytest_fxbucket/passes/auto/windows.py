@@ -8,7 +8,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from pytest_fxbucket.graph.collectives import ROWS, communicates, launch_kind, tensors_sent
+from pytest_fxbucket.graph.walks import reached
 from pytest_fxbucket.passes.arrange import arranged
+from pytest_fxbucket.passes.auto.machine import COMPUTE
 
 if TYPE_CHECKING:
     from pytest_fxbucket.cost.needs import Needs
@@ -42,6 +44,8 @@ class Flight:
     holds: int
     """Bytes that live until its wait."""
     is_gather: bool
+    unpack: float = 0.0
+    """Seconds of what moves what it brought, if that is to be done while compute waits for another."""
     needs: tuple[int, ...] = ()
     """Numbers of the flights that must be waited for before it."""
 
@@ -63,7 +67,7 @@ class Windows:
         """``sinks``: whether light compute that reads what a wait brings may stand further behind, too; ``fills``: whether what
         packs for a launch may stand further behind with it, where compute waits for another."""
         self.order, self.machine, self.fills = known.order, machine, fills
-        self._known, nodes = known, known.order.nodes
+        self.known, nodes = known, known.order.nodes
         movable = known.movable(sinks=sinks)
         self.anchors = [i for i, moved in enumerate(movable) if not moved and nodes[i].op not in ("placeholder", "get_attr")]
         """The nodes that slots stand before, in their order; the last is the graph's output."""
@@ -73,10 +77,12 @@ class Windows:
         number_of = {wait: one.number for one in self.flights for wait in one.waits}
         self._link(number_of, movable)
         self.seconds, self.host = self._by_slot(slot_of, high)
+        self.loose = self._loose() if fills else []
+        """If packs fill waits: whether each node may do so, and its wait; none that computes with what a gather brought."""
 
     def _bounds(self, slot_of: dict[int, int]) -> tuple[list[int], list[int]]:
         """Of each node the first slot that it may stand in, and the last."""
-        after = self._known.after
+        after = self.known.after
         count = len(after)
         low, high = [0] * count, [len(self.anchors) - 1] * count
         for index, before in enumerate(self.order.before):
@@ -88,13 +94,13 @@ class Windows:
         return low, high
 
     def _flights(self, low: Sequence[int], high: Sequence[int], needs: Needs) -> list[Flight]:
-        given = self._known.given
+        given = self.known.given
         packs: dict[int, float] = {}
-        for index, owner in enumerate(self._known.only):
+        for index, owner in enumerate(self.known.only):
             if owner >= 0 and owner != index:
                 packs[owner] = packs.get(owner, 0.0) + self.machine.seconds[index]
         nodes, found = self.order.nodes, list[Flight]()
-        for launch, own in self._known.waits.items():
+        for launch, own in self.known.waits.items():
             node = nodes[launch]
             sent = [one for one in tensors_sent(node) if one.op == "call_function"]
             held, made = sum(needs.made(one) for one in sent), needs.made(node)
@@ -118,9 +124,25 @@ class Windows:
                     grows=made + (held if early else 0) if gathers else 0,
                     holds=0 if early else held,
                     is_gather=gathers,
+                    unpack=self._unpacks(own) if gathers and self.fills else 0.0,
                 )
             )
         return found
+
+    def _loose(self) -> list[bool]:
+        gathered = {wait for one in self.flights if one.is_gather for wait in one.waits}
+        moves, light = self.known.movable(sinks=False), self.known.movable(sinks=True)
+        reads, found = list[bool](), list[bool]()
+        for node, before in enumerate(self.order.before):
+            read = any(reads[one] for one in before)
+            reads.append(light[node] and (read or node in gathered))
+            found.append(self.machine.stream[node] < 0 and (moves[node] or (light[node] and not read)))
+        return found
+
+    def _unpacks(self, waits: Sequence[int]) -> float:
+        """Seconds of what moves what ``waits`` bring."""
+        behind = reached(waits, lambda one: (reader for reader in self.known.after[one] if self.known.moves[reader]))
+        return sum(self.machine.seconds[one] for one in behind)
 
     def _link(self, number_of: dict[int, int], movable: Sequence[bool]) -> None:
         """Say of each flight which others must be waited for before it."""
@@ -144,7 +166,7 @@ class Windows:
         """Whether each node is one of ``launches``, or leads to one through what moves: of all others nobody asks."""
         found = [False] * len(movable)
         for index in range(len(movable) - 1, -1, -1):
-            found[index] = index in launches or (movable[index] and any(found[one] for one in self._known.after[index]))
+            found[index] = index in launches or (movable[index] and any(found[one] for one in self.known.after[index]))
         return found
 
     def _by_slot(self, slot_of: dict[int, int], high: Sequence[int]) -> tuple[list[float], list[float]]:
@@ -154,7 +176,7 @@ class Windows:
         """
         seconds, host = [0.0] * len(self.anchors), [0.0] * len(self.anchors)
         for index, node in enumerate(self.order.nodes):
-            if not communicates(node) and self._known.only[index] < 0:
+            if not communicates(node) and self.known.only[index] < 0:
                 at = slot_of.get(index, high[index])
                 seconds[at] += self.machine.seconds[index]
                 host[at] += self.machine.host[index]
@@ -172,10 +194,12 @@ class Windows:
                 base = self.anchors[slot] - 1 if event.is_due else begin
                 wishes[event.node] = base + number / (len(here) + 1)
         for index in range(len(wishes) - 1, -1, -1):
-            owner = self._known.only[index]
+            owner = self.known.only[index]
             if owner >= 0 and owner != index:
-                own = [] if self.fills or self._known.given[index] else [wishes[index]]
-                wishes[index] = min([wishes[owner], *own, *(wishes[reader] for reader in self._known.after[index])])
+                own = [] if self.fills or self.known.given[index] else [wishes[index]]
+                wishes[index] = min([wishes[owner], *own, *(wishes[reader] for reader in self.known.after[index])])
+            elif self.fills and owner < 0 and self.loose[index] and self.machine.stream[index] == COMPUTE:
+                wishes[index] = min((wishes[reader] for reader in self.known.after[index]), default=wishes[index])
         return arranged(dict(enumerate(self.order.before)), wishes)
 
     def by_slot(self, order: Sequence[int], at: Sequence[int]) -> list[int]:
