@@ -42,7 +42,8 @@ class Same:
         found: dict[int, dict[Phase, Found]] = {}
         for ranks in self._sets():
             found[ranks[0]] = {phase: self._compared(phase, ranks[0]) for phase in self._before(ranks[0]).graphs}
-            lines.update(dict.fromkeys(line for one in found[ranks[0]].values() for line in self._lines(one)))
+            given = [self._since_given(phase, ranks[0]) for phase in found[ranks[0]]] if self._has_given else []
+            lines.update(dict.fromkeys(line for one in (*found[ranks[0]].values(), *given) for line in self._lines(one)))
         lines.update(dict.fromkeys(self._pairings(found)))
         if (stages := self._together()) is not None:
             found[0]["together"] = stages
@@ -82,7 +83,8 @@ class Same:
         if world.plan.pipeline is not None:
             yield "a microbatch through all stages stands for that of the whole model; left to bitwise: their sum"
         if added := [name for one in found for name in one.added]:
-            yield f"not compared: {some(list(dict.fromkeys(added)))}, which only one of the graphs has"
+            how = f"compared from behind {self.world.stages.before[-1].name} on" if self._has_given else "not compared"
+            yield f"{how}: {some(list(dict.fromkeys(added)))}, which only one of the graphs has"
         yield from dict.fromkeys(world.odd)
 
     def _sets(self) -> list[list[int]]:
@@ -120,7 +122,20 @@ class Same:
         return {p: _side(one.bucketed.graph, one.bucketed.root, way.step, p) for p, one in way.passed.items()}
 
     def _compared(self, phase: Phase, rank: int) -> Found:
-        step, after = self._before(rank), self._finals(rank)[phase]
+        return self._held(self._before(rank), self._finals(rank)[phase], phase, rank)
+
+    @property
+    def _has_given(self) -> bool:
+        """Whether the pass was given another step than the captured one, with state of its own, say."""
+        return bool(self.world.stages.before) and self.world.plan.pipeline is None
+
+    def _since_given(self, phase: Phase, rank: int) -> Found:
+        """What the pass made of what it was given: the captured step need not have all of that."""
+        way = self.world.way(rank)
+        one = way.passed[phase].bucketed
+        return self._held(way.step, _side(one.graph, one.root, way.step, phase), phase, rank)
+
+    def _held(self, step: StepGraph, after: Side, phase: Phase, rank: int) -> Found:
         module = step.graphs[phase]
         before = _side(module.graph, module, step, phase)
         before, after = (replace(side, members=self._members(rank, [side.graph])) for side in (before, after))
