@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
-from pytest_fxbucket.graph.collectives import tensors_sent, waits_of
+from pytest_fxbucket.graph.collectives import is_wait, tensors_sent, waits_of
 from pytest_fxbucket.graph.ops import operator_name
 
 if TYPE_CHECKING:
@@ -19,7 +19,7 @@ _PLAIN = tuple(f"_c10d_functional::{name}" for name in ("all_gather_into_tensor"
 def plain_launches(seen: Seen) -> Iterator[tuple[fx.Node, fx.Node]]:
     """(launch, what it sends) of every gather and reduction of one tensor that is waited for."""
     for node in seen.graph.nodes:
-        if operator_name(node) in _PLAIN and waits_of(node):
+        if operator_name(node) in _PLAIN and node.users and all(map(is_wait, node.users)):
             yield node, tensors_sent(node)[0]
 
 

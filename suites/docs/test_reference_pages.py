@@ -26,6 +26,7 @@ OPTIONS: dict[tuple[str, str], type] = {
     ("checks", "benchmark"): Benchmark,
     ("checks", "overlap"): Overlapped,
     ("checks", "memory"): MemoryLimits,
+    ("checks", "mutation"): Mutation,
 }
 """Tables that values may be."""
 
