@@ -51,7 +51,10 @@ class BrokenPlan:
 
     def said(self, check: str, mutant: Mutant | None = None) -> Verdict:
         """What ``check`` says of ``mutant``, or of the graphs as they are. Raises FxbucketError as the check does."""
-        world = self.world if mutant is None else self.broken(mutant)
+        return self.said_of(check, self.world if mutant is None else self.broken(mutant))
+
+    def said_of(self, check: str, world: PlanOnMesh) -> Verdict:
+        """What ``check`` says of the plan with the graphs of ``world``."""
         context = replace(self.run._context(check), world=world, on_ranks=lambda: world)
         with user_code([ROOT]):
             return check_of(check).run(context)

@@ -30,7 +30,10 @@ class Variation(NamedTuple):
 def variations(world: PlanOnMesh) -> Iterator[Variation]:
     """Unbucketed, the other layout, deeper prefetch, no deferral, and random orders."""
     for name, plan in _plans(world.plan):
-        yield Variation(name, partial(_as_planned, world.under(plan)))
+        other = world.under(plan)
+        for rank in range(world.size):  # with process groups of its own
+            other.way(rank)
+        yield Variation(name, partial(_as_planned, other))
     for seed in range(ORDERS):
         yield Variation(f"random order {seed}", partial(_at_random, seed))
 
