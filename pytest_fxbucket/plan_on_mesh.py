@@ -9,13 +9,11 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING
 
-import torch
 from torch import fx
 
 from pytest_fxbucket.capture.from_plan import capture_plan
 from pytest_fxbucket.capture.last_step import LastStep
 from pytest_fxbucket.compat.c10d import untwinned
-from pytest_fxbucket.compat.fake_tensors import FakeTensorMode
 from pytest_fxbucket.compat.fx import why_not_its_graph
 from pytest_fxbucket.errors import CaptureError, FxbucketError
 from pytest_fxbucket.golden.schedule import Schedule, schedule_of
@@ -37,6 +35,7 @@ from pytest_fxbucket.process.state import fresh_state
 from pytest_fxbucket.step.mesh import Mesh, dims_text, fake_mesh, mesh_with
 from pytest_fxbucket.step.pipelined import stage_of
 from pytest_fxbucket.step.portable import PortableGraph, digest, encode, own_copy
+from pytest_fxbucket.transforms.rank_pipeline import RankPipeline, ToPass, state_of, with_first_state
 from pytest_fxbucket.transforms.registry import Stage, Staged, Stages, State, run_stages, stages_of
 from pytest_fxbucket.transforms.traits import traits_of
 
@@ -62,25 +61,6 @@ class Seconds(dict[str, float]):
             self[what] = time.perf_counter() - begin
 
 
-@dataclass(frozen=True)
-class RankPipeline:
-    """One rank's step on its way: through the plan's transformations, with the pass among them."""
-
-    reference: StepGraph
-    """What the last step is compared with bit for bit: as captured, or behind the last transformation that rounds."""
-    before: tuple[Staged, ...]
-    """The step behind each transformation before the pass."""
-    step: StepGraph
-    """What the pass was given."""
-    passed: Mapping[Phase, Passed]
-    """The graphs as they came out of the pass."""
-    after: tuple[Staged, ...]
-    """The step behind each transformation after the pass."""
-    final_step: StepGraph
-    final: Mapping[Phase, Passed]
-    """The graphs that ranks run; those that came out of the pass if nothing follows."""
-
-
 @dataclass
 class PlanOnMesh:
     """``plan`` on the ranks of ``mesh``, through the pass ``pass_name``. Work is done when asked for, once."""
@@ -99,6 +79,7 @@ class PlanOnMesh:
     """Of the plans before, one of which may trace the same."""
     _failed: FxbucketError | None = None
     _ways: dict[int, RankPipeline] = field(default_factory=dict)
+    _begun: dict[int, ToPass] = field(default_factory=dict)
     _known: dict[Hashable, Passed] = field(default_factory=dict)
     """By what they are: the graph, its groups, the names of what it is given and gives."""
     _steps: dict[int, StepGraph] = field(default_factory=dict)
@@ -247,14 +228,21 @@ class PlanOnMesh:
         graphs = [{p: fx.GraphModule(one.bucketed.root, one.graph) for p, one in self.final(rank).items()} for rank in ranks]
         return composed(self.staged, [self.final_step(rank) for rank in ranks], graphs)
 
-    def _gone(self, rank: int) -> RankPipeline:
+    def _to_pass(self, rank: int) -> ToPass:
         captured, stages = self.step(rank), self.stages
         begin = captured if self.staged is None else self.staged.of_rank(self.mesh, rank)
-        state = _state_of(begin)
+        state = state_of(begin)
         before = self._staged(stages.before, begin, state, rank)
         step = before[-1].step if before else begin
         rounding = [one.step for one, stage in zip(before, stages.before, strict=True) if traits_of(stage.function).rounds]
-        step = _with_first_state(step, captured, state)
+        reference = with_first_state(rounding[-1], captured, state) if rounding else captured
+        return ToPass(reference, tuple(before), with_first_state(step, captured, state), state)
+
+    def _gone(self, rank: int) -> RankPipeline:
+        if rank not in self._begun:
+            self._begun[rank] = self._to_pass(rank)
+        captured, stages, begun = self.step(rank), self.stages, self._begun[rank]
+        step, state = begun.step, begun.state
         passed = self._through_pass(step, rank)
         behind = (
             replace(step, graphs={phase: one.bucketed.graph_module for phase, one in passed.items()}) if stages.after else step
@@ -262,7 +250,7 @@ class PlanOnMesh:
         after = self._staged(stages.after, behind, state, rank)
         final_step, final = step, passed
         if after:
-            final_step = _with_first_state(after[-1].step, captured, state)
+            final_step = with_first_state(after[-1].step, captured, state)
             modules = tuple(dict.fromkeys(name for one in passed.values() for name in one.bucketed.modules))
             made = {
                 phase: Bucketed(module.graph, module, None, (*modules, *stages.modules))
@@ -271,8 +259,7 @@ class PlanOnMesh:
             known = next(iter(passed.values())).reading
             last = {phase: passed[phase].reading if phase in passed else known for phase in made}
             final = {phase: self._look(phase, final_step, one, last[phase], final=True) for phase, one in made.items()}
-        reference = _with_first_state(rounding[-1], captured, state) if rounding else captured
-        return RankPipeline(reference, tuple(before), step, passed, tuple(after), final_step, final)
+        return RankPipeline(begun.reference, begun.before, step, passed, tuple(after), final_step, final)
 
     def _staged(self, stages: Sequence[Stage], step: StepGraph, state: State, rank: int) -> list[Staged]:
         if stages:
@@ -352,8 +339,8 @@ class PlanOnMesh:
     def spoiled(self, spoil: Spoil) -> PlanOnMesh:
         """The same step through the same pass, with what ``spoil`` makes of its graphs; captured, passed and read once."""
         other = PlanOnMesh(self.plan, self.mesh, self.pass_name, self.say, self.seconds, self.said, _base=self, _spoil=spoil)
-        other._steps, other._sent, other._estimated = self._steps, self._sent, self._estimated
-        other._read = dict(self._read)  # its own steps end with it, and others may get their identities then
+        other._steps, other._begun, other._sent, other._estimated = self._steps, self._begun, self._sent, self._estimated
+        other._read = dict(self._read)  # a step that only the other has may go, and another one get its identity
         other.__dict__["staged"] = self.staged
         return other
 
@@ -412,18 +399,3 @@ def text_of(world: PlanOnMesh, rank: int, name: str) -> str:
             schedules[phase + of] = schedule_of(one.reading, world.entry_of, world.dims_of(one.bucketed.graph))
     how = world.final_step(rank).pipelined
     return golden_text(name, world.step(rank).mesh, schedules, stage_lines(how) if how else ())
-
-
-def _state_of(step: StepGraph) -> State:
-    """All state by name: real first tensors of what was added before, of an optimizer's tensors without values."""
-    values = {value.fqn: value for values in step.inputs.values() for value in values if value.role == "state"}
-    with FakeTensorMode():
-        fakes = {fqn: torch.empty(value.shape, dtype=value.dtype) for fqn, value in values.items()}
-    return {**fakes, **step.first_state}
-
-
-def _with_first_state(step: StepGraph, captured: StepGraph, state: State) -> StepGraph:
-    """``step`` with first tensors of the ``state`` that transformations added; ``captured`` itself if they did nothing."""
-    known = {value.fqn for values in captured.inputs.values() for value in values if value.role == "state"}
-    added = {fqn: tensor for fqn, tensor in state.items() if fqn not in known}
-    return replace(step, first_state={**captured.first_state, **added}) if added else step

@@ -22,11 +22,12 @@ if TYPE_CHECKING:
     from pytest_fxbucket.artifacts import Folder
     from pytest_fxbucket.passes.passed import Passed
     from pytest_fxbucket.plan.schema import Plan
-    from pytest_fxbucket.plan_on_mesh import PlanOnMesh, RankPipeline
+    from pytest_fxbucket.plan_on_mesh import PlanOnMesh
     from pytest_fxbucket.ranks.pools import Pools
     from pytest_fxbucket.settings import RunSettings
     from pytest_fxbucket.step.roles import Phase
     from pytest_fxbucket.transforms.fit import Looked
+    from pytest_fxbucket.transforms.rank_pipeline import RankPipeline
 
     _Stage = tuple[str, Mapping[int, Mapping[Phase, "Passed | Looked"]]]
     """Name, and by rank what was seen of each graph behind it."""
@@ -65,6 +66,8 @@ class Context:
     """Takes a golden that may be written; None: none is."""
     on_compare: Callable[[Path], None] = lambda _: None
     """Told of each golden that is compared."""
+    briefly: bool = False
+    """Whether it is enough to know that something differs: nobody reads where."""
 
     @property
     def run_world(self) -> PlanOnMesh:

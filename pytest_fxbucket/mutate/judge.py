@@ -99,7 +99,13 @@ class Judge:
         )
         on_ranks.plan = replace(own.plan, run=run)
         return replace(
-            own, plan=on_ranks.plan, world=world, on_ranks=lambda: on_ranks, accept_golden=None, on_compare=lambda _: None
+            own,
+            plan=on_ranks.plan,
+            world=world,
+            on_ranks=lambda: on_ranks,
+            accept_golden=None,
+            on_compare=lambda _: None,
+            briefly=True,
         )
 
     def _said(self, name: str, context: Context, found: dict[str, str]) -> str:

@@ -55,10 +55,7 @@ class Bitwise(OnRanks):
                 step = judge.first_step(outcomes)
                 if step is not None:
                     lines += judge.difference_lines(outcomes, world.entry_of, self._stages())
-                    localised = self._outcomes(phase, step)
-                    # of stages no node stands where one of the whole step does
-                    in_stages = plan.pipeline is not None
-                    lines += judge.crossed_lines(localised, world.mesh) if in_stages else judge.first_node_lines(localised)
+                    lines += [] if self.context.briefly else self._localised(phase, step)
         except RankFailure as failure:
             readings = {rank: run_readings(world, phase, rank) for rank in range(world.size)}
             failure.buckets = judge.buckets_at_hand(failure, readings, world.members, world.entry_of, run_names(world))
@@ -66,6 +63,13 @@ class Bitwise(OnRanks):
         if lines:
             return failed("bitwise", "bucketed and unbucketed runs are not shown to be the same program", lines)
         return replace(passed("bitwise", f"{self._equal()}; largest rank {largest >> 20} MiB"), lines=outcomes[0].ran_on)
+
+    def _localised(self, phase: Phase, step: int) -> list[str]:
+        """Where the runs part in ``step``; of stages no node stands where one of the whole step does."""
+        outcomes = self._outcomes(phase, step)
+        if self.world.plan.pipeline is not None:
+            return judge.crossed_lines(outcomes, self.world.mesh)
+        return judge.first_node_lines(outcomes)
 
     def _zero_gradients(self) -> set[str]:
         """The parameters that the plan says to have none."""

@@ -1,0 +1,61 @@
+"""One rank's step on its way through a plan's transformations, with the pass among them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+import torch
+
+from pytest_fxbucket.compat.fake_tensors import FakeTensorMode
+
+if TYPE_CHECKING:
+    from pytest_fxbucket.passes.passed import Passed
+    from pytest_fxbucket.step.roles import Phase, StepGraph
+    from pytest_fxbucket.transforms.registry import Staged, State
+
+
+@dataclass(frozen=True)
+class RankPipeline:
+    """One rank's step on its way: through the plan's transformations, with the pass among them."""
+
+    reference: StepGraph
+    """What the last step is compared with bit for bit: as captured, or behind the last transformation that rounds."""
+    before: tuple[Staged, ...]
+    """The step behind each transformation before the pass."""
+    step: StepGraph
+    """What the pass was given."""
+    passed: Mapping[Phase, Passed]
+    """The graphs as they came out of the pass."""
+    after: tuple[Staged, ...]
+    """The step behind each transformation after the pass."""
+    final_step: StepGraph
+    final: Mapping[Phase, Passed]
+    """The graphs that ranks run; those that came out of the pass if nothing follows."""
+
+
+@dataclass(frozen=True)
+class ToPass:
+    """One rank's step up to the pass, as :class:`RankPipeline` has it."""
+
+    reference: StepGraph
+    before: tuple[Staged, ...]
+    step: StepGraph
+    state: State
+    """First tensors of what it has, by name."""
+
+
+def state_of(step: StepGraph) -> State:
+    """All state by name: real first tensors of what was added before, of an optimizer's tensors without values."""
+    values = {value.fqn: value for values in step.inputs.values() for value in values if value.role == "state"}
+    with FakeTensorMode():
+        fakes = {fqn: torch.empty(value.shape, dtype=value.dtype) for fqn, value in values.items()}
+    return {**fakes, **step.first_state}
+
+
+def with_first_state(step: StepGraph, captured: StepGraph, state: State) -> StepGraph:
+    """``step`` with first tensors of the ``state`` that transformations added; ``captured`` itself if they did nothing."""
+    known = {value.fqn for values in captured.inputs.values() for value in values if value.role == "state"}
+    added = {fqn: tensor for fqn, tensor in state.items() if fqn not in known}
+    return replace(step, first_state={**captured.first_state, **added}) if added else step
