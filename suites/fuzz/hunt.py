@@ -15,6 +15,13 @@ from torch import fx
 from pytest_fxbucket.checks.promises.automatic import in_flight_problems
 from pytest_fxbucket.cost.costs import launched_bytes
 from pytest_fxbucket.cost.memory import liveness_of
+from pytest_fxbucket.fuzz import lockstep
+from pytest_fxbucket.fuzz.drawing import Step
+from pytest_fxbucket.fuzz.drawn import NAMES, drawn
+from pytest_fxbucket.fuzz.groups import fake_groups
+from pytest_fxbucket.fuzz.on_ranks import compare
+from pytest_fxbucket.fuzz.ours import run_pass
+from pytest_fxbucket.fuzz.program import Program, copied
 from pytest_fxbucket.graph import collectives
 from pytest_fxbucket.graph.calls import Call, calls_of, joint_problems
 from pytest_fxbucket.graph.reading import read_graph
@@ -22,13 +29,9 @@ from pytest_fxbucket.passes.carried import carried
 from pytest_fxbucket.passes.grouping import MB
 from pytest_fxbucket.plan.tables import Overlap
 from pytest_fxbucket.ranks.pools import Pools
+from pytest_fxbucket.same import two_graphs
 from pytest_fxbucket.step.roles import Value
-from suites.fuzz.drawing import Step
-from suites.fuzz.drawn import NAMES, drawn
-from suites.passes import all_ranks
-from suites.passes.on_ranks import compare, copied, fake_groups
-from suites.passes.programs import Program, run_pass, through
-from suites.same import holding
+from suites.passes.programs import through
 
 PLANS: tuple[tuple[tuple[str, ...], ...], ...] = (
     (("a", "b", "c"),),
@@ -178,13 +181,13 @@ def look_at(pools: Pools | None, world: int, steps: Sequence[Step], chosen: Chos
     after = passed.after
     after.graph.lint()
     if pools is None:
-        differences = all_ranks.compare(before, after, world, program.groups)
+        differences = lockstep.compare(before, after, world, program.groups)
     else:
         differences = compare(pools, before, after, world, len(steps), program.groups)
     assert not differences, "\n".join([*differences, *_shown(before, after)])
     broken = list(_limits(before.graph, after.graph, options))
     assert not broken, "\n".join([*broken, *_shown(before, after)])
-    alarms = [line for rank in (0, world - 1) for line in holding.problems(before, after, _ranks_of(program, rank))]
+    alarms = [line for rank in (0, world - 1) for line in two_graphs.problems(before, after, _ranks_of(program, rank))]
     assert not alarms, "\n".join([*alarms, *_shown(before, after)])
     again = copied(after)
     with fake_groups(world, program.groups):

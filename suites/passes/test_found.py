@@ -8,10 +8,12 @@ import pytest
 import torch
 from torch import fx
 
+from pytest_fxbucket.fuzz.on_ranks import compare
+from pytest_fxbucket.fuzz.ours import run_pass
+from pytest_fxbucket.fuzz.program import Program, aten
 from pytest_fxbucket.ranks.pools import Pools
 from suites.fuzz.hunt import problems
-from suites.passes.on_ranks import compare
-from suites.passes.programs import Passed, Program, aten, run_pass, through
+from suites.passes.programs import Passed, through
 
 Equal = Callable[..., Passed]
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from suites.fuzz import collective_steps, compute_steps
-from suites.fuzz.drawing import Drawing, Step
+from pytest_fxbucket.fuzz import collective_steps, compute_steps
+from pytest_fxbucket.fuzz.drawing import Drawing, Step
 
 _STEPS = {**compute_steps.STEPS, **collective_steps.STEPS}
 NAMES = tuple(name for name, (_, times) in _STEPS.items() for _ in range(times))

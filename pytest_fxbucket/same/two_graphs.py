@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 import torch
 from torch import fx
@@ -38,9 +38,9 @@ def _side(module: fx.GraphModule, members: Members) -> Side:
     return Side(graph, module, _values(graph.find_nodes(op="placeholder")), _values(outputs), members)
 
 
-def _values(nodes: object) -> list[Value]:
+def _values(nodes: Iterable[object]) -> list[Value]:
     found = []
-    for number, node in enumerate(nodes):  # type: ignore[call-overload]
+    for number, node in enumerate(nodes):
         value = node.meta.get("val") if isinstance(node, fx.Node) else None
         shape = tuple(value.shape) if isinstance(value, torch.Tensor) else ()
         found.append(Value("value", str(number), shape, getattr(value, "dtype", None)))

@@ -13,8 +13,8 @@ from typing import Any
 import torch
 from torch import fx
 
-from suites.passes.on_ranks import HALVES
-from suites.passes.programs import Program
+from pytest_fxbucket.fuzz.groups import HALVES
+from pytest_fxbucket.fuzz.program import Program
 
 MOST = 4096
 """Elements that a value has at most."""
@@ -42,6 +42,7 @@ class Drawn:
 
     @property
     def fake(self) -> torch.Tensor:
+        """Its fake value."""
         value: torch.Tensor = self.node.meta["val"]
         return value
 
@@ -51,6 +52,7 @@ class Drawn:
         return all(size < 2 or stride for size, stride in zip(self.fake.shape, self.fake.stride(), strict=True))
 
     def is_like(self, other: Drawn) -> bool:
+        """Whether both have one shape and dtype."""
         return self.fake.shape == other.fake.shape and self.fake.dtype == other.fake.dtype
 
 
@@ -99,18 +101,22 @@ class Drawing:
         return self.values[-1]
 
     def new_storage(self) -> int:
+        """A number that no storage has yet."""
         self.storages += 1
         return self.storages
 
     def readable(self, allowed: Callable[[Drawn], bool] = lambda _: True) -> list[Drawn]:
+        """What a step may read now."""
         filled = {one.storage for one in self.open if one.fills}
         return [value for value in self.values if value.storage not in filled and allowed(value)]
 
     def writable(self, allowed: Callable[[Drawn], bool] = lambda _: True) -> list[Drawn]:
+        """What a step may write now."""
         sent = {one.sends for one in self.open}
         return [value for value in self.readable(allowed) if value.storage not in sent and value.is_one_to_one]
 
     def call(self, target: Any, *args: Any, **kwargs: Any) -> fx.Node:
+        """As :meth:`Program.call`, of values too."""
         plain = [arg.node if isinstance(arg, Drawn) else arg for arg in args]
         return self.program.call(target, *plain, **kwargs)
 
