@@ -104,7 +104,7 @@ def nothing(drawing: Drawing, step: Step) -> None:
 
 def module(drawing: Drawing, step: Step) -> None:
     """Let what follows belong to another module."""
-    drawing.program.module = "abc"[step.a % 3]
+    drawing.program.module = drawing.inside + "abc"[step.a % 3]
 
 
 def backward(drawing: Drawing, step: Step) -> None:

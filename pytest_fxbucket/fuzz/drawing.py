@@ -74,6 +74,8 @@ class Drawing:
     """A program under construction."""
 
     world: int
+    inside: str = ""
+    """What the names of all modules begin with."""
     program: Program = field(init=False)
     values: list[Drawn] = field(default_factory=list)
     open: list[InFlight] = field(default_factory=list)
@@ -87,13 +89,15 @@ class Drawing:
         everybody = list(range(self.world))
         groups = {"again": [everybody], "alone": [[rank] for rank in everybody], **HALVES.get(self.world, {})}
         self.program = Program(self.world, groups)
+        self.program.module = f"{self.inside}a"
         self.groups = [*sorted(groups), *["0"] * 6]
         w = self.world
-        shapes: list[tuple[int, ...]] = [(2, 3), (2, 3), (2 * w, 3), (2 * w, 3), (1, 5), (3,), (2 * w * w, 3), (0, 3), ()]
+        # What is plainest comes last, since that is what small numbers choose.
+        for i, dtype in enumerate(DTYPES[:0:-1]):
+            self.add(self.program.given(f"q{i}", 2 * w, 3, dtype=dtype), plain=True)
+        shapes: list[tuple[int, ...]] = [(), (0, 3), (2 * w * w, 3), (3,), (1, 5), (2, 3), (2, 3), (2 * w, 3), (2 * w, 3)]
         for i, shape in enumerate(shapes):
             self.add(self.program.given(f"p{i}", *shape), plain=True)
-        for i, dtype in enumerate(DTYPES[1:]):
-            self.add(self.program.given(f"q{i}", 2 * w, 3, dtype=dtype), plain=True)
 
     def add(self, node: fx.Node, *, storage: int | None = None, plain: bool = False) -> Drawn:
         """``node`` as a value that steps may read; without ``storage`` in one of its own."""

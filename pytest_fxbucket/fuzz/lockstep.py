@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, fx
 
 from pytest_fxbucket.compat.c10d import untwinned
+from pytest_fxbucket.compat.fx import after
 from pytest_fxbucket.fuzz.differing import differences
 from pytest_fxbucket.fuzz.groups import Groups
 from pytest_fxbucket.fuzz.inputs import given, inputs_of
@@ -55,7 +56,7 @@ def run(
                 _land(env, *flying.pop(node), groups or {})
         elif collectives.is_wait(node):
             env[node] = env[node.args[0]]
-            source = node.args[0].args[0] if node.args[0].target is getitem else node.args[0]
+            source = _source(node)
             if late and source in flying:
                 _land(env, *flying.pop(source), groups or {})
         else:
@@ -68,6 +69,15 @@ def is_alike(first: fx.Graph, other: fx.Graph) -> bool:
     """Whether two ranks' graphs run the same operators in the same order: what they are called with may differ."""
     a, b = ([(node.op, node.target if node.op == "call_function" else "") for node in one.nodes] for one in (first, other))
     return a == b
+
+
+def _source(wait: fx.Node) -> fx.Node:
+    """The launch behind ``wait``, or what a second wait waits for: through parts, and what keeps an order."""
+    source: Any = wait.args[0]
+    while source.target in (getitem, after):
+        source = source.args[0]
+    assert isinstance(source, fx.Node)
+    return source
 
 
 def _called(env: Env, node: fx.Node, rank: int) -> Any:

@@ -7,6 +7,7 @@ from typing import cast
 
 from torch import fx
 
+from pytest_fxbucket.compat.c10d import untwinned
 from pytest_fxbucket.fuzz.groups import Groups
 from pytest_fxbucket.fuzz.inputs import given
 from pytest_fxbucket.fuzz.rank_job import Case
@@ -44,13 +45,14 @@ def compare_all(
 ) -> list[list[str]]:
     """As :func:`compare`, for several graphs that passes made of one."""
     portable = tuple(encode_module(one) for one in after)
-    named = {name: lists for name, lists in (groups or {}).items() if name in _names(before, *after)}
-    case = Case(encode_module(before), portable, tuple(given(before)), seed, named)
+    case = Case(encode_module(before), portable, tuple(given(before)), seed, named_groups(groups or {}, before, *after))
     results = pools.get(world).run(JOB, [case] * world, timeout_s=LIMIT_S, what="graphs before and after a pass")
     said = cast("list[list[list[str]]]", results)
     return [[text for result in said for text in result[number]] for number in range(len(after))]
 
 
-def _names(*graph_modules: fx.GraphModule) -> set[str]:
+def named_groups(groups: Groups, *graph_modules: fx.GraphModule) -> Groups:
+    """Those of ``groups`` that the graphs name, or whose twins."""
     launches = [collectives.read_launch(node) for one in graph_modules for node in one.graph.nodes]
-    return {launch.group for launch in launches if launch is not None}
+    names = {untwinned(launch.group) for launch in launches if launch is not None}
+    return {name: lists for name, lists in groups.items() if name in names}

@@ -32,10 +32,14 @@ def held(table: Table, before: fx.GraphModule, after: fx.GraphModule, members: M
 
 
 def _side(module: fx.GraphModule, members: Members) -> Side:
-    graph = module.graph
+    return Side(module.graph, module, *ends(module.graph), members)
+
+
+def ends(graph: fx.Graph) -> tuple[list[Value], list[Value]]:
+    """Inputs and outputs of ``graph``, of which nothing is known but their fake values."""
     returned = graph.output_node().args[0]
     outputs = returned if isinstance(returned, (list, tuple)) else [returned]
-    return Side(graph, module, _values(graph.find_nodes(op="placeholder")), _values(outputs), members)
+    return _values(graph.find_nodes(op="placeholder")), _values(outputs)
 
 
 def _values(nodes: Iterable[object]) -> list[Value]:
