@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 import sys
 import time
+import traceback
 from argparse import ArgumentParser, Namespace
 from collections.abc import Callable, Iterator
 from contextlib import redirect_stdout
 from importlib.util import find_spec
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 from pytest_fxbucket.cli.common import add_pass, refuse_no_pass
@@ -54,7 +56,19 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 
 def run(options: Namespace) -> int:
-    """Replay, search and tell; gives 1 if anything was found, 130 if Ctrl-C ended it, which tells what was found so far."""
+    """Replay, search and tell; gives 1 if anything was found, 2 if it could not be told, 130 if Ctrl-C ended it."""
+    try:
+        return _run(options)
+    except FxbucketError as error:
+        print(f"fxbucket: {error}", file=sys.stderr)
+    except BrokenPipeError:
+        raise
+    except Exception:  # 1, Python's own status for it, means here that something was found
+        traceback.print_exc()
+    return 2
+
+
+def _run(options: Namespace) -> int:
     refuse_no_pass(options.pass_name)
     for option, least in (("seconds", 0), ("at_most", 0), ("ranks", 1)):
         if not (value := getattr(options, option)) > least:
@@ -94,6 +108,8 @@ class _Hunt:
     def look(self, say: Callable[[str], None]) -> None:
         """Replay the corpus, then search until the time is over, or enough was found."""
         say("importing torch")
+        from hypothesis.configuration import set_hypothesis_home_dir
+
         from pytest_fxbucket.fuzz.confirmed import on_real_ranks
         from pytest_fxbucket.fuzz.corpus import files_in, keep, replayed
         from pytest_fxbucket.fuzz.search import Search
@@ -114,6 +130,8 @@ class _Hunt:
         known = [one.find for one in self.again]
         search = Search(subject, options.ranks, options.seed, until, say, known)
         pools = Pools(warm=("pytest_fxbucket.fuzz.rank_job",))
+        home = TemporaryDirectory()  # hypothesis keeps what it reads of the sources
+        set_hypothesis_home_dir(home.name)
         try:
             for trial, find in search.finds():
                 kept = keep(options.corpus, trial, find, options.pass_name)
@@ -126,6 +144,8 @@ class _Hunt:
         finally:
             self.tried += search.tried
             pools.close()
+            set_hypothesis_home_dir(None)
+            home.cleanup()
 
     def lines(self) -> Iterator[str]:
         """For people."""

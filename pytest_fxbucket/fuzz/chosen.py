@@ -40,8 +40,9 @@ WRONG: dict[str, Callable[[list[list[str]]], Any]] = {
     "an unknown bucket_mode": lambda plan: plan,
 }
 """What may be wrong, and the plan that is wrong so."""
-_MANUAL = ("by", "enabled", "dtypes", "layout", "prefetch", "defer_reduce", "gather_group", "insert_overlap_deps", "updates")
-_AUTO = ("by", "enabled", "dtypes", "layout", "schedule", "max_prefetch", "gather_group", "insert_overlap_deps")
+_BOTH = ("by", "enabled", "dtypes", "layout", "gather_group", "insert_overlap_deps")
+_MANUAL = (*_BOTH, "prefetch", "defer_reduce", "updates", "transforms")
+_AUTO = (*_BOTH, "schedule", "max_prefetch")
 
 
 @dataclass(frozen=True)
@@ -62,6 +63,8 @@ class Chosen:
     launch_at: tuple[int, ...] = ()
     """Which entry is launched where which other computes, forward or backward; nothing: by ``prefetch``."""
     wait_before: tuple[int, ...] = ()
+    transforms: tuple[str, ...] = ()
+    """What comes before the pass."""
     schedule: str = "manual"
     max_prefetch: int | None = None
     in_flight: float | None = None

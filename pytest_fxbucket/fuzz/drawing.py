@@ -126,7 +126,7 @@ class Drawing:
 
     def fly(self, made: Sequence[fx.Node], sent: Sequence[Drawn], plain: bool, fills: int | None = None) -> None:
         """``made`` are the parts of a launch that sends ``sent``; they are new, or ``fills`` is the storage that they fill."""
-        self.modules.append(self.program.module)
+        self.modules.append(self.program.module or "")
         for node, value in zip(made, sent, strict=True):
             storage = self.new_storage() if fills is None else fills
             self.open.append(InFlight(node, storage, plain, value.storage, fills is not None))

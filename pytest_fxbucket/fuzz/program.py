@@ -32,8 +32,8 @@ class Program:
         self.graph, self.mode = fx.Graph(), FakeTensorMode()
         self.backward = False
         """Whether nodes made now belong to the backward."""
-        self.module = "a"
-        """Module of nodes made now."""
+        self.module: str | None = "a"
+        """Module of nodes made now; None: nobody says."""
 
     def ranks(self, group: str) -> int:
         """How many ranks a group has."""
@@ -67,7 +67,8 @@ class Program:
         with self.mode:
             node.meta["val"] = target(*values, **keywords)
         key = "fwd_nn_module_stack" if self.backward else "nn_module_stack"
-        node.meta[key] = {"": ("", torch.nn.Module), self.module: (self.module, torch.nn.Module)}
+        if self.module is not None:
+            node.meta[key] = {"": ("", torch.nn.Module), self.module: (self.module, torch.nn.Module)}
         if self.backward:
             node.meta["autograd_backward"] = True
         return node

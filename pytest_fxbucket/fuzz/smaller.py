@@ -10,6 +10,9 @@ import torch
 
 from pytest_fxbucket.fuzz.program import copied
 from pytest_fxbucket.graph import collectives
+from pytest_fxbucket.graph.effects import written_arguments
+from pytest_fxbucket.graph.ops import operator_name
+from pytest_fxbucket.graph.storages import base
 
 if TYPE_CHECKING:
     from torch import fx
@@ -92,7 +95,7 @@ def _going(node: fx.Node, writes: bool = True) -> list[fx.Node]:
 
     Without ``writes`` nothing that writes goes.
     """
-    if node.op in ("placeholder", "output") or node.users:
+    if node.op in ("placeholder", "output") or node.users or _fills(node):
         return []
     if not collectives.is_wait(node):
         writing = isinstance(node.target, torch._ops.OpOverload) and node.target._schema.is_mutable
@@ -100,9 +103,17 @@ def _going(node: fx.Node, writes: bool = True) -> list[fx.Node]:
     source = node.all_input_nodes[0]
     launch = source if collectives.launch_kind(source) else source.all_input_nodes[0]
     waits = collectives.waits_of(launch)
+    if _fills(launch):
+        return []
     if any(wait.users for wait in waits) or (not writes and launch.target._schema.is_mutable):  # type: ignore[union-attr]
         return [node] if len([wait for wait in source.users if collectives.is_wait(wait)]) > 1 else []
     return [*waits, *(user for user in launch.users if user not in waits), launch]
+
+
+def _fills(node: fx.Node) -> bool:
+    """Whether others would read what nobody has written, if ``node`` went."""
+    new = [base(written) for written in written_arguments(node)]
+    return any(operator_name(one) == "aten::empty" and len(one.users) > 1 for one in new)
 
 
 def _without(trial: Trial, nodes: list[fx.Node]) -> Trial:

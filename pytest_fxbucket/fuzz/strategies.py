@@ -16,6 +16,7 @@ from pytest_fxbucket.fuzz.chosen import BYTES, PLANS, WRONG, Chosen
 from pytest_fxbucket.fuzz.drawing import Step
 from pytest_fxbucket.fuzz.drawn import NAMES, drawn
 from pytest_fxbucket.fuzz.subject import Subject, subject_of
+from pytest_fxbucket.fuzz.transformed import SAME_BITS
 from pytest_fxbucket.fuzz.trial import Trial
 
 _MODES = (None, None, "default", "custom_ops", "custom_ops_multidtype")
@@ -48,6 +49,7 @@ by_hand = st.builds(
     gather_group=_own,
     insert_overlap_deps=_deps,
     updates=st.sampled_from(["last", "last", "ready"]),
+    transforms=st.sampled_from([(), (), (), (), SAME_BITS]),
     launch_at=_places,
     wait_before=_places,
 )
@@ -71,9 +73,13 @@ automatic = st.builds(
 """Our pass, and a schedule that it finds by itself."""
 
 
-def steps(names: Collection[str] = NAMES, least: int = 12, most: int = 44) -> st.SearchStrategy[list[Step]]:
-    """Lists of steps of these names, each of which :func:`~pytest_fxbucket.fuzz.drawn.drawn` makes a program of."""
-    return st.lists(st.builds(Step, st.sampled_from(list(names)), _small, _small, _small), min_size=least, max_size=most)
+def steps(names: Collection[str] = NAMES, least: int = 12, most: int = 44, reach: int = 11) -> st.SearchStrategy[list[Step]]:
+    """Lists of steps of these names, each of which :func:`~pytest_fxbucket.fuzz.drawn.drawn` makes a program of.
+
+    ``reach``: how far back what they read and write may lie; where it is small, they meet more often.
+    """
+    back = st.integers(0, reach)
+    return st.lists(st.builds(Step, st.sampled_from(list(names)), back, _small, back), min_size=least, max_size=most)
 
 
 def plans(subject: Subject, *, wrong: bool = True) -> st.SearchStrategy[Chosen]:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from pytest_fxbucket.compat import torch_pass
 from pytest_fxbucket.errors import PlanError
 from pytest_fxbucket.fuzz.ours import any_seconds, run_pass
+from pytest_fxbucket.fuzz.transformed import transformed
 from pytest_fxbucket.plan.factories import first_on_path, import_callable
 
 if TYPE_CHECKING:
@@ -48,6 +49,7 @@ class Subject:
         """What the pass gives for ``graph_module``, with its groups in place; raises what it raises."""
         options = dict(trial.options)
         if self.is_ours:
+            graph_module = transformed(graph_module, options.pop("transforms", ()))
             run_pass(graph_module.graph, trial.plan, **options)
             graph_module.recompile()
             return graph_module

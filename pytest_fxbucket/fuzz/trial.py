@@ -23,7 +23,8 @@ class Trial:
     plan: Any = ("a",)
     """Entries as passes take them: module FQNs, or lists of FQNs that share a bucket."""
     options: Mapping[str, Any] = field(default_factory=dict)
-    """What the pass is given by keyword; ours also ``costs``, a number that says which seconds nodes take."""
+    """What the pass is given by keyword; ours also ``costs``, a number that says which seconds nodes take, and
+    ``transforms``, names of transformations that come before it."""
     wrong: str = ""
     """What is wrong with plan or options, in words: a pass must refuse it. Empty: nothing is."""
 

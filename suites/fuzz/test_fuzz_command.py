@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 import os
 import re
+import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -125,6 +127,21 @@ def test_ctrl_c_gives_what_was_found_so_far(folder: Path, monkeypatch: pytest.Mo
     assert "Traceback" not in said.err
 
 
+def test_a_real_ctrl_c_ends_it_with_what_was_found(folder: Path) -> None:
+    (folder / "mine.py").write_text(HEAD + BROKEN["exception"])
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    command = [sys.executable, "-m", "pytest_fxbucket.cli", "fuzz", "--pass", "mine:broken", "--seconds", "120"]
+    with subprocess.Popen(command, cwd=folder, env=environment, stdout=subprocess.PIPE, text=True) as running:
+        until = time.monotonic() + 60
+        while not list(folder.glob("fuzz-corpus/*.py")) and time.monotonic() < until:
+            time.sleep(0.1)
+        running.send_signal(signal.SIGINT)
+        said, _ = running.communicate(timeout=30)
+    assert running.returncode == 130
+    assert {path.name for path in folder.iterdir()} <= {"mine.py", "fuzz-corpus", "__pycache__"}
+    assert "stopped, this is what was found so far" in said
+
+
 @pytest.mark.parametrize("ranks", ["2", "4"])
 def test_nothing_is_found_against_our_pass(folder: Path, ranks: str, capsys: Capsys) -> None:
     assert main(["fuzz", "--seconds", "15", "--seed", "7", "--ranks", ranks]) == 0, capsys.readouterr().out
@@ -152,12 +169,12 @@ def test_faults_of_torchs_automatic_pass_are_found(folder: Path, capsys: Capsys)
     ("words", "status", "sentence"),
     [
         (["--pass", "mine"], 2, '--pass: "mine" is no pass; expected manual, torch or module:callable'),
-        (["--pass", "nowhere:broken"], 1, 'pass nowhere:broken: there is no module "nowhere" in the folders on the path'),
-        (["--pass", "mine:alone"], 1, "pass mine:alone cannot be called as (gm, plans): too many positional arguments"),
+        (["--pass", "nowhere:broken"], 2, 'pass nowhere:broken: there is no module "nowhere" in the folders on the path'),
+        (["--pass", "mine:alone"], 2, "pass mine:alone cannot be called as (gm, plans): too many positional arguments"),
         (["--seconds", "0"], 2, "--seconds 0: expected a number above 0"),
         (["--ranks", "1"], 2, "--ranks 1: expected a number above 1"),
         (["--ranks", "9"], 2, "--ranks 9: expected 2 to 8"),
-        (["--pass", "mine:well", "--corpus", "old"], 1, "test_fuzz_old.py holds no trial: KeyError: 'trial'"),
+        (["--pass", "mine:well", "--corpus", "old"], 2, "test_fuzz_old.py holds no trial: KeyError: 'trial'"),
     ],
 )
 def test_what_cannot_be_tried_is_told_in_one_sentence(
@@ -175,5 +192,5 @@ def test_what_cannot_be_tried_is_told_in_one_sentence(
 
 def test_hypothesis_is_asked_for_where_it_is_missing(folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capsys) -> None:
     monkeypatch.setattr("pytest_fxbucket.cli.fuzz.find_spec", lambda name: None)
-    assert main(["fuzz"]) == 1
+    assert main(["fuzz"]) == 2
     assert "fxbucket fuzz needs hypothesis: pip install 'pytest-fxbucket[fuzz]'" in capsys.readouterr().err
