@@ -46,11 +46,15 @@ class Find:
         return any(one.signature == self.signature and one.features <= self.features for one in known)
 
 
-_SAID = re.compile(r"\{[^}]*\}|'[^']*'|\"[^\"]*\"|\[[^\]]*\]|%?\b\w*\d\w*\b|%\w+")
+_SAID = re.compile(
+    r"\{[^}]*\}|'[^']*'|\"[^\"]*\"|\[[^\]]*\]"  # what is quoted, and lists
+    r"|\b\w+(?:\.\w+)+(?: \(\w+\))?"  # operators, with their nodes
+    r"|%?\b\w*\d\w*\b|%\w+"
+)
 
 
 def stripped(text: str) -> str:
-    """``text`` without what differs from graph to graph: names in quotes, lists, numbers, and words that have numbers."""
+    """``text`` without what differs from graph to graph: names in quotes, lists, operators, and words with numbers."""
     return " ".join(_SAID.sub("...", text).split())[:160]
 
 

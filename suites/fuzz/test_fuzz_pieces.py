@@ -143,6 +143,7 @@ def test_a_trial_that_is_cut_short_stays_legal_and_loses_what_it_does_not_need()
 
 def test_finds_are_told_apart_by_what_is_said_and_by_what_they_need() -> None:
     assert stripped("KeyError in f_1: no 'layers.3' of 12 in [a, b]") == "KeyError in ...: no ... of ... in ..."
+    assert stripped("aten.add_.Tensor (add__tensor) reads x before its wait") == "... reads x before its wait"
     one = Find(RAISED, "it raises on p1", features=frozenset({"a write"}))
     assert Find(RAISED, "it raises on p2", features=frozenset({"a write", "a view"})).is_of([one])
     assert not Find(RAISED, "it raises on p2", features=frozenset({"a view"})).is_of([one])
