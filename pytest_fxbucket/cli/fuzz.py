@@ -84,12 +84,17 @@ def _run(options: Namespace) -> int:
             hunt.look(progress.say)
     except KeyboardInterrupt:
         hunt.ended = "stopped"
+    except Exception as error:
+        if isinstance(error, FxbucketError) and not hunt.again and not hunt.new:
+            raise
+        traceback.print_exc()
+        hunt.ended = "broke"
     if options.json:
         print(json.dumps(hunt.document(), indent=2, sort_keys=True))
     else:
         for line in hunt.lines():
             print(line)
-    return _STOPPED if hunt.ended == "stopped" else int(bool(hunt.again or hunt.new))
+    return {"stopped": _STOPPED, "broke": 2}.get(hunt.ended, int(bool(hunt.again or hunt.new)))
 
 
 class _Hunt:
@@ -179,7 +184,12 @@ class _Hunt:
         }
 
 
-_ENDED = {"time": "", "enough": "; ended by --at-most", "stopped": "; stopped, this is what was found so far"}
+_ENDED = {
+    "time": "",
+    "enough": "; ended by --at-most",
+    "stopped": "; stopped, this is what was found so far",
+    "broke": "; it broke then, and stderr says why",
+}
 
 
 def _document(kept: Kept) -> dict[str, Any]:

@@ -27,6 +27,8 @@ from pytest_fxbucket.fuzz.trial import Trial
 
 _EXAMPLES = 40
 _SHRINKING_S = 20.0
+_IDLE = 40
+"""Trials in a row of which none has fewer steps: then which values steps choose is all that hypothesis still works at."""
 _LAUNCHING = ("gather", "reduce", "all_reduce", "coalesced", "gather_into", "all_reduce_in_place", "cast_and_launch")
 Draws = tuple[list[Step], Chosen, str]
 """Steps, plan, and what modules lie in."""
@@ -50,9 +52,9 @@ class Search:
     known: list[Find] = field(default_factory=list)
     tried: int = 0
     """Trials that were judged."""
-    _first: Draws | None = None
     _best: tuple[Draws, Find] | None = None
     _shrink_until: float = 0.0
+    _idle: int = 0
 
     def finds(self) -> Iterator[tuple[Trial, Find]]:
         """Each find that is not known, with the smallest trial that shows it."""
@@ -108,7 +110,8 @@ class Search:
                 raise
 
     def _look(self, steps: list[Step], chosen: Chosen, inside: str, last: str) -> None:
-        if time.monotonic() > (self._shrink_until if self._best else self.until):
+        self._idle += 1
+        if time.monotonic() > (self._shrink_until if self._best else self.until) or (self._best and self._idle > _IDLE):
             raise _Over
         trial = self.trial(steps, chosen, inside)
         self.tried += 1
@@ -119,6 +122,8 @@ class Search:
             self._shrink_until = time.monotonic() + _SHRINKING_S
         elif find.signature != self._best[1].signature:
             return
+        if self._best is None or len(steps) < len(self._best[0][0]):
+            self._idle = 0
         if self._best is None or _size(steps, chosen) <= _size(self._best[0][0], self._best[0][1]):
             self._best = (steps, chosen, inside), find
         raise _FoundError(find.kind)
