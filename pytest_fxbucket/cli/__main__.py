@@ -18,6 +18,7 @@ COMMANDS = {
     "simulate": "say how long a plan's step takes on a cluster, what of its communication is exposed, and what memory holds",
     "tune": "search for a better plan on a cluster, and propose it as a diff, each change with what it gains",
     "mutate": "break the graph of a plan in many places, and say which of them its checks find",
+    "fuzz": "try a pass on random steps, plans and options, and print each find as a test",
     "parity": "run a plan's step beside torch's own for many steps, bit for bit",
     "diff": "say how the schedules of two plans, passes or commits differ",
     "compare": "time the steps of two commits side by side and say which is faster",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, cast
 
@@ -125,6 +125,23 @@ def fake_world(rank: int, world: int) -> Iterator[None]:
     finally:
         dist.destroy_process_group()
         put_back(level)
+
+
+@contextmanager
+def named_groups(groups: Mapping[str, Sequence[Sequence[int]]], rank: int) -> Iterator[None]:
+    """Fake groups of these ranks under these names, as ``rank`` of a fake world, for as long as the block runs."""
+    names: list[str] = []
+    for name, lists in sorted(groups.items()):
+        for ranks in lists:
+            group = dist.new_group(list(ranks))
+            if rank in ranks:
+                c10d._register_process_group(cast(Any, name), group)
+                names.append(name)
+    try:
+        yield
+    finally:
+        for name in names:
+            c10d._unregister_process_group(cast(Any, name))
 
 
 _kept: list[torch.library.Library] = []

@@ -10,6 +10,7 @@ from functools import cache
 import pytest
 from torch import fx
 
+from pytest_fxbucket.fuzz.program import aten
 from pytest_fxbucket.graph import collectives
 from suites.checks.traced_modes import (
     DDP,
@@ -24,7 +25,6 @@ from suites.checks.traced_modes import (
     Way,
     traced,
 )
-from suites.passes.programs import aten
 
 step_of = cache(traced)
 SHARDED = Way(SHARD, (("reduce_scatter", "avg", SHARD),))

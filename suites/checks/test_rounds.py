@@ -8,12 +8,12 @@ from functools import cache
 import pytest
 from torch import fx
 
+from pytest_fxbucket.fuzz.program import aten
 from pytest_fxbucket.golden.mismatch import changes
 from pytest_fxbucket.golden.read_back import read_back
 from pytest_fxbucket.graph import collectives
 from pytest_fxbucket.passes.targets import Targets
 from suites.checks.traced_modes import DDP, SCATTER_FIRST, Step, Traced, traced
-from suites.passes.programs import aten
 
 TWO = Step(microbatches=2)
 CHECKPOINTED = Step(microbatches=2, recompute=True)

@@ -17,6 +17,8 @@ from torch.utils.checkpoint import checkpoint
 from pytest_fxbucket.capture.reshard import gather_again_in_backward
 from pytest_fxbucket.checks.promises.kept import Expectations, audit
 from pytest_fxbucket.compat.c10d import c10d_functional
+from pytest_fxbucket.fuzz.groups import HALVES, Groups, fake_groups
+from pytest_fxbucket.fuzz.program import copied
 from pytest_fxbucket.golden.schedule import schedule_of
 from pytest_fxbucket.golden.text import schedule_lines
 from pytest_fxbucket.graph.buckets import GraphAnalysis
@@ -26,9 +28,7 @@ from pytest_fxbucket.passes.manual import ManualPass
 from pytest_fxbucket.passes.targets import Targets, by_parameter
 from pytest_fxbucket.step.roles import Value
 from suites.checks.promising import promise_by
-from suites.passes.on_ranks import HALVES, copied, fake_groups
 from suites.passes.programs import Passed
-from suites.passes.rank_jobs_of_passes import Groups
 
 WORLD, SHARD, REPLICATE = "0", "halves", "strided"
 WIDTH, ROWS = 8, 4

@@ -9,9 +9,9 @@ import torch.distributed as dist
 from torch import fx
 
 from pytest_fxbucket.capture.traced import TracedStep
+from pytest_fxbucket.fuzz.program import COLUMNS, Program, aten
 from pytest_fxbucket.passes import manual_overlap_bucketing
 from suites.graph.whole_steps import WholeStep, passed
-from suites.passes.programs import COLUMNS, Program, aten
 
 RANKS = 4
 LAYERS = [f"layers.{i}.{name}" for i in range(2) for name in ("weight", "bias")]

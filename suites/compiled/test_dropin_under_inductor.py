@@ -9,13 +9,13 @@ import torch
 from torch import fx
 from torch._inductor.lowering import lowerings
 
+from pytest_fxbucket.fuzz.program import Program
 from pytest_fxbucket.graph.collectives import launch_kind
 from pytest_fxbucket.graph.ops import overload
 from pytest_fxbucket.passes import manual_overlap_bucketing
 from suites.compiled.rank_jobs_of_compiled import WITHOUT_CODE
 from suites.compiled.small_nets import PLAN, net, step
 from suites.passes.packing import packed
-from suites.passes.programs import Program
 
 pytestmark = pytest.mark.usefixtures("two_fake_ranks", "no_cache")
 HOOKS = ("post_grad_custom_post_pass", "post_grad_custom_pre_pass", "joint_custom_pre_pass", "joint_custom_post_pass")

@@ -8,10 +8,10 @@ from dataclasses import dataclass, field
 import torch
 from torch import fx
 
+from pytest_fxbucket.fuzz.program import Program, aten
 from pytest_fxbucket.graph.buckets import GraphAnalysis
 from pytest_fxbucket.graph.reading import read_graph
 from pytest_fxbucket.step.roles import Value
-from suites.passes.programs import Program, aten
 
 WORLD, COLUMNS = 2, 4
 ENTRIES = "abcde"

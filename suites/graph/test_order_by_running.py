@@ -17,8 +17,8 @@ from torch import Tensor, fx
 from torch._subclasses import FakeTensorMode
 
 from pytest_fxbucket.compat.c10d import c10d_functional
+from pytest_fxbucket.fuzz.lockstep import run
 from pytest_fxbucket.graph.order import Order, order_of
-from suites.passes.all_ranks import run
 
 aten, c10d = torch.ops.aten, c10d_functional()
 PROGRAMS, STEPS, ORDERS = 120, 14, 4

@@ -13,10 +13,10 @@ from torch import fx
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from pytest_fxbucket.errors import GraphError
+from pytest_fxbucket.fuzz.program import Program, aten, c10d
 from pytest_fxbucket.graph_view import GraphView
 from suites.graph.view_models import Net, Twice, Wrapper, cached_aot, captured, dynamo, ones
 from suites.graph.view_running import RANKS, check, drawn
-from suites.passes.programs import Program, aten, c10d
 
 
 @pytest.mark.parametrize("fqn", ["layers.0", "layers.1.attention", "layers.0.mlp", "layers.1.norm", "layers", "wrapped", ""])

@@ -10,13 +10,13 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
+from pytest_fxbucket.fuzz.differing import differences
+from pytest_fxbucket.fuzz.lockstep import Env, run
 from pytest_fxbucket.graph import collectives
 from pytest_fxbucket.graph.order import order_of
 from pytest_fxbucket.passes.carried import Carried
 from pytest_fxbucket.passes.merge import Merged, build
 from pytest_fxbucket.passes.targets import Target, mergeable
-from suites.passes.all_ranks import Env, run
-from suites.passes.rank_jobs_of_passes import differences
 
 
 def targets(graph: fx.Graph, ranks: int, direction: Any = "forward") -> list[Target]:

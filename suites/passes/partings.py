@@ -8,9 +8,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from pytest_fxbucket.fuzz.groups import HALVES
+from pytest_fxbucket.fuzz.program import Program
 from suites.passes import torch_graphs as graphs
-from suites.passes.on_ranks import HALVES
-from suites.passes.programs import Program
 
 Torchs = Literal[
     "raises",

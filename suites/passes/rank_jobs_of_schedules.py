@@ -7,9 +7,9 @@ import random
 from torch import fx
 
 from pytest_fxbucket.errors import PassError
+from pytest_fxbucket.fuzz.program import COLUMNS, Program, aten
 from pytest_fxbucket.graph.collectives import launch_kind
 from pytest_fxbucket.passes import schedule_overlap_bucketing
-from suites.passes.programs import COLUMNS, Program, aten
 
 
 def branches(deeper: bool = False) -> fx.GraphModule:

@@ -7,10 +7,10 @@ import random
 import pytest
 
 from pytest_fxbucket.errors import PassError
+from pytest_fxbucket.fuzz.program import Program
 from pytest_fxbucket.graph.order import order_of
 from pytest_fxbucket.passes.arrange import arranged, drawn, drawn_together, is_acyclic
 from pytest_fxbucket.passes.targets import by_module
-from suites.passes.programs import Program
 
 
 @pytest.mark.parametrize(

@@ -10,11 +10,12 @@ import torch
 from torch import fx
 
 from pytest_fxbucket.errors import PassError, PlanError
+from pytest_fxbucket.fuzz.program import Program, aten
 from pytest_fxbucket.passes import manual_overlap_bucketing
 from pytest_fxbucket.passes.manual import ManualPass
 from pytest_fxbucket.passes.merge import build
 from pytest_fxbucket.passes.targets import by_module
-from suites.passes.programs import Program, aten, chain
+from suites.passes.programs import chain
 
 
 def layers() -> fx.GraphModule:

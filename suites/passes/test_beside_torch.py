@@ -11,6 +11,11 @@ import torch
 from torch import fx
 
 from pytest_fxbucket.compat.torch_pass import OPERATORS, torch_manual_overlap_bucketing
+from pytest_fxbucket.fuzz.groups import fake_groups
+from pytest_fxbucket.fuzz.inputs import given
+from pytest_fxbucket.fuzz.on_ranks import JOB, LIMIT_S
+from pytest_fxbucket.fuzz.program import copied
+from pytest_fxbucket.fuzz.rank_job import Case
 from pytest_fxbucket.graph.buckets import GraphAnalysis
 from pytest_fxbucket.passes import manual_overlap_bucketing
 from pytest_fxbucket.plan import PlanError
@@ -18,10 +23,8 @@ from pytest_fxbucket.plan_on_mesh import PlanOnMesh
 from pytest_fxbucket.ranks.pools import Pools
 from pytest_fxbucket.step.portable import digest, encode, encode_module
 from suites.passes.bucketing import world_of
-from suites.passes.on_ranks import JOB, LIMIT_S, copied, fake_groups, given
 from suites.passes.partings import PARTINGS, VERSIONS, Parting, Torchs, table
 from suites.passes.programs import launches
-from suites.passes.rank_jobs_of_passes import Case
 from suites.passes.torch_graphs import gathers
 
 VERSION = ".".join(torch.__version__.split(".")[:2])

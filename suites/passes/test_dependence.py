@@ -7,9 +7,10 @@ from collections.abc import Callable
 import pytest
 from torch import fx
 
+from pytest_fxbucket.fuzz.groups import HALVES
+from pytest_fxbucket.fuzz.program import COLUMNS, Program, aten
 from suites.passes import programs
-from suites.passes.on_ranks import HALVES
-from suites.passes.programs import COLUMNS, SGD, Passed, Program, aten
+from suites.passes.programs import SGD, Passed
 
 Equal = Callable[..., Passed]
 

@@ -10,6 +10,7 @@ from torch import fx
 
 from pytest_fxbucket.compat.c10d import fake_world
 from pytest_fxbucket.compat.torch_pass import torch_manual_overlap_bucketing
+from pytest_fxbucket.fuzz.program import Program, aten
 from pytest_fxbucket.graph.collectives import launch_kind
 from pytest_fxbucket.graph.reading import read_graph
 from pytest_fxbucket.passes import manual_overlap_bucketing
@@ -17,7 +18,7 @@ from pytest_fxbucket.passes.manual import ManualPass
 from pytest_fxbucket.plan_on_mesh import PlanOnMesh
 from pytest_fxbucket.step.roles import Value
 from suites.passes.bucketing import world_of
-from suites.passes.programs import Program, aten, chain, launches
+from suites.passes.programs import chain, launches
 
 
 def members(gm: fx.GraphModule) -> list[tuple[str, str, tuple[str, ...]]]:

@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch import fx
 
+from pytest_fxbucket.fuzz.program import Program, aten
 from suites.passes.packing import assert_same
-from suites.passes.programs import Program, aten
 
 RANKS = 3
 HALF = torch.bfloat16

@@ -8,10 +8,12 @@ import pytest
 import torch
 from torch import fx
 
+from pytest_fxbucket.fuzz.judge import problems
+from pytest_fxbucket.fuzz.on_ranks import compare
+from pytest_fxbucket.fuzz.ours import run_pass
+from pytest_fxbucket.fuzz.program import Program, aten
 from pytest_fxbucket.ranks.pools import Pools
-from suites.fuzz.hunt import problems
-from suites.passes.on_ranks import compare
-from suites.passes.programs import Passed, Program, aten, run_pass, through
+from suites.passes.programs import Passed, through
 
 Equal = Callable[..., Passed]
 
@@ -50,7 +52,7 @@ def test_both_waits_of_a_launch_are_deferred_in_one_go(made: Program) -> None:
 def test_a_graph_that_reduces_an_empty_tensor_can_be_read() -> None:
     made = Program(3)
     gm = made.returns(made.reduce(made.given("p", 0, 3)))
-    assert problems(made, gm.graph) == []
+    assert problems(made, [gm.graph] * made.world) == []
 
 
 @pytest.mark.parametrize("kind", ["gather", "reduce", "all_reduce"])
@@ -62,8 +64,8 @@ def test_one_member_is_sent_on_while_another_is_written(made: Program, equal: Eq
     made.call(aten.add_.Tensor, second, 1.0)
     passed = equal([made.wait(launch), second], settings=[{}])
     assert len(passed.launches) == 2
-    assert problems(made, passed.before.graph) == []
-    assert problems(made, passed.after.graph) == []
+    assert problems(made, [passed.before.graph] * made.world) == []
+    assert problems(made, [passed.after.graph] * made.world) == []
 
 
 def test_one_element_of_another_stride_is_reduced_in_place_and_shares_a_launch_with_other_dtypes(pools: Pools) -> None:

@@ -15,11 +15,11 @@ import torch
 from torch import fx
 
 from pytest_fxbucket.compat.c10d import fake_world
+from pytest_fxbucket.fuzz.on_ranks import compare
+from pytest_fxbucket.fuzz.program import Program, aten, c10d, copied
 from pytest_fxbucket.passes.keep_order import forget_order, keep_order
 from pytest_fxbucket.ranks.pools import Pools
 from pytest_fxbucket.step.portable import decode, digest, encode_module
-from suites.passes.on_ranks import compare, copied
-from suites.passes.programs import Program, aten, c10d
 
 RANKS, SIZE = 8, 64
 needs_compiler = pytest.mark.skipif(

@@ -9,9 +9,10 @@ import pytest
 import torch
 from torch import fx
 
+from pytest_fxbucket.fuzz.groups import HALVES
+from pytest_fxbucket.fuzz.program import COLUMNS, Program, aten
 from suites.passes import programs
-from suites.passes.on_ranks import HALVES
-from suites.passes.programs import COLUMNS, Passed, Program, aten
+from suites.passes.programs import Passed
 
 Build = Callable[[Program], list[fx.Node]]
 Equal = Callable[..., Passed]

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from pytest_fxbucket.fuzz.on_ranks import compare_all
 from pytest_fxbucket.ranks.pools import Pools
 from suites.checks.traced_modes import DDP, FULLY, REPLICATE, REPLICATE_FIRST, SCATTER_FIRST, SHARD, Step, Way, traced
-from suites.passes.on_ranks import compare_all
 from suites.passes.programs import SETTINGS
 
 STEPS = {

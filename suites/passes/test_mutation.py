@@ -7,7 +7,8 @@ from collections.abc import Callable
 import pytest
 from torch import fx
 
-from suites.passes.programs import COLUMNS, SGD, Passed, Program, aten
+from pytest_fxbucket.fuzz.program import COLUMNS, Program, aten
+from suites.passes.programs import SGD, Passed
 
 Equal = Callable[..., Passed]
 Write = Callable[[Program, fx.Node], object]

@@ -8,9 +8,10 @@ import pytest
 import torch
 from torch import fx
 
+from pytest_fxbucket.fuzz.groups import HALVES
+from pytest_fxbucket.fuzz.on_ranks import compare
+from pytest_fxbucket.fuzz.program import Program, aten, copied
 from pytest_fxbucket.ranks.pools import Pools
-from suites.passes.on_ranks import HALVES, compare, copied
-from suites.passes.programs import Program, aten
 
 Change = Callable[[fx.GraphModule], None]
 

@@ -9,13 +9,15 @@ import pytest
 from torch import fx
 
 from pytest_fxbucket.errors import PlanError
+from pytest_fxbucket.fuzz.ours import run_pass
+from pytest_fxbucket.fuzz.program import COLUMNS, Program, aten
 from pytest_fxbucket.graph import collectives
 from pytest_fxbucket.graph.reading import read_graph
 from pytest_fxbucket.passes.manual import ManualPass
 from pytest_fxbucket.passes.report import PassReport
 from pytest_fxbucket.passes.targets import by_parameter
 from suites.passes.bucketing import passed
-from suites.passes.programs import COLUMNS, Program, aten, chain, run_pass
+from suites.passes.programs import chain
 
 MODULES = ("a", "b", "c", "d")
 

@@ -11,12 +11,13 @@ from torch import fx
 
 from pytest_fxbucket.compat.c10d import fake_world
 from pytest_fxbucket.errors import FxbucketError, PlanError
+from pytest_fxbucket.fuzz import lockstep
+from pytest_fxbucket.fuzz.program import COLUMNS, Program
 from pytest_fxbucket.graph.collectives import is_wait, launch_kind
 from pytest_fxbucket.graph.ops import operator_name
 from pytest_fxbucket.passes import schedule_overlap_bucketing
 from pytest_fxbucket.ranks.pools import Pools
-from suites.passes import all_ranks
-from suites.passes.programs import COLUMNS, Program, chain, launches
+from suites.passes.programs import chain, launches
 from suites.passes.rank_jobs_of_schedules import order_by
 
 
@@ -69,7 +70,7 @@ def test_values_are_as_they_were(merging: bool) -> None:
     gm, after = chain(backward=True), chain(backward=True)
     with fake_world(0, 4):
         schedule_overlap_bucketing(after, collective_bucketing=merging, custom_runtime_estimation=milliseconds)
-    assert all_ranks.compare(gm, after, 4, {}) == []
+    assert lockstep.compare(gm, after, 4, {}) == []
 
 
 def test_a_graph_without_collectives_is_left() -> None:

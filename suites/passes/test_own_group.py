@@ -6,13 +6,13 @@ import pytest
 from torch import fx
 
 from pytest_fxbucket.compat.c10d import fake_world, group_ranks
+from pytest_fxbucket.fuzz.groups import HALVES
+from pytest_fxbucket.fuzz.program import Program, aten, copied
 from pytest_fxbucket.graph import collectives
 from pytest_fxbucket.graph.groups import ensure_twins
 from pytest_fxbucket.passes.manual import on_own_group
 from pytest_fxbucket.ranks.pools import Pools
 from pytest_fxbucket.step.portable import encode_module
-from suites.passes.on_ranks import HALVES, copied
-from suites.passes.programs import Program, aten
 
 JOBS = "suites.passes.rank_jobs_of_passes"
 

@@ -9,11 +9,11 @@ import torch
 from torch import fx
 
 from pytest_fxbucket.compat.fake_tensors import storage_key
+from pytest_fxbucket.fuzz.lockstep import Env
+from pytest_fxbucket.fuzz.program import Program, aten
 from pytest_fxbucket.graph import collectives
 from pytest_fxbucket.passes.merge import build
-from suites.passes.all_ranks import Env
 from suites.passes.packing import assert_same, packed, targets
-from suites.passes.programs import Program, aten
 
 RANKS = 3
 FORMS = ("gather", "reduce", "all_reduce")

@@ -13,10 +13,11 @@ from torch import fx
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from pytest_fxbucket.compat.c10d import fake_world
-from suites.passes.all_ranks import run
+from pytest_fxbucket.fuzz.differing import differences
+from pytest_fxbucket.fuzz.lockstep import run
+from pytest_fxbucket.fuzz.ours import run_pass
+from pytest_fxbucket.fuzz.program import Program, aten, c10d
 from suites.passes.packing import assert_same, integers, packed
-from suites.passes.programs import Program, aten, c10d, run_pass
-from suites.passes.rank_jobs_of_passes import differences
 
 RANKS = 2
 SIZE_OPERATORS = (aten.sym_size.int, aten.sym_numel.default, operator.mul, operator.floordiv, operator.mod)

@@ -11,10 +11,10 @@ import torch
 from torch import fx
 
 from pytest_fxbucket.errors import PassError, PlanError
+from pytest_fxbucket.fuzz.program import Program, aten
 from pytest_fxbucket.passes.new_nodes import Maker
 from pytest_fxbucket.passes.packers import Packing, Unpack, packer_named
 from suites.passes.packing import assert_same
-from suites.passes.programs import Program, aten
 
 HERE = "suites.passes.test_packers:"
 

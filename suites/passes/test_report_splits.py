@@ -10,12 +10,14 @@ import pytest
 import torch
 from torch import fx
 
+from pytest_fxbucket.fuzz.ours import run_pass
+from pytest_fxbucket.fuzz.program import COLUMNS, Program, c10d
 from pytest_fxbucket.graph.order import order_of
 from pytest_fxbucket.passes.grouping import grouping_of
 from pytest_fxbucket.passes.report import PassReport, remedy, sentence
 from pytest_fxbucket.passes.targets import by_module
 from pytest_fxbucket.plan.tables import Bucket
-from suites.passes.programs import COLUMNS, Program, c10d, chain, run_pass
+from suites.passes.programs import chain
 
 RANKS = 4
 GATHERED = 2 * COLUMNS * 4 * RANKS

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import torch
 from torch import fx
 
-from suites.passes.programs import Program, aten
+from pytest_fxbucket.fuzz.program import Program, aten
 
 Build = Callable[[Program], list[fx.Node]]
 

@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch import fx
 
-from suites.passes.programs import Program, aten, c10d
-from suites.same.holding import problems
+from pytest_fxbucket.fuzz.program import Program, aten, c10d
+from pytest_fxbucket.same.two_graphs import problems
 
 Made = Callable[[], fx.GraphModule]
 MEMBERS = {"0": (0, 1)}

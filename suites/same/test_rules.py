@@ -10,8 +10,8 @@ import pytest
 import torch
 from torch import fx
 
-from suites.passes.programs import Program, aten, c10d
-from suites.same.holding import problems
+from pytest_fxbucket.fuzz.program import Program, aten, c10d
+from pytest_fxbucket.same.two_graphs import problems
 
 MEMBERS = {"0": (0, 1), "0:gather": (0, 1), "halves": (0,)}
 Made = Callable[[], fx.GraphModule]

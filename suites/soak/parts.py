@@ -21,12 +21,14 @@ from pathlib import Path
 
 from hypothesis.strategies import SearchStrategy
 
+from pytest_fxbucket.fuzz.chosen import Chosen
+from pytest_fxbucket.fuzz.strategies import automatic, by_hand
 from pytest_fxbucket.plan.load import load_plans
 from pytest_fxbucket.ranks.pool import RankFailure, RankPool
 from pytest_fxbucket.ranks.pools import Pools
 from pytest_fxbucket.run import PlanRun
 from pytest_fxbucket.settings import RunSettings
-from suites.fuzz.hunt import Chosen, automatic, by_hand, hunt
+from suites.fuzz.hunt import hunt
 from suites.ranks.fault_jobs import FAULTS, Fault
 from suites.soak.probe import Holding
 
@@ -197,7 +199,7 @@ def scheduled(count: int, seed: int, say: Say) -> Iterator[str]:
 
 
 def _graphs(name: str, plans: SearchStrategy[Chosen], count: int, seed: int, say: Say) -> Iterator[str]:
-    pools = Pools(warm=("suites.passes.rank_jobs_of_passes",))
+    pools = Pools(warm=("pytest_fxbucket.fuzz.rank_job",))
     try:
         for world, part in ((3, count), (4, count // 10)):
             found = hunt(pools, world, part, seed, plans)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from torch import fx
 
-from suites.passes.programs import Program
+from pytest_fxbucket.fuzz.program import Program
 
 
 @pytest.fixture

@@ -9,9 +9,9 @@ from typing import Any
 import torch
 from torch import fx
 
-from suites.fuzz import collective_steps, compute_steps
-from suites.fuzz.drawing import Drawing, Drawn, Step
-from suites.passes.programs import aten
+from pytest_fxbucket.fuzz import collective_steps, compute_steps
+from pytest_fxbucket.fuzz.drawing import Drawing, Drawn, Step
+from pytest_fxbucket.fuzz.program import aten
 
 _FUNCTIONAL = ("gather", "reduce", "all_reduce")
 _ANY = (*_FUNCTIONAL, "coalesced", "gather_into", "all_reduce_in_place", "wait_again")

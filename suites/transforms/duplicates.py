@@ -9,12 +9,11 @@ import torch
 from torch import fx
 
 from pytest_fxbucket.checks.bitwise.job import bits
+from pytest_fxbucket.fuzz import lockstep
+from pytest_fxbucket.fuzz.program import Program, copied
 from pytest_fxbucket.graph import collectives
 from pytest_fxbucket.step.roles import StepGraph, Value
 from pytest_fxbucket.transforms.merge_duplicates import merge_duplicates
-from suites.passes import all_ranks
-from suites.passes.on_ranks import copied
-from suites.passes.programs import Program
 
 WORLD = 2
 Transformation = Callable[..., StepGraph]
@@ -107,7 +106,7 @@ def _ran(graph_module: fx.GraphModule, world: int, seed: int) -> tuple[list[list
         values = [node.meta["val"] for node in graph_module.graph.find_nodes(op="placeholder")]
         given.append([torch.randint(-4, 5, tuple(v.shape), generator=draw).to(v.dtype) for v in values])
     torch.manual_seed(seed)
-    env = all_ranks.run(graph_module.graph, given)
+    env = lockstep.run(graph_module.graph, given)
     return env[graph_module.graph.output_node()], given
 
 

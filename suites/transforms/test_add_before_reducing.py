@@ -6,14 +6,13 @@ import pytest
 import torch
 from torch import fx
 
+from pytest_fxbucket.fuzz import lockstep
+from pytest_fxbucket.fuzz.program import Program, aten, copied
 from pytest_fxbucket.graph.collectives import is_wait
 from pytest_fxbucket.passes.new_nodes import LAUNCHES
 from pytest_fxbucket.transforms.add_before_reducing import add_before_reducing
 from pytest_fxbucket.transforms.traits import traits_of
 from suites.graph.handmade import Handmade
-from suites.passes import all_ranks
-from suites.passes.on_ranks import copied
-from suites.passes.programs import Program, aten
 from suites.transforms.duplicates import Changed, changed, step_of
 
 KINDS = pytest.mark.parametrize(
@@ -106,7 +105,7 @@ def test_the_last_bit_differs_where_sums_are_rounded(made: Program) -> None:
     after = copied(before)
     add_before_reducing(step_of(after), {})
     given = [[torch.full((2, 1), number, dtype=torch.bfloat16) for number in numbers] for numbers in ((256.0, 1.0), (0.0, 1.0))]
-    outputs = [all_ranks.run(one.graph, given)[one.graph.output_node()] for one in (before, after)]
+    outputs = [lockstep.run(one.graph, given)[one.graph.output_node()] for one in (before, after)]
     assert [out[0][0].item() for out in outputs] == [-258.0, -256.0]
 
 

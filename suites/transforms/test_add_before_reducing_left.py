@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch import fx
 
+from pytest_fxbucket.fuzz.program import Program, aten, c10d
 from pytest_fxbucket.transforms.add_before_reducing import add_before_reducing
-from suites.passes.programs import Program, aten, c10d
 from suites.transforms.duplicates import changed
 
 Build = Callable[[Program, Sequence[fx.Node]], list[fx.Node]]

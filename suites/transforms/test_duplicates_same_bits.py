@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 from torch import fx
 
+from pytest_fxbucket.fuzz.on_ranks import compare
+from pytest_fxbucket.fuzz.program import Program, aten, c10d, copied
 from pytest_fxbucket.ranks.pools import Pools
 from pytest_fxbucket.transforms.add_before_reducing import add_before_reducing
 from pytest_fxbucket.transforms.merge_duplicates import merge_duplicates
-from suites.passes.on_ranks import compare, copied
-from suites.passes.programs import Program, aten, c10d
 from suites.transforms.drawn_duplicates import drawn_duplicates
 from suites.transforms.duplicates import Changed, changed, launches, step_of
 

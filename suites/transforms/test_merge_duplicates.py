@@ -9,12 +9,12 @@ import torch
 from torch import fx
 
 from pytest_fxbucket.errors import PlanError
+from pytest_fxbucket.fuzz.program import Program, aten, c10d
 from pytest_fxbucket.graph.collectives import is_wait
 from pytest_fxbucket.passes.new_nodes import LAUNCHES
 from pytest_fxbucket.transforms.merge_duplicates import merge_duplicates
 from pytest_fxbucket.transforms.traits import traits_of
 from suites.graph.handmade import Handmade
-from suites.passes.programs import Program, aten, c10d
 from suites.transforms.duplicates import Changed, changed, step_of
 
 BF16 = torch.bfloat16

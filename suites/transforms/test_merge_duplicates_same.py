@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import fx
 
-from suites.passes.programs import Program, aten, c10d
+from pytest_fxbucket.fuzz.program import Program, aten, c10d
 from suites.transforms.duplicates import changed
 
 BF16 = torch.bfloat16

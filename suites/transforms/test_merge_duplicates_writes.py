@@ -9,7 +9,8 @@ import pytest
 import torch
 from torch import fx
 
-from suites.passes.programs import SGD, Program, aten, c10d
+from pytest_fxbucket.fuzz.program import Program, aten, c10d
+from suites.passes.programs import SGD
 from suites.transforms.duplicates import Changed, changed
 
 GATHER = "all_gather_into_tensor_default"

@@ -9,7 +9,7 @@ from pytest_fxbucket.errors import PlanError
 from pytest_fxbucket.graph.collectives import launch_kind
 from pytest_fxbucket.passes.arrange import relink
 from pytest_fxbucket.passes.auto.bucketing import Hiding
-from pytest_fxbucket.passes.auto.schedule import Limits, scheduled
+from pytest_fxbucket.passes.auto.schedule import Limits, kept_as_it_is, scheduled
 from pytest_fxbucket.passes.reordered import Reordered
 from pytest_fxbucket.passes.report import Schedule
 
@@ -39,7 +39,7 @@ def reorder_by_itself(graph: fx.Graph, rules: Overlap, estimates: Estimates | No
     estimates = _given(estimates)
     launches = [node for node in graph.nodes if launch_kind(node) is not None]
     if all(launch.meta.get(SCHEDULED) for launch in launches):
-        return Reordered((), ())
+        return Reordered((), kept_as_it_is(graph, estimates) if rules.insert_overlap_deps else ())
     found = scheduled(graph, estimates, limits_of(rules), before)
     if found.order is not None:
         relink(graph, found.order)

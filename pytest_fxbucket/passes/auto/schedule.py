@@ -190,12 +190,21 @@ def _refuse(windows: Windows, room: Room, limits: Limits) -> None:
         )
 
 
+def kept_as_it_is(graph: fx.Graph, estimates: Estimates) -> tuple[tuple[fx.Node, fx.Node], ...]:
+    """As :attr:`Scheduled.kept`, of ``graph`` in the order that it has."""
+    order = order_of(graph)
+    machine = machine_of(order.nodes, estimates)
+    sinks, fills = _WAYS[0]
+    windows = Windows(Nodes(order, machine), machine, Needs(graph, estimates.cluster.rounding), sinks=sinks, fills=fills)
+    return tuple(_kept(windows, range(len(order.nodes))))
+
+
 def _kept(windows: Windows, order: Sequence[int]) -> Iterator[tuple[fx.Node, fx.Node]]:
     """Each launch with the compute behind it, and each wait with the compute before it, of flights that compute hides."""
     nodes, machine = windows.order.nodes, windows.machine
     place = {node: at for at, node in enumerate(order)}
     work = [at for at, node in enumerate(order) if machine.stream[node] == COMPUTE and machine.seconds[node] > 0]
-    for one in windows.flights:
+    for one in sorted(windows.flights, key=lambda one: place[one.launch]):
         begin, end = place[one.launch], min(place[wait] for wait in one.waits)
         inside = _between(work, begin, end)
         if inside:

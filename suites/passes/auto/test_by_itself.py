@@ -151,6 +151,13 @@ def test_a_graph_that_is_best_as_it_is_stays() -> None:
     assert [node.name for node in again.nodes] == before
 
 
+def test_a_second_run_keeps_the_same_order_for_later_compilers() -> None:
+    graph, rules = a_layer_each(), Overlap(schedule="auto", insert_overlap_deps=True)
+    first = reorder_by_itself(graph, rules, estimates(), None).kept
+    assert first
+    assert reorder_by_itself(graph, rules, estimates(), None).kept == first
+
+
 @pytest.mark.parametrize("gathers", [1, 2])
 def test_no_more_gathers_are_in_flight_than_allowed(gathers: int) -> None:
     order = found(a_layer_each(6), Limits(prefetch=gathers), {**SECONDS, "all_gather": 2.0}).order

@@ -7,11 +7,12 @@ from typing import Any
 
 import torch
 
-from suites.fuzz.drawing import DTYPES, Drawing, Step, pick
-from suites.passes.programs import aten
+from pytest_fxbucket.fuzz.drawing import DTYPES, Drawing, Step, pick
+from pytest_fxbucket.fuzz.program import aten
 
 
 def compute(drawing: Drawing, step: Step) -> None:
+    """A sum, a product, a sum of two, or the negative."""
     value = pick(drawing.readable(), step.a)
     if step.b % 4 == 0:
         made = drawing.call(aten.sum.default, value)
@@ -26,10 +27,12 @@ def compute(drawing: Drawing, step: Step) -> None:
 
 
 def random(drawing: Drawing, step: Step) -> None:
+    """Numbers that nobody knows before."""
     drawing.add(drawing.call(aten.randint_like.default, pick(drawing.readable(), step.a), 5))
 
 
 def cast(drawing: Drawing, step: Step) -> None:
+    """To another dtype, or to its own."""
     value, dtype = pick(drawing.readable(), step.a), DTYPES[step.b % len(DTYPES)]
     source, plain = value, value.plain
     if dtype == torch.int64:  # which a large number would not fit
@@ -42,6 +45,7 @@ def cast(drawing: Drawing, step: Step) -> None:
 
 
 def view(drawing: Drawing, step: Step) -> None:
+    """A look at a value's own storage."""
     value = pick(drawing.readable(lambda v: v.fake.dim() > 0 and v.fake.numel() > 0), step.a)
     fake = value.fake
     rows = fake.shape[0]
@@ -99,10 +103,12 @@ def nothing(drawing: Drawing, step: Step) -> None:
 
 
 def module(drawing: Drawing, step: Step) -> None:
-    drawing.program.module = "abc"[step.a % 3]
+    """Let what follows belong to another module."""
+    drawing.program.module = drawing.inside + "abc"[step.a % 3]
 
 
 def backward(drawing: Drawing, step: Step) -> None:
+    """Let what follows belong to the backward."""
     drawing.program.backward = True
 
 

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from suites.fuzz import collective_steps, compute_steps
-from suites.fuzz.drawing import Drawing, Step
+from pytest_fxbucket.fuzz import collective_steps, compute_steps
+from pytest_fxbucket.fuzz.drawing import Drawing, Step
 
 _STEPS = {**compute_steps.STEPS, **collective_steps.STEPS}
 NAMES = tuple(name for name, (_, times) in _STEPS.items() for _ in range(times))
 """What a step may be: the simplest first; what there should be more of several times."""
 
 
-def drawn(world: int, steps: Sequence[Step]) -> Drawing:
-    """The program of ``steps``, not finished; it has a launch whatever they are."""
-    drawing = Drawing(world)
+def drawn(world: int, steps: Sequence[Step], inside: str = "") -> Drawing:
+    """The program of ``steps``, not finished; it has a launch whatever they are. ``inside`` is before all modules' names."""
+    drawing = Drawing(world, inside)
     for step in steps:
         _STEPS[step.what][0](drawing, step)
     if not drawing.modules:

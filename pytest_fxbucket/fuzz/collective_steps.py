@@ -8,8 +8,8 @@ from typing import Any
 
 import torch
 
-from suites.fuzz.drawing import MOST, Drawing, Drawn, Step, pick
-from suites.passes.programs import aten, c10d
+from pytest_fxbucket.fuzz.drawing import MOST, Drawing, Drawn, Step, pick
+from pytest_fxbucket.fuzz.program import aten, c10d
 
 KINDS = ("all_gather", "reduce_scatter", "all_reduce")
 _NAMES = {"all_gather": "all_gather_into_tensor", "reduce_scatter": "reduce_scatter_tensor", "all_reduce": "all_reduce"}
@@ -28,6 +28,7 @@ def start(kind: str, drawing: Drawing, step: Step, count: int = 1) -> None:
 
 
 def coalesced(drawing: Drawing, step: Step) -> None:
+    """A launch of two or three tensors."""
     start(KINDS[step.c % 3], drawing, step, 2 + step.b % 2)
 
 
@@ -39,6 +40,7 @@ def _fits(drawing: Drawing, value: Drawn, kind: str, group: str) -> bool:
 
 
 def launch(drawing: Drawing, kind: str, sent: Sequence[Drawn], op: int, group: str) -> None:
+    """Launch the collective ``kind`` of all of ``sent``; ``op`` chooses the reduction."""
     integers = any(not value.fake.is_floating_point() for value in sent)
     ops = ["max", "sum"] if integers else ["max", "avg", "sum"]
     says: list[Any] = [] if kind == "all_gather" else [pick(ops, op)]
@@ -75,6 +77,7 @@ def gather_into(drawing: Drawing, step: Step) -> None:
 
 
 def all_reduce_in_place(drawing: Drawing, step: Step) -> None:
+    """Reduce a value where it lies."""
     value = pick(drawing.writable(lambda v: v.fake.is_contiguous()), step.a)
     if value is not None:
         node = drawing.call(c10d.all_reduce_.default, value, "sum", pick(drawing.groups, step.c))
@@ -97,10 +100,12 @@ def cast_and_launch(drawing: Drawing, step: Step) -> None:
 
 
 def wait(drawing: Drawing, step: Step) -> None:
+    """Wait for what is in flight."""
     drawing.wait(step.a)
 
 
 def wait_again(drawing: Drawing, step: Step) -> None:
+    """Wait once more for what was waited for."""
     one = pick([one for one in drawing.waited if not one.fills], step.a)
     if one is not None:
         drawing.add(drawing.program.wait(one.node), storage=one.storage, plain=one.plain)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 import torch
 from torch import fx
@@ -32,15 +32,19 @@ def held(table: Table, before: fx.GraphModule, after: fx.GraphModule, members: M
 
 
 def _side(module: fx.GraphModule, members: Members) -> Side:
-    graph = module.graph
+    return Side(module.graph, module, *ends(module.graph), members)
+
+
+def ends(graph: fx.Graph) -> tuple[list[Value], list[Value]]:
+    """Inputs and outputs of ``graph``, of which nothing is known but their fake values."""
     returned = graph.output_node().args[0]
     outputs = returned if isinstance(returned, (list, tuple)) else [returned]
-    return Side(graph, module, _values(graph.find_nodes(op="placeholder")), _values(outputs), members)
+    return _values(graph.find_nodes(op="placeholder")), _values(outputs)
 
 
-def _values(nodes: object) -> list[Value]:
+def _values(nodes: Iterable[object]) -> list[Value]:
     found = []
-    for number, node in enumerate(nodes):  # type: ignore[call-overload]
+    for number, node in enumerate(nodes):
         value = node.meta.get("val") if isinstance(node, fx.Node) else None
         shape = tuple(value.shape) if isinstance(value, torch.Tensor) else ()
         found.append(Value("value", str(number), shape, getattr(value, "dtype", None)))

@@ -13,8 +13,8 @@ from typing import Any
 import torch
 from torch import fx
 
-from suites.passes.on_ranks import HALVES
-from suites.passes.programs import Program
+from pytest_fxbucket.fuzz.groups import HALVES
+from pytest_fxbucket.fuzz.program import Program
 
 MOST = 4096
 """Elements that a value has at most."""
@@ -42,6 +42,7 @@ class Drawn:
 
     @property
     def fake(self) -> torch.Tensor:
+        """Its fake value."""
         value: torch.Tensor = self.node.meta["val"]
         return value
 
@@ -51,6 +52,7 @@ class Drawn:
         return all(size < 2 or stride for size, stride in zip(self.fake.shape, self.fake.stride(), strict=True))
 
     def is_like(self, other: Drawn) -> bool:
+        """Whether both have one shape and dtype."""
         return self.fake.shape == other.fake.shape and self.fake.dtype == other.fake.dtype
 
 
@@ -72,6 +74,8 @@ class Drawing:
     """A program under construction."""
 
     world: int
+    inside: str = ""
+    """What the names of all modules begin with."""
     program: Program = field(init=False)
     values: list[Drawn] = field(default_factory=list)
     open: list[InFlight] = field(default_factory=list)
@@ -85,13 +89,15 @@ class Drawing:
         everybody = list(range(self.world))
         groups = {"again": [everybody], "alone": [[rank] for rank in everybody], **HALVES.get(self.world, {})}
         self.program = Program(self.world, groups)
+        self.program.module = f"{self.inside}a"
         self.groups = [*sorted(groups), *["0"] * 6]
         w = self.world
-        shapes: list[tuple[int, ...]] = [(2, 3), (2, 3), (2 * w, 3), (2 * w, 3), (1, 5), (3,), (2 * w * w, 3), (0, 3), ()]
+        # What is plainest comes last, since that is what small numbers choose.
+        for i, dtype in enumerate(DTYPES[:0:-1]):
+            self.add(self.program.given(f"q{i}", 2 * w, 3, dtype=dtype), plain=True)
+        shapes: list[tuple[int, ...]] = [(), (0, 3), (2 * w * w, 3), (3,), (1, 5), (2, 3), (2, 3), (2 * w, 3), (2 * w, 3)]
         for i, shape in enumerate(shapes):
             self.add(self.program.given(f"p{i}", *shape), plain=True)
-        for i, dtype in enumerate(DTYPES[1:]):
-            self.add(self.program.given(f"q{i}", 2 * w, 3, dtype=dtype), plain=True)
 
     def add(self, node: fx.Node, *, storage: int | None = None, plain: bool = False) -> Drawn:
         """``node`` as a value that steps may read; without ``storage`` in one of its own."""
@@ -99,24 +105,28 @@ class Drawing:
         return self.values[-1]
 
     def new_storage(self) -> int:
+        """A number that no storage has yet."""
         self.storages += 1
         return self.storages
 
     def readable(self, allowed: Callable[[Drawn], bool] = lambda _: True) -> list[Drawn]:
+        """What a step may read now."""
         filled = {one.storage for one in self.open if one.fills}
         return [value for value in self.values if value.storage not in filled and allowed(value)]
 
     def writable(self, allowed: Callable[[Drawn], bool] = lambda _: True) -> list[Drawn]:
+        """What a step may write now."""
         sent = {one.sends for one in self.open}
         return [value for value in self.readable(allowed) if value.storage not in sent and value.is_one_to_one]
 
     def call(self, target: Any, *args: Any, **kwargs: Any) -> fx.Node:
+        """As :meth:`Program.call`, of values too."""
         plain = [arg.node if isinstance(arg, Drawn) else arg for arg in args]
         return self.program.call(target, *plain, **kwargs)
 
     def fly(self, made: Sequence[fx.Node], sent: Sequence[Drawn], plain: bool, fills: int | None = None) -> None:
         """``made`` are the parts of a launch that sends ``sent``; they are new, or ``fills`` is the storage that they fill."""
-        self.modules.append(self.program.module)
+        self.modules.append(self.program.module or "")
         for node, value in zip(made, sent, strict=True):
             storage = self.new_storage() if fills is None else fills
             self.open.append(InFlight(node, storage, plain, value.storage, fills is not None))

@@ -9,47 +9,80 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
+from pytest_fxbucket.compat.c10d import untwinned
+from pytest_fxbucket.compat.fx import after
+from pytest_fxbucket.fuzz.differing import differences
+from pytest_fxbucket.fuzz.groups import Groups
+from pytest_fxbucket.fuzz.inputs import given, inputs_of
 from pytest_fxbucket.graph import collectives
-from suites.passes.on_ranks import given
-from suites.passes.rank_jobs_of_passes import Groups, differences, inputs_of
 
 Env = dict[fx.Node, list[Any]]
 """What each node holds, by rank."""
 
 
 def run(
-    graph: fx.Graph | Sequence[fx.Node], inputs: Sequence[Sequence[Any]], groups: Groups | None = None, *, late: bool = False
+    graph: fx.Graph | Sequence[fx.Node],
+    inputs: Sequence[Sequence[Any]],
+    groups: Groups | None = None,
+    *,
+    late: bool = False,
+    own: Sequence[fx.Graph] = (),
 ) -> Env:
     """Run ``graph``, or nodes of one in an order; ``inputs`` are by rank. The output node holds what is returned.
+
+    ``own``: the graph of each rank, if they are not all ``graph``, which is then the first; see :func:`is_alike`.
 
     ``groups`` are those that the graph names besides ``"0"``, all ranks. What is in flight may be read and written at any time:
     here when it is launched, or ``late``, when it is first waited for.
     """
     env: Env = {}
-    flying: dict[fx.Node, collectives.Launch] = {}
+    flying: dict[fx.Node, tuple[collectives.Launch, Sequence[fx.Node]]] = {}
     ranks = range(len(inputs))
+    others = [list(one.nodes) for one in own]
     given = [list(column) for column in zip(*inputs, strict=True)]
-    for node in graph.nodes if isinstance(graph, fx.Graph) else graph:
+    for number, node in enumerate(graph.nodes if isinstance(graph, fx.Graph) else graph):
+        nodes = [nodes[number] for nodes in others] or [node] * len(ranks)
         if node.op == "placeholder":
             env[node] = given.pop(0)
         elif node.op == "output":
-            env[node] = [_of_rank(env, node.args[0], rank) for rank in ranks]
+            env[node] = [_of_rank(env, nodes[rank].args[0], rank) for rank in ranks]
         elif (launch := collectives.read_launch(node)) is not None:
             buffer = _buffer(launch)
-            env[node] = _exchanged(env, launch, ranks, groups or {}) if buffer is None else env[buffer]
+            env[node] = _exchanged(env, launch, nodes, groups or {}) if buffer is None else env[buffer]
             if late and buffer is None:
                 _spoil(env[node])
-            flying[node] = launch
+            flying[node] = launch, nodes
             if buffer is not None and not late:
-                _land(env, flying.pop(node), ranks, groups or {})
+                _land(env, *flying.pop(node), groups or {})
         elif collectives.is_wait(node):
             env[node] = env[node.args[0]]
-            source = node.args[0].args[0] if node.args[0].target is getitem else node.args[0]
+            source = _source(node)
             if late and source in flying:
-                _land(env, flying.pop(source), ranks, groups or {})
+                _land(env, *flying.pop(source), groups or {})
         else:
-            env[node] = [node.target(*_of_rank(env, node.args, rank), **_of_rank(env, node.kwargs, rank)) for rank in ranks]
+            env[node] = [_called(env, nodes[rank], rank) for rank in ranks]
+        env.update(dict.fromkeys(nodes, env[node]))
     return env
+
+
+def is_alike(first: fx.Graph, other: fx.Graph) -> bool:
+    """Whether two ranks' graphs run the same operators in the same order: what they are called with may differ."""
+    a, b = ([(node.op, node.target if node.op == "call_function" else "") for node in one.nodes] for one in (first, other))
+    return a == b
+
+
+def _source(wait: fx.Node) -> fx.Node:
+    """The launch behind ``wait``, or what a second wait waits for: through parts, and what keeps an order."""
+    source: Any = wait.args[0]
+    while source.target in (getitem, after):
+        source = source.args[0]
+    assert isinstance(source, fx.Node)
+    return source
+
+
+def _called(env: Env, node: fx.Node, rank: int) -> Any:
+    assert callable(node.target)
+    return node.target(*_of_rank(env, node.args, rank), **_of_rank(env, node.kwargs, rank))
 
 
 def _of_rank(env: Env, argument: Any, rank: int) -> Any:
@@ -70,25 +103,25 @@ def _spoil(brought: Sequence[Any]) -> None:
             tensor.view(-1).view(torch.uint8).fill_(0x81)
 
 
-def _land(env: Env, launch: collectives.Launch, ranks: range, groups: Groups) -> None:
+def _land(env: Env, launch: collectives.Launch, nodes: Sequence[fx.Node], groups: Groups) -> None:
     """Write what ``launch`` brings to where each rank expects it."""
-    for mine, brought in zip(env[launch.node], _exchanged(env, launch, ranks, groups), strict=True):
+    for mine, brought in zip(env[launch.node], _exchanged(env, launch, nodes, groups), strict=True):
         for old, new in zip(collectives.tensors(mine), collectives.tensors(brought), strict=True):
             old.copy_(new)
 
 
-def _exchanged(env: Env, launch: collectives.Launch, ranks: range, groups: Groups) -> list[Any]:
-    """What each rank gets."""
+def _exchanged(env: Env, launch: collectives.Launch, nodes: Sequence[fx.Node], groups: Groups) -> list[Any]:
+    """What each rank gets; ``nodes``: the launch in each rank's graph."""
     got: dict[int, Any] = {}
-    for members in groups.get(launch.group, [ranks]):
-        sent = [_of_rank(env, collectives.sent_by(launch.node), rank) for rank in members]
+    for members in groups.get(untwinned(launch.group), [range(len(nodes))]):
+        sent = [_of_rank(env, collectives.sent_by(nodes[rank]), rank) for rank in members]
         if isinstance(sent[0], (list, tuple)):
             parts = [_exchange(launch, list(column)) for column in zip(*sent, strict=True)]
             brought: list[Any] = [list(row) for row in zip(*parts, strict=True)]
         else:
             brought = _exchange(launch, sent)
         got.update(zip(members, brought, strict=True))
-    return [got[rank] for rank in ranks]
+    return [got[rank] for rank in range(len(nodes))]
 
 
 def _exchange(said: collectives.Launch, sent: list[Tensor]) -> list[Tensor]:
@@ -110,13 +143,23 @@ def _exchange(said: collectives.Launch, sent: list[Tensor]) -> list[Tensor]:
     return [chunk.clone() for chunk in total.chunk(ranks)]
 
 
-def compare(before: fx.GraphModule, after: fx.GraphModule, world: int, groups: Groups | None = None) -> list[str]:
-    """What differs between the two on any of ``world`` ranks, as of :func:`suites.passes.on_ranks.compare`."""
+def compare(
+    before: fx.GraphModule,
+    after: fx.GraphModule,
+    world: int,
+    groups: Groups | None = None,
+    own: Sequence[fx.Graph] = (),
+) -> list[str]:
+    """What differs between the two on any of ``world`` ranks, as of :func:`pytest_fxbucket.fuzz.on_ranks.compare`.
+
+    ``own`` is as of :func:`run`, of the graph ``after``.
+    """
     results = []
     for one, late in ((before, False), (after, False), (after, True)):
         inputs = [inputs_of(tuple(given(before)), 0, rank) for rank in range(world)]
         torch.manual_seed(0)
-        outputs = run(one.graph, inputs, groups, late=late)[one.graph.output_node()]
+        mine = own if one is after else ()
+        outputs = run(one.graph, inputs, groups, late=late, own=mine)[one.graph.output_node()]
         results.append(list(zip(outputs, inputs, strict=True)))
     first, *others = results
     pairs = [(rank, first[rank], other[rank]) for other in others for rank in range(world)]

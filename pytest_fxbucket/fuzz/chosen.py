@@ -1,0 +1,137 @@
+"""Plans and options by a few choices, which fit any program: what is chosen among is what there is then."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from pytest_fxbucket.cost.costs import launched_bytes
+from pytest_fxbucket.fuzz.groups import fake_groups
+from pytest_fxbucket.fuzz.ours import run_pass
+from pytest_fxbucket.fuzz.program import copied
+from pytest_fxbucket.fuzz.trial import Trial
+from pytest_fxbucket.graph import collectives
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from torch import fx
+
+    from pytest_fxbucket.fuzz.drawing import Drawing
+
+MB = 1 << 20
+PLANS: tuple[tuple[tuple[str, ...], ...], ...] = (
+    (("a", "b", "c"),),
+    (("a",), ("b",), ("c",)),
+    (("a", "b"), ("c",)),
+    (("b",), ("a",)),
+    (("c",),),
+)
+"""Entries, each of one module or several."""
+BYTES = (0, 60, 200, 1000, 20_000)
+"""Caps; 0: none."""
+WRONG: dict[str, Callable[[list[list[str]]], Any]] = {
+    "an entry that matches no module": lambda plan: [*plan, ["nowhere"]],
+    "an empty entry": lambda plan: [*plan, []],
+    "a string in place of a list of entries": lambda plan: plan[0][0],
+    "a module in two entries": lambda plan: [*plan, list(plan[0])],
+    "a graph without module names": lambda plan: plan,
+    "an unknown bucket_mode": lambda plan: plan,
+}
+"""What may be wrong, and the plan that is wrong so."""
+_BOTH = ("by", "enabled", "dtypes", "layout", "gather_group", "insert_overlap_deps")
+_MANUAL = (*_BOTH, "prefetch", "defer_reduce", "updates", "transforms")
+_AUTO = (*_BOTH, "schedule", "max_prefetch")
+
+
+@dataclass(frozen=True)
+class Chosen:
+    """A plan: which modules share an entry, and how buckets and overlap are to be."""
+
+    plan: int = 0
+    by: str = "plan"
+    caps: tuple[int, ...] = (0,)
+    dtypes: str = "separate"
+    enabled: bool = True
+    layout: str = "registration"
+    prefetch: int = 1
+    defer_reduce: bool = True
+    gather_group: str = "same"
+    insert_overlap_deps: bool = False
+    updates: str = "last"
+    launch_at: tuple[int, ...] = ()
+    """Which entry is launched where which other computes, forward or backward; nothing: by ``prefetch``."""
+    wait_before: tuple[int, ...] = ()
+    transforms: tuple[str, ...] = ()
+    """What comes before the pass."""
+    schedule: str = "manual"
+    max_prefetch: int | None = None
+    in_flight: float | None = None
+    """By how much more may be in flight than the largest collective has that the pass makes without this limit."""
+    max_memory_increase: float | None = None
+    """Where nothing is merged: buckets may need more."""
+    costs: int = 0
+    """Which seconds nodes take, for schedules that go by them."""
+    keywords: Mapping[str, Any] | None = None
+    """Of a pass that is not ours: its own options, and none of the above but the plan."""
+    wrong: str = ""
+    """One of :data:`WRONG`."""
+
+    def entries(self, modules: Sequence[str]) -> list[list[str]]:
+        """The plan's entries, as far as they name modules that have launches; all in one if that leaves none."""
+        named = [[name for name in entry if name in modules] for entry in PLANS[self.plan]]
+        return [entry for entry in named if entry] or [sorted(set(modules))]
+
+    def options(self, entries: Sequence[Sequence[str]]) -> dict[str, Any]:
+        """ManualPass's, but for what may be in flight; no key that is as by default."""
+        automatic = self.schedule == "auto"
+        names: tuple[str, ...] = _AUTO if automatic else _MANUAL
+        names += ("max_memory_increase",) if automatic and not self.enabled else ()
+        found = {name: getattr(self, name) for name in names if getattr(self, name) != getattr(_DEFAULT, name)}
+        caps = self.caps[:1] if automatic else self.caps
+        if caps != (0,):
+            found["cap_mb"] = tuple(size / MB for size in caps)
+        if automatic or self.by == "overlap":
+            found["costs"] = self.costs
+        for name, choice in (("launch_at", self.launch_at), ("wait_before", self.wait_before)):
+            if choice and not automatic and self.by == "plan":
+                found[name] = _places(choice, ["+".join(entry) for entry in entries])
+        return found
+
+    def trial(self, drawing: Drawing) -> Trial:
+        """The program of ``drawing``, finished, with this plan."""
+        graph_module = drawing.finish()
+        plan: Any = self.entries([module.removeprefix(drawing.inside) for module in drawing.modules])
+        options = self.options(plan) if self.keywords is None else dict(self.keywords)
+        if self.wrong:
+            plan = WRONG[self.wrong](plan)
+        if self.wrong == "a graph without module names":
+            for node in graph_module.graph.nodes:
+                node.meta.pop("nn_module_stack", None)
+                node.meta.pop("fwd_nn_module_stack", None)
+        if self.wrong == "an unknown bucket_mode":
+            options["bucket_mode"] = "costum_ops"
+        found = Trial(drawing.program, graph_module, plan, options, self.wrong)
+        return found if self.in_flight is None else _limited(found, self.in_flight)
+
+
+_DEFAULT = Chosen()
+
+
+def _places(choice: Sequence[int], names: Sequence[str]) -> dict[str, dict[str, str]]:
+    which, where, backward = choice
+    return {"backward" if backward else "forward": {names[which % len(names)]: names[where % len(names)]}}
+
+
+def _limited(trial: Trial, share: float) -> Trial:
+    """``trial`` with ``max_in_flight_gb``, which no collective alone is above."""
+    made = copied(trial.graph_module)
+    with fake_groups(trial.program.world, trial.program.groups):
+        run_pass(made.graph, trial.plan, **trial.options)
+    return replace(trial, options={**trial.options, "max_in_flight_gb": share * _largest(made.graph) / (1 << 30)})
+
+
+def _largest(graph: fx.Graph) -> int:
+    """Bytes of the larger side of the largest collective."""
+    return max((launched_bytes(node) for node in graph.nodes if collectives.launch_kind(node)), default=1)

@@ -1,0 +1,157 @@
+"""A find as a test that needs nothing but pytest, torch and this package; and the trial that such a file holds."""
+
+from __future__ import annotations
+
+import keyword
+import re
+import runpy
+from collections.abc import Iterator
+from operator import getitem
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import fx
+
+from pytest_fxbucket.errors import FxbucketError, named
+from pytest_fxbucket.fuzz.finds import KINDS, Find
+from pytest_fxbucket.fuzz.trial import Trial
+from pytest_fxbucket.graph.modules import module_stack
+
+if TYPE_CHECKING:
+    pass
+
+_HEAD = '''"""{kind}, found by fxbucket fuzz --pass {name}.
+
+{says}
+"""
+
+from __future__ import annotations
+{imports}
+import torch
+
+from pytest_fxbucket.fuzz import Program, Trial, problem
+
+PASS = "{name}"
+KIND = "{kind}"
+
+
+def trial() -> Trial:
+'''
+_TAIL = """
+
+def test_{test}() -> None:
+    assert problem(trial(), PASS, KIND) == ""
+"""
+
+
+def text_of_test(trial: Trial, find: Find, name: str) -> str:
+    """Red while the pass ``name`` has the fault, green when it is mended."""
+    lines = list(_program(trial))
+    imports = "\nfrom operator import getitem\n" if any("(getitem, " in line for line in lines) else ""
+    says = re.sub(r'["\\]', "'", find.says)
+    head = _HEAD.format(kind=find.kind, name=name, says="\n".join(_wrapped(says)), imports=imports)
+    lines = [line if '"' in line else line.replace("'", '"') for line in lines]
+    return head + "".join(f"    {line}\n" for line in lines) + _TAIL.format(test=find.kind.replace(" ", "_"))
+
+
+def trial_in(path: Path) -> tuple[Trial, str]:
+    """The trial that the file ``path`` holds, and the kind of what was found with it. Raises FxbucketError if it holds none."""
+    try:
+        found = runpy.run_path(str(path))
+        trial, kind = found["trial"](), found["KIND"]
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:
+        raise FxbucketError(f"{path} holds no trial: {named(error)}") from error
+    if not isinstance(trial, Trial) or kind not in KINDS:
+        raise FxbucketError(f"{path} holds no trial: expected trial() -> Trial, and KIND, one of {', '.join(KINDS)}")
+    return trial, kind
+
+
+def _wrapped(text: str) -> Iterator[str]:
+    words, line = text.split(), ""
+    for word in words:
+        if line and len(line) + len(word) > 118:
+            yield line
+            line = ""
+        line = f"{line} {word}".strip()
+    yield line
+
+
+def _program(trial: Trial) -> Iterator[str]:
+    program, graph = trial.program, trial.graph_module.graph
+    groups = {name: lists for name, lists in program.groups.items() if any(_names_group(node, name) for node in graph.nodes)}
+    yield f"made = Program({', '.join([str(program.world), *([repr(groups)] if groups else [])])})"
+    names = _Names(graph)
+    module: str | None = "a"
+    backward = False
+    for node in graph.nodes:
+        if node.op == "placeholder":
+            yield f"{names.of(node)} = {_given(node)}"
+        elif node.op == "call_function":
+            stack = module_stack(node)
+            own, behind = (stack[-1][0] if stack else None), "autograd_backward" in node.meta
+            if own != module:
+                module = own
+                yield f"made.module = {own!r}"
+            if behind != backward:
+                backward = behind
+                yield f"made.backward = {behind}"
+            yield f"{names.of(node)} = made.call({', '.join(_call(node, names))})"
+        elif node.op != "output":
+            raise FxbucketError(f"a program with a node {node.op} cannot be printed")
+    returned: Any = graph.output_node().args[0]
+    yield f"graph_module = made.returns({', '.join(names.of(node) for node in returned)})"
+    said = [repr(trial.plan)]
+    said += [repr(dict(trial.options))] if trial.options or trial.wrong else []
+    said += [repr(trial.wrong)] if trial.wrong else []
+    yield f"return Trial(made, graph_module, {', '.join(said)})"
+
+
+def _names_group(node: fx.Node, name: str) -> bool:
+    return name in node.args or name in node.kwargs.values()
+
+
+def _given(node: fx.Node) -> str:
+    value = node.meta["val"]
+    dtype = "" if value.dtype == torch.float32 else f", dtype={value.dtype}"
+    return f"made.given({', '.join([repr(node.name), *map(repr, value.shape)])}{dtype})"
+
+
+def _call(node: fx.Node, names: _Names) -> Iterator[str]:
+    target: Any = node.target
+    yield "getitem" if target is getitem else f"torch.ops.{target}"
+    for argument in node.args:
+        yield names.shown(argument)
+    for name, argument in node.kwargs.items():
+        yield f"{name}={names.shown(argument)}"
+
+
+class _Names:
+    """Python names of nodes, short where that can be."""
+
+    def __init__(self, graph: fx.Graph) -> None:
+        self.known: dict[fx.Node, str] = {}
+        taken = {"made", "torch", "graph_module", "getitem"}
+        for node in graph.nodes:
+            short = re.sub(r"_(default|tensor|into_tensor|int|scalar)(?=_|$)", "", node.name.lower()).strip("_") or "value"
+            short = f"{short}_" if keyword.iskeyword(short) else short
+            stem, number = re.sub(r"_\d+$", "", short), 1
+            name = stem
+            while name in taken:
+                number += 1
+                name = f"{stem}_{number}"
+            taken.add(name)
+            self.known[node] = name
+
+    def of(self, node: fx.Node) -> str:
+        return self.known[node]
+
+    def shown(self, value: object) -> str:
+        if isinstance(value, fx.Node):
+            return self.of(value)
+        if isinstance(value, (list, tuple)):
+            inner = ", ".join(map(self.shown, value))
+            return f"[{inner}]" if isinstance(value, list) else f"({inner}{',' if len(value) == 1 else ''})"
+        return f"torch.{value!r}" if isinstance(value, torch.device) else repr(value)

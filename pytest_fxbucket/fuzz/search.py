@@ -1,0 +1,152 @@
+"""Looks for trials that a pass is not well on, round after round, until the time is over; each find is cut short.
+
+A round is a run of hypothesis with some of the kinds of steps left out: what hides behind a fault that nearly every program
+has comes up in rounds that lack what this fault needs. Every other round looks for nothing but what is worst. What a round
+finds first is what it cuts short; what is known is passed over.
+"""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+
+from hypothesis import HealthCheck, Phase, given, seed, settings
+from hypothesis import strategies as st
+
+from pytest_fxbucket.fuzz import collective_steps, compute_steps, strategies
+from pytest_fxbucket.fuzz.chosen import Chosen
+from pytest_fxbucket.fuzz.drawing import Step
+from pytest_fxbucket.fuzz.drawn import NAMES, drawn
+from pytest_fxbucket.fuzz.finds import PLAN, TWICE, VALUES, Find
+from pytest_fxbucket.fuzz.judge import judged
+from pytest_fxbucket.fuzz.smaller import smaller
+from pytest_fxbucket.fuzz.subject import Subject
+from pytest_fxbucket.fuzz.trial import Trial
+
+_EXAMPLES = 40
+_SHRINKING_S = 20.0
+_IDLE = 40
+"""Trials in a row of which none has fewer steps: then which values steps choose is all that hypothesis still works at."""
+_LAUNCHING = ("gather", "reduce", "all_reduce", "coalesced", "gather_into", "all_reduce_in_place", "cast_and_launch")
+Draws = tuple[list[Step], Chosen, str]
+"""Steps, plan, and what modules lie in."""
+
+
+class _Over(BaseException):
+    """Ends a round: hypothesis takes it for no failure of the program."""
+
+
+@dataclass
+class Search:
+    """Finds against ``subject`` on programs of ``ranks`` ranks."""
+
+    subject: Subject
+    ranks: int
+    number: int
+    """The seed."""
+    until: float
+    """``time.monotonic()`` at which it ends."""
+    say: Callable[[str], None] = lambda _: None
+    known: list[Find] = field(default_factory=list)
+    tried: int = 0
+    """Trials that were judged."""
+    _best: tuple[Draws, Find] | None = None
+    _shrink_until: float = 0.0
+    _idle: int = 0
+
+    def finds(self) -> Iterator[tuple[Trial, Find]]:
+        """Each find that is not known, with the smallest trial that shows it."""
+        number = 0
+        while time.monotonic() < self.until:
+            self._round(number)
+            number += 1
+            if self._best is None:
+                continue
+            (steps, chosen, inside), find = self._best
+            trial = self.trial(steps, chosen, inside)
+            self.say(f"{self.tried} tried; cutting short: {find.kind}")
+            trial, find = smaller(trial, find, self._same)
+            self.known.append(find)
+            yield trial, find
+
+    def trial(self, steps: Sequence[Step], chosen: Chosen, inside: str) -> Trial:
+        """What hypothesis drew, as a trial."""
+        return chosen.trial(drawn(self.ranks, steps, inside))
+
+    def _round(self, number: int) -> None:
+        self._best = None
+        chance = random.Random(f"{self.number} {number}")
+        names, last = _some(chance), TWICE if number % 2 else VALUES
+        most, reach = chance.choice((8, 16, 44)), chance.choice((1, 3, 5, 11))
+        if last == TWICE and any(one.kind == TWICE for one in self.known):
+            last = PLAN  # a second run that is known to differ would be a waste of time
+        self.say(f"{self.tried} tried, {len(self.known)} found")
+
+        @seed(chance.getrandbits(32))
+        @settings(
+            max_examples=_EXAMPLES,
+            database=None,
+            deadline=None,
+            phases=(Phase.generate, Phase.shrink),
+            suppress_health_check=list(HealthCheck),
+            report_multiple_bugs=False,
+        )
+        @given(
+            strategies.steps(names, 2, most, reach),
+            strategies.plans(self.subject, wrong=last != VALUES),
+            st.sampled_from(strategies.INSIDE),
+        )
+        def look(steps: list[Step], chosen: Chosen, inside: str) -> None:
+            self._look(steps, chosen, inside, last)
+
+        try:
+            look()
+        except (_Over, _FoundError):
+            pass
+        except Exception:  # hypothesis wraps what fails, and says what is flaky
+            if self._best is None:
+                raise
+
+    def _look(self, steps: list[Step], chosen: Chosen, inside: str, last: str) -> None:
+        self._idle += 1
+        if time.monotonic() > (self._shrink_until if self._best else self.until) or (self._best and self._idle > _IDLE):
+            raise _Over
+        trial = self.trial(steps, chosen, inside)
+        self.tried += 1
+        find = judged(trial, self.subject, last)
+        if find is None or find.is_of(self.known):
+            return
+        if self._best is None:
+            self._shrink_until = time.monotonic() + _SHRINKING_S
+        elif find.signature != self._best[1].signature:
+            return
+        if self._best is None or len(steps) < len(self._best[0][0]):
+            self._idle = 0
+        if self._best is None or _size(steps, chosen) <= _size(self._best[0][0], self._best[0][1]):
+            self._best = (steps, chosen, inside), find
+        raise _FoundError(find.kind)
+
+    def _same(self, trial: Trial, find: Find) -> Find | None:
+        """``find`` again, of a smaller trial; None if that does not show it."""
+        if time.monotonic() > self._shrink_until + _SHRINKING_S:
+            return None
+        found = judged(trial, self.subject, find.kind)
+        return found if found is not None and found.signature == find.signature and not found.is_of(self.known) else None
+
+
+class _FoundError(Exception):
+    """What hypothesis takes for the failure that it is to make small."""
+
+
+def _size(steps: Sequence[Step], chosen: Chosen) -> tuple[int, int]:
+    return len(steps), len(repr(chosen))
+
+
+def _some(chance: random.Random) -> list[str]:
+    """Kinds of steps for a round, one that launches among them, as often as they are drawn in all."""
+    chosen = {name for name in dict.fromkeys(NAMES) if chance.random() < chance.choice((0.3, 0.6, 1.0))}
+    chosen |= {chance.choice(_LAUNCHING), "module", "nothing"}
+    assert chosen <= {*collective_steps.STEPS, *compute_steps.STEPS}
+    return [name for name in NAMES if name in chosen]

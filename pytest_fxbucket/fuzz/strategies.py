@@ -1,0 +1,112 @@
+"""Programs, plans and options as hypothesis draws them; in tests of your own::
+
+@given(trials("mytrainer.passes:bucket"))
+def test_my_pass(trial):
+    assert problem(trial, "mytrainer.passes:bucket") == ""
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import Any
+
+from hypothesis import strategies as st
+
+from pytest_fxbucket.fuzz.chosen import BYTES, PLANS, WRONG, Chosen
+from pytest_fxbucket.fuzz.drawing import Step
+from pytest_fxbucket.fuzz.drawn import NAMES, drawn
+from pytest_fxbucket.fuzz.subject import Subject, subject_of
+from pytest_fxbucket.fuzz.transformed import SAME_BITS
+from pytest_fxbucket.fuzz.trial import Trial
+
+_MODES = (None, None, "default", "custom_ops", "custom_ops_multidtype")
+KEYWORDS: dict[str, tuple[Any, ...]] = {
+    "bucket_mode": _MODES,
+    "insert_overlap_deps": (False, False, True),
+    "collective_bucketing": (True, True, False),
+    "pre_bucketing_fsdp_collectives": (True, False),
+    "max_in_flight_gb": (5, 5, 1e-6, 1e-7),
+}
+"""Values that a pass which is not ours is given for those keywords that it takes; None: it is not given."""
+INSIDE = ("", "", "", "net.", "L['self'].", "L['model'].")
+"""What modules may lie in, as tracers spell it."""
+
+_small = st.integers(0, 11)
+_plans = st.integers(0, len(PLANS) - 1)
+_deps = st.sampled_from([False, False, False, True])
+_own = st.sampled_from(["same", "same", "same", "own"])
+_places = st.one_of(st.just(()), st.just(()), st.tuples(st.integers(0, 2), st.integers(0, 2), st.integers(0, 1)))
+by_hand = st.builds(
+    Chosen,
+    plan=_plans,
+    by=st.sampled_from(["plan", "plan", "plan", "size"]),
+    caps=st.one_of(st.just((0,)), st.lists(st.sampled_from(BYTES), min_size=1, max_size=3).map(tuple)),
+    dtypes=st.sampled_from(["separate", "mixed"]),
+    enabled=st.sampled_from([True, True, True, True, False]),
+    layout=st.sampled_from(["registration", "execution"]),
+    prefetch=st.integers(0, 2),
+    defer_reduce=st.booleans(),
+    gather_group=_own,
+    insert_overlap_deps=_deps,
+    updates=st.sampled_from(["last", "last", "ready"]),
+    transforms=st.sampled_from([(), (), (), (), SAME_BITS]),
+    launch_at=_places,
+    wait_before=_places,
+)
+"""Our pass, and a schedule by hand."""
+automatic = st.builds(
+    Chosen,
+    plan=_plans,
+    by=st.sampled_from(["plan", "overlap", "overlap", "size"]),
+    caps=st.sampled_from(BYTES).map(lambda size: (size,)),
+    dtypes=st.sampled_from(["separate", "mixed"]),
+    enabled=st.sampled_from([True, True, True, False]),
+    layout=st.sampled_from(["registration", "execution"]),
+    gather_group=_own,
+    insert_overlap_deps=_deps,
+    schedule=st.just("auto"),
+    max_prefetch=st.sampled_from([None, None, 1, 2]),
+    in_flight=st.sampled_from([None, None, 1.0, 1.5, 3.0]),
+    max_memory_increase=st.sampled_from([None, 0.0, 0.1]),
+    costs=st.integers(0, 99),
+)
+"""Our pass, and a schedule that it finds by itself."""
+
+
+def steps(names: Collection[str] = NAMES, least: int = 12, most: int = 44, reach: int = 11) -> st.SearchStrategy[list[Step]]:
+    """Lists of steps of these names, each of which :func:`~pytest_fxbucket.fuzz.drawn.drawn` makes a program of.
+
+    ``reach``: how far back what they read and write may lie; where it is small, they meet more often.
+    """
+    back = st.integers(0, reach)
+    return st.lists(st.builds(Step, st.sampled_from(list(names)), back, _small, back), min_size=least, max_size=most)
+
+
+def plans(subject: Subject, *, wrong: bool = True) -> st.SearchStrategy[Chosen]:
+    """Plans and options that ``subject`` takes; with ``wrong`` one in eight is that."""
+    if subject.is_ours and not wrong:
+        return st.one_of(by_hand, automatic)
+    if subject.is_ours:
+        bad = st.builds(Chosen, plan=_plans, wrong=st.sampled_from([one for one in WRONG if "bucket_mode" not in one]))
+        return st.one_of(*[by_hand] * 4, *[automatic] * 3, bad)
+    keywords: dict[str, st.SearchStrategy[Any]] = {
+        name: st.sampled_from(values) for name, values in KEYWORDS.items() if name in subject.keywords
+    }
+    if "custom_runtime_estimation" in subject.keywords:
+        keywords["costs"] = st.integers(0, 99)
+    given = st.fixed_dictionaries(keywords).map(lambda found: {name: one for name, one in found.items() if one is not None})
+    right = st.builds(Chosen, plan=_plans, keywords=given)
+    if not subject.takes_plan or not wrong:
+        return right
+    names = [one for one in WRONG if one != "an unknown bucket_mode" or "bucket_mode" in subject.keywords]
+    return st.one_of(*[right] * 7, st.builds(Chosen, plan=_plans, keywords=given, wrong=st.sampled_from(names)))
+
+
+def trials(pass_name: str, ranks: int = 2) -> st.SearchStrategy[Trial]:
+    """Programs on so many ranks, with plans and options that the pass takes: manual, torch or module:callable."""
+    subject = subject_of(pass_name)
+
+    def made(found: list[Step], chosen: Chosen, inside: str) -> Trial:
+        return chosen.trial(drawn(ranks, found, inside))
+
+    return st.builds(made, steps(), plans(subject), st.sampled_from(INSIDE))

@@ -1,0 +1,93 @@
+"""The pass that is tried: how it is called, and which options it takes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from inspect import Parameter, signature
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pytest_fxbucket.compat import torch_pass
+from pytest_fxbucket.errors import PlanError
+from pytest_fxbucket.fuzz.ours import any_seconds, run_pass
+from pytest_fxbucket.fuzz.transformed import transformed
+from pytest_fxbucket.plan.factories import first_on_path, import_callable
+
+if TYPE_CHECKING:
+    from torch import fx
+
+    from pytest_fxbucket.fuzz.trial import Trial
+
+_PLANS = "by module"
+_ALONE = "by itself"
+_KEYWORDS = (Parameter.KEYWORD_ONLY, Parameter.POSITIONAL_OR_KEYWORD)
+
+
+@dataclass(frozen=True)
+class Subject:
+    """A pass by its name in options."""
+
+    name: str
+    function: Callable[..., Any]
+    keywords: frozenset[str]
+    """What it takes by name."""
+    modules: tuple[str, ...] = ()
+    """Python modules that register operators of the graphs that it gives."""
+
+    @property
+    def is_ours(self) -> bool:
+        """Whether it is this package's own, with every key of a plan."""
+        return self.name == "manual"
+
+    @property
+    def takes_plan(self) -> bool:
+        """Whether it is given entries; otherwise it is called as torch's automatic scheduler is."""
+        return "max_in_flight_gb" not in self.keywords
+
+    def run(self, graph_module: fx.GraphModule, trial: Trial) -> Any:
+        """What the pass gives for ``graph_module``, with its groups in place; raises what it raises."""
+        options = dict(trial.options)
+        if self.is_ours:
+            graph_module = transformed(graph_module, options.pop("transforms", ()))
+            run_pass(graph_module.graph, trial.plan, **options)
+            graph_module.recompile()
+            return graph_module
+        if "costs" in options:
+            seconds = any_seconds(options.pop("costs"))
+            options["custom_runtime_estimation"] = lambda node, size: 1e3 * seconds(node) if size is None else 1e-3
+        return self.function(graph_module, *([trial.plan] if self.takes_plan else []), **options)
+
+    def may_refuse(self, trial: Trial, error: BaseException) -> bool:
+        """Whether ``error`` says in a sentence that what was asked for cannot be had: places by hand depend on the program."""
+        return self.is_ours and isinstance(error, PlanError) and bool({"launch_at", "wait_before"} & trial.options.keys())
+
+
+def subject_of(name: str) -> Subject:
+    """The pass ``name``: manual, torch or module:callable, found from the working folder.
+
+    Raises PlanError for one that cannot be imported, or that cannot be called.
+    """
+    if name == "manual":
+        return Subject(name, run_pass, frozenset())
+    if name == "torch":
+        return Subject(name, torch_pass.torch_manual_overlap_bucketing, frozenset({"bucket_mode"}), (torch_pass.OPERATORS,))
+    with first_on_path([Path.cwd()]):
+        function = import_callable(name, f"pass {name}")
+    module = name.partition(":")[0]
+    modules = (torch_pass.OPERATORS,) if module.startswith(("torch.", "pytest_fxbucket.compat.")) else (module,)
+    return Subject(name, function, _keywords(name, function), modules)
+
+
+def _keywords(name: str, function: Callable[..., Any]) -> frozenset[str]:
+    """Raises PlanError for what cannot be called with a graph and a plan, or a graph alone if it schedules by itself."""
+    try:
+        taken = signature(function)
+    except (TypeError, ValueError):
+        return frozenset()
+    found = frozenset(one.name for one in taken.parameters.values() if one.kind in _KEYWORDS)
+    try:
+        taken.bind(*(["graph"] if "max_in_flight_gb" in found else ["graph", "plan"]))
+    except TypeError as error:
+        raise PlanError(f"pass {name} cannot be called as (gm, plans): {error}") from None
+    return found

@@ -1,0 +1,157 @@
+"""What ``fxbucket fuzz`` is made of: known faults are seen, printed tests hold the program, and everything is drawn."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, Phase, given, seed, settings
+
+from pytest_fxbucket.fuzz import Trial, problem
+from pytest_fxbucket.fuzz.drawing import Step
+from pytest_fxbucket.fuzz.drawn import NAMES, drawn
+from pytest_fxbucket.fuzz.finds import KINDS, PLAN, RAISED, TWICE, VALUES, Find, stripped
+from pytest_fxbucket.fuzz.judge import judged, problems
+from pytest_fxbucket.fuzz.printed import text_of_test, trial_in
+from pytest_fxbucket.fuzz.smaller import smaller
+from pytest_fxbucket.fuzz.strategies import by_hand, steps, trials
+from pytest_fxbucket.fuzz.subject import subject_of
+from pytest_fxbucket.graph.collectives import is_wait, launch_kind
+from pytest_fxbucket.graph.effects import written_arguments
+from pytest_fxbucket.step.portable import digest, encode_module
+from suites.passes.partings import PARTINGS, Parting
+from suites.passes.test_beside_torch import VERSION, of_a_version_in_the_table
+
+KIND_OF = {
+    "raises": RAISED,
+    "other values": VALUES,
+    "does nothing": PLAN,
+    "merges nothing": PLAN,
+    "one bucket for both directions": PLAN,
+    "takes it for the default": PLAN,
+}
+EACH = pytest.mark.parametrize("parting", PARTINGS, ids=lambda parting: parting.name.replace("`", ""))
+DROPIN = "pytest_fxbucket.passes:manual_overlap_bucketing"
+
+
+def trial_of(parting: Parting) -> Trial:
+    program = parting.program()
+    options = {} if parting.mode is None else {"bucket_mode": parting.mode}
+    wrong = "" if parting.launches else "something"
+    return Trial(program, program.returns(*parting.build(program)), parting.plan, options, wrong)
+
+
+def drawing(number: int, count: int) -> settings:
+    return settings(
+        max_examples=count,
+        database=None,
+        deadline=None,
+        phases=(Phase.generate,),
+        suppress_health_check=list(HealthCheck),
+    )
+
+
+@of_a_version_in_the_table
+@EACH
+def test_each_known_fault_of_torchs_pass_is_seen(parting: Parting) -> None:
+    said = problem(trial_of(parting), "torch", PLAN)
+    kind = KIND_OF.get(parting.of(VERSION), "")
+    assert said.partition(":")[0] == kind
+
+
+@EACH
+def test_nothing_is_seen_where_ours_is_right(parting: Parting) -> None:
+    assert problem(trial_of(parting), DROPIN) == ""
+
+
+def test_a_printed_test_holds_the_program_that_was_drawn(tmp_path: Path) -> None:
+    @seed(3)
+    @drawing(3, 40)
+    @given(trials("manual", 4))
+    def look(trial: Trial) -> None:
+        path = tmp_path / "test_fuzz_one.py"
+        path.write_text(text_of_test(trial, Find(VALUES, 'output 0 "is"\\another'), "manual"))
+        again, kind = trial_in(path)
+        assert kind == VALUES
+        assert digest(encode_module(again.graph_module)) == digest(encode_module(trial.graph_module))
+        assert (again.plan, again.options, again.wrong) == (trial.plan, trial.options, trial.wrong)
+        assert problem(again, "manual", PLAN) == problem(trial, "manual", PLAN) == ""
+        pairs = zip(again.graph_module.graph.nodes, trial.graph_module.graph.nodes, strict=True)
+        for one, other in pairs:
+            for key in ("nn_module_stack", "fwd_nn_module_stack", "autograd_backward"):
+                assert one.op != "call_function" or one.meta.get(key) == other.meta.get(key)
+
+    look()
+
+
+def test_every_step_and_every_option_is_drawn() -> None:
+    options, wrong, names = Counter[str](), Counter[str](), Counter[str]()
+
+    @seed(1)
+    @drawing(1, 300)
+    @given(trials("manual"), steps())
+    def look(trial: Trial, found: list[Step]) -> None:
+        options.update(list(trial.options))
+        wrong[trial.wrong] += 1
+        names.update(step.what for step in found)
+
+    look()
+    assert set(names) == set(NAMES)
+    assert len(wrong) == 6
+    assert set(options) == {
+        *("by", "enabled", "dtypes", "layout", "cap_mb", "prefetch", "defer_reduce", "updates", "gather_group"),
+        *("insert_overlap_deps", "launch_at", "wait_before", "transforms", "schedule", "costs"),
+        *("max_prefetch", "max_in_flight_gb", "max_memory_increase"),
+    }
+
+
+def test_a_trial_that_is_cut_short_stays_legal_and_loses_what_it_does_not_need() -> None:
+    """As if a pass failed wherever something is reduced."""
+
+    def same(trial: Trial, find: Find) -> Find | None:
+        kinds = {launch_kind(node) for node in trial.graph_module.graph.nodes}
+        graphs = [trial.graph_module.graph] * trial.program.world
+        assert problems(trial.program, graphs) == []
+        return find if "reduce_scatter" in kinds else None
+
+    launching = ("gather", "reduce", "all_reduce", "gather_into", "all_reduce_in_place", "write", "view", "compute")
+
+    @seed(2)
+    @drawing(2, 15)
+    @given(steps(launching, 12, 20), by_hand)
+    def look(found: list[Step], chosen: object) -> None:
+        trial = replace(by_hand_trial(found), options={"prefetch": 2})
+        assert problem(trial, "manual") == ""
+        less, _ = smaller(trial, Find(RAISED, "it raises"), same)
+        kinds = [kind for node in less.graph_module.graph.nodes if (kind := launch_kind(node)) is not None]
+        assert "reduce_scatter" in kinds
+        assert less.options == {}
+        assert judged(less, subject_of("manual")) is None
+        nodes = [node for node in less.graph_module.graph.nodes if not written_arguments(node) and not is_wait(node)]
+        idle = [node for node in nodes if not node.users]
+        assert [node.op for node in idle] == ["output"]
+        assert len(idle[0].args[0]) == 1
+
+    def by_hand_trial(found: list[Step]) -> Trial:
+        drawing = drawn(2, [*found, Step("reduce")])
+        return Trial(drawing.program, drawing.finish(), [["a"]])
+
+    look()
+
+
+def test_finds_are_told_apart_by_what_is_said_and_by_what_they_need() -> None:
+    assert stripped("KeyError in f_1: no 'layers.3' of 12 in [a, b]") == "KeyError in ...: no ... of ... in ..."
+    assert stripped("aten.add_.Tensor (add__tensor) reads x before its wait") == "... reads x before its wait"
+    one = Find(RAISED, "it raises on p1", features=frozenset({"a write"}))
+    assert Find(RAISED, "it raises on p2", features=frozenset({"a write", "a view"})).is_of([one])
+    assert not Find(RAISED, "it raises on p2", features=frozenset({"a view"})).is_of([one])
+    assert not Find(RAISED, "it stops on p1", features=one.features).is_of([one])
+    assert not Find(TWICE, one.says, features=one.features).is_of([one])
+    values = Find(VALUES, "rank 0: output 1 differs in 2 of 3 elements, first at 0: 1 before the pass, 2 after it")
+    assert Find(VALUES, "rank 1: input 4 differs in 1 of 1 elements, first at 0: nan before the pass, 2 after it").is_of(
+        [values]
+    )
+    assert not Find(VALUES, "rank 0: output 1 has strides (5, 1) before the pass, (17, 1) after it").is_of([values])
+    assert KINDS.index(RAISED) < KINDS.index(VALUES) < KINDS.index(TWICE)
