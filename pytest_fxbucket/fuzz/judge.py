@@ -15,6 +15,7 @@ from pytest_fxbucket.fuzz import kept, lockstep
 from pytest_fxbucket.fuzz.features import features_of
 from pytest_fxbucket.fuzz.finds import DIFFERS, HANG, PLAN, RAISED, TWICE, VALUES, Find, up_to
 from pytest_fxbucket.fuzz.groups import fake_groups, members_of
+from pytest_fxbucket.fuzz.limited import limited
 from pytest_fxbucket.fuzz.program import copied
 from pytest_fxbucket.fuzz.subject import Subject, subject_of
 from pytest_fxbucket.graph.calls import Call, calls_of, joint_problems
@@ -27,6 +28,8 @@ if TYPE_CHECKING:
     from pytest_fxbucket.fuzz.program import Program
     from pytest_fxbucket.fuzz.trial import Trial
 
+_LONGEST_S = 20.0
+"""That a pass may take for one small program."""
 _RACES = ("without waiting", "before its wait")
 
 
@@ -97,7 +100,7 @@ def made_of(trial: Trial, subject: Subject) -> Made:
 def _run(trial: Trial, subject: Subject, rank: int) -> fx.GraphModule:
     """Raises what the pass raises, and PassError for what is no graph of the same inputs, or is not in order."""
     before = trial.graph_module
-    with fake_groups(trial.program.world, trial.program.groups, rank):
+    with fake_groups(trial.program.world, trial.program.groups, rank), limited(_LONGEST_S):
         after = subject.run(copied(before), trial)
     if not isinstance(after, fx.GraphModule):
         raise PassError(f"it returned a {type(after).__name__}, expected a GraphModule")

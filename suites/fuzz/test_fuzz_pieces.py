@@ -155,3 +155,17 @@ def test_finds_are_told_apart_by_what_is_said_and_by_what_they_need() -> None:
     )
     assert not Find(VALUES, "rank 0: output 1 has strides (5, 1) before the pass, (17, 1) after it").is_of([values])
     assert KINDS.index(RAISED) < KINDS.index(VALUES) < KINDS.index(TWICE)
+
+
+def test_a_pass_that_never_ends_is_a_find(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("pytest_fxbucket.fuzz.judge._LONGEST_S", 0.2)
+    drawing_ = drawn(2, [Step("gather"), Step("wait")])
+    trial = Trial(drawing_.program, drawing_.finish(), ("a",), {}, "")
+    found = judged(trial, subject_of(f"{__name__}:turns_in_circles"))
+    assert found is not None
+    assert (found.kind, found.says) == (RAISED, "TimeoutError in over: it was not done after 0.2 s")
+
+
+def turns_in_circles(gm: object, plans: object) -> None:
+    while True:
+        pass
