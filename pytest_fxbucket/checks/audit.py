@@ -20,8 +20,7 @@ from pytest_fxbucket.words import counted
 if TYPE_CHECKING:
     from pytest_fxbucket.checks.context import Context
     from pytest_fxbucket.passes.passed import Passed
-    from pytest_fxbucket.plan_on_mesh import PlanOnMesh
-    from pytest_fxbucket.step.roles import Phase
+    from pytest_fxbucket.step.roles import Phase, StepGraph
 
 
 def run(context: Context) -> Verdict:
@@ -41,7 +40,7 @@ def run(context: Context) -> Verdict:
                 for phase, one in world.passed(ranks[0]).items()
                 for problem in (
                     *audit(promise, world.reading(ranks[0])[phase], one.reading),
-                    *_said_wrongly(world, phase, one),
+                    *_said_wrongly(world.way(ranks[0]).step, phase, one),
                     *_lost_order(one),
                 )
             ]
@@ -65,11 +64,11 @@ def run(context: Context) -> Verdict:
     return passed("audit", f"{summary} ({notes})" if notes else summary)
 
 
-def _said_wrongly(world: PlanOnMesh, phase: Phase, one: Passed) -> list[str]:
-    """What nodes say of themselves behind a pass that is not ours."""
+def _said_wrongly(given: StepGraph, phase: Phase, one: Passed) -> list[str]:
+    """What nodes say of themselves behind a pass that is not ours, and did not before it."""
     if one.bucketed.report is not None:
         return []
-    return metadata_problems(world.way(0).step.graphs[phase].graph, one.bucketed.graph)
+    return metadata_problems(given.graphs[phase].graph, one.bucketed.graph)
 
 
 def _lost_order(one: Passed) -> Iterator[str]:

@@ -10,7 +10,7 @@ import pytest
 from pytest_fxbucket.checks.verdict import Verdict
 from pytest_fxbucket.errors import PassError
 from pytest_fxbucket.plan.entries import parse_entries
-from pytest_fxbucket.plan.schema import Bucket, Checks, Model, Parallel, Plan
+from pytest_fxbucket.plan.schema import Bucket, Checks, Model, Parallel, Pipeline, Plan, Step
 from pytest_fxbucket.ranks.pools import Pools
 from pytest_fxbucket.run import PlanRun
 from pytest_fxbucket.settings import RunSettings
@@ -26,9 +26,12 @@ PLAN = Plan(
 )
 
 
-def ran(name: str, tmp_path: Path, pools: Pools) -> PlanRun:
+STAGES = replace(PLAN, parallel=Parallel(dp_shard=2, pp=2), pipeline=Pipeline(cuts=("layers.0",)), step=Step(microbatches=2))
+
+
+def ran(name: str, tmp_path: Path, pools: Pools, plan: Plan = PLAN) -> PlanRun:
     settings = RunSettings(PLAN.path.parent, tmp_path, tmp_path / "artifacts", f"{adversaries.__name__}:{name}")
-    return PlanRun(replace(PLAN), settings, pools)
+    return PlanRun(plan, settings, pools)
 
 
 def green(name: str, tmp_path: Path, pools: Pools) -> str:
@@ -41,6 +44,13 @@ def green(name: str, tmp_path: Path, pools: Pools) -> str:
 
 def test_a_right_pass_is_green_and_nothing_is_said_of_it(tmp_path: Path, pools: Pools) -> None:
     assert "the pass" not in green("right", tmp_path, pools)
+
+
+def test_each_stage_is_held_against_what_its_own_graph_said(tmp_path: Path, pools: Pools) -> None:
+    said = ran("other_values", tmp_path, pools, STAGES).check("audit").lines
+    assert any('what nodes say of their meta["val"] is wrong' in line and line.startswith("rank 2, 3: ") for line in said)
+    said = ran("right", tmp_path, pools, STAGES).check("audit").lines
+    assert not any("what nodes say of" in line for line in said)
 
 
 @pytest.mark.parametrize(
