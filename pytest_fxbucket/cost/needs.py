@@ -18,6 +18,7 @@ class Needs(Walk):
     def __init__(self, graph: fx.Graph, rounding: int = 1) -> None:
         super().__init__(repeat(None))
         self._places: dict[Storage, list[int]] = {}
+        self._peaks: dict[tuple[int, ...], int] = {}
         nodes = list(graph.nodes)
         for place, node in enumerate(nodes):
             self.meet(place, node)
@@ -42,6 +43,13 @@ class Needs(Walk):
             change[begin] += size
             change[max([place[one] for one in needs], default=begin) + 1] -= size
         return list(accumulate(change))[:-1]
+
+    def peak(self, order: Sequence[int]) -> int:
+        """Most bytes that live at once; of an order that was asked for before it is known."""
+        key = tuple(order)
+        if key not in self._peaks:
+            self._peaks[key] = max(self.at(key))
+        return self._peaks[key]
 
     def made(self, node: fx.Node) -> int:
         """Bytes of the storages of ``node``'s value."""

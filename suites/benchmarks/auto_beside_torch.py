@@ -10,8 +10,8 @@ exposed and peak are the simulator's; "torch says" is what torch logs as exposed
 schedule that launches the same and keeps compute in its order; torch packs launches and moves compute, so it may come below.
 "its least" is the bound of what came out: the same launches, compute in that order. "step" is the whole step: what packs hides
 communication too, and takes as long as it hides.
-Seconds of this process on a core, which other work on a shared machine disturbs least, those of copying the graph among them;
-torch is stopped after ten minutes.
+Seconds of this process on a core, which other work on a shared machine disturbs least, those of the code of the new graph among
+them; torch is stopped after ten minutes.
 
 ``python -m suites.benchmarks.auto_beside_torch [--layers 16] [--models MoE] [--phases joint] [--schedulers ours] [--growth]``
 """
@@ -96,16 +96,19 @@ class Job:
         return 1e3 * collective_seconds(launch.kind, size, ranks, self.cluster)
 
 
-def by_ours(**keywords: Any) -> Callable[[Job], tuple[fx.GraphModule, TorchAccount | None]]:
+Scheduler = Callable[[Job, fx.GraphModule], tuple[fx.GraphModule, "TorchAccount | None"]]
+"""Changes its graph, a copy of the job's."""
+
+
+def by_ours(**keywords: Any) -> Scheduler:
     """Ours, with ``keywords``; limits are torch's defaults, of memory the larger one, as torch's code has it."""
 
-    def scheduled(job: Job) -> tuple[fx.GraphModule, TorchAccount | None]:
+    def scheduled(job: Job, made: fx.GraphModule) -> tuple[fx.GraphModule, TorchAccount | None]:
         more = max(1.0, 0.05 * job.before.peak_bytes / (1 << 30))
 
         def milliseconds(node: fx.Node, _: int | None) -> float:
             return 1e3 * job.cost(node)
 
-        made = job.copied()
         made = schedule_overlap_bucketing(
             made,
             custom_runtime_estimation=milliseconds,
@@ -119,11 +122,10 @@ def by_ours(**keywords: Any) -> Callable[[Job], tuple[fx.GraphModule, TorchAccou
     return scheduled
 
 
-def by_torch(**keywords: Any) -> Callable[[Job], tuple[fx.GraphModule, TorchAccount | None]]:
+def by_torch(**keywords: Any) -> Scheduler:
     """torch's, with ``keywords``."""
 
-    def scheduled(job: Job) -> tuple[fx.GraphModule, TorchAccount | None]:
-        made = job.copied()
+    def scheduled(job: Job, made: fx.GraphModule) -> tuple[fx.GraphModule, TorchAccount | None]:
         inputs = zip(made.graph.find_nodes(op="placeholder"), job.step.inputs[job.phase], strict=True)
         held = [node for node, value in inputs if value.role in HELD]
         return torch_schedule_overlap(made, job.milliseconds, held, **keywords)
@@ -131,7 +133,6 @@ def by_torch(**keywords: Any) -> Callable[[Job], tuple[fx.GraphModule, TorchAcco
     return scheduled
 
 
-Scheduler = Callable[[Job], tuple[fx.GraphModule, TorchAccount | None]]
 SCHEDULERS: dict[str, Scheduler] = {
     "ours": by_ours(),
     "ours + buckets": by_ours(collective_bucketing=True),
@@ -190,11 +191,12 @@ def _scheduled(job: Job, run: Scheduler) -> tuple[str, ...]:
 
 def timed(job: Job, run: Scheduler) -> tuple[fx.GraphModule | None, TorchAccount | None, float, str]:
     """What ``run`` made, its account, its seconds, and what it raised."""
+    copied = job.copied()
     gc.collect()
     begin = time.process_time()
     try:
         with _stopped_after(STOPPED_S):
-            made, account = run(job)
+            made, account = run(job, copied)
     except Exception as error:  # whatever a pass raises is a figure here
         sentence = " ".join(str(error).split()) or "without a word"
         return None, None, time.process_time() - begin, f"{type(error).__name__}: {sentence[:160]}"

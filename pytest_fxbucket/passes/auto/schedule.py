@@ -89,7 +89,7 @@ def scheduled(graph: fx.Graph, estimates: Estimates, limits: Limits, before: int
     several = [Windows(known, machine, needs, sinks=sinks, fills=fills) for sinks, fills in _WAYS]
     windows = several[0]
     own = list(range(len(order.nodes)))
-    given, peak_before = machine.run(own), max(needs.at(own))
+    given, peak_before = machine.run(own), needs.peak(own)
     room = Room(
         peak=limits.peak(peak_before if before is None else before),
         in_flight=inf if limits.in_flight_gb is None else limits.in_flight_gb * GB,
@@ -118,7 +118,7 @@ def scheduled(graph: fx.Graph, estimates: Estimates, limits: Limits, before: int
         given.exposed,
         times.exposed,
         peak_before,
-        max(needs.at(found)),
+        needs.peak(found),
         sum(times.blocked.get(one.launch, 0.0) <= SAME for one in windows.flights),
         len(windows.flights),
         None if found == own else tuple([order.nodes[index] for index in found]),
@@ -143,7 +143,7 @@ class _Best:
         exposed = self.machine.run(order).exposed
         if exposed >= self.exposed - SAME:
             return False
-        peak = max(self.needs.at(order))
+        peak = self.needs.peak(order)
         self.least = min(self.least, peak)
         if peak > self.room.peak:
             return False
@@ -156,9 +156,9 @@ class _Best:
             return
         nodes, seconds = windows.order.nodes, self.machine.seconds
         sizes = [self.needs.made(node) if takes > 0 else 0 for node, takes in zip(nodes, seconds, strict=True)]
-        for more in (inf, self.room.peak - max(self.needs.at(order))):
+        for more in (inf, self.room.peak - self.needs.peak(order)):
             found = filled(windows, order, sizes, more)
-            if max(self.needs.at(found)) <= self.room.peak:
+            if self.needs.peak(found) <= self.room.peak:
                 self.offer(found)
                 break
 
@@ -174,7 +174,7 @@ def _order(windows: Windows, needs: Needs, room: Room, drift: float) -> list[int
     allowed = room
     for _ in range(_TIGHTER):
         found = within(room, windows, windows.arranged(Sweep(windows, times, late, allowed, list(live)).run()))
-        over = max(needs.at(found)) - room.peak
+        over = needs.peak(found) - room.peak
         if over <= 0:
             break
         allowed = Room(peak=allowed.peak - over, in_flight=room.in_flight, gathers=room.gathers)
