@@ -12,6 +12,7 @@ from pytest_fxbucket.compat import torch_pass
 from pytest_fxbucket.errors import PlanError
 from pytest_fxbucket.fuzz.ours import any_seconds, run_pass
 from pytest_fxbucket.fuzz.transformed import transformed
+from pytest_fxbucket.passes.auto.room import TogetherError
 from pytest_fxbucket.plan.factories import first_on_path, import_callable
 
 if TYPE_CHECKING:
@@ -59,8 +60,9 @@ class Subject:
         return self.function(graph_module, *([trial.plan] if self.takes_plan else []), **options)
 
     def may_refuse(self, trial: Trial, error: BaseException) -> bool:
-        """Whether ``error`` says in a sentence that what was asked for cannot be had: places by hand depend on the program."""
-        return self.is_ours and isinstance(error, PlanError) and bool({"launch_at", "wait_before"} & trial.options.keys())
+        """Whether ``error`` says in a sentence that what was asked for cannot be had: that depends on the program."""
+        by_hand = bool({"launch_at", "wait_before"} & trial.options.keys())
+        return self.is_ours and isinstance(error, PlanError if by_hand else TogetherError)
 
 
 def subject_of(name: str) -> Subject:

@@ -22,7 +22,7 @@ from pytest_fxbucket.graph.order import displaced
 from pytest_fxbucket.graph.updates import update_nodes
 from pytest_fxbucket.graph_view.bare import bare_values
 from pytest_fxbucket.passes.auto.moved import hiding_of, peak_of, reorder_by_itself
-from pytest_fxbucket.passes.auto.schedule import NoRoomError
+from pytest_fxbucket.passes.auto.room import NoRoomError
 from pytest_fxbucket.passes.compute import Labels, Overlapped, gathered_lives, labels_of, overlapped
 from pytest_fxbucket.passes.grouping import BUCKETED, grouping_of
 from pytest_fxbucket.passes.keep_order import keep_order, without_kept_order

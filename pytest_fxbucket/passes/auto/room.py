@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from math import inf
 from typing import TYPE_CHECKING
 
+from pytest_fxbucket.errors import PlanError
+from pytest_fxbucket.graph.walks import reached
 from pytest_fxbucket.passes.auto.machine import WAIT
 
 if TYPE_CHECKING:
     from pytest_fxbucket.passes.auto.windows import Flight, Windows
+
+GB = 1 << 30
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,38 +37,79 @@ class Room:
         return sum(one.is_gather for one in flying) > self.gathers
 
 
+class NoRoomError(PlanError):
+    """No order of a graph keeps the limits."""
+
+
+class TogetherError(NoRoomError):
+    """Collectives that must be in flight at once are more than may be."""
+
+
 def within(room: Room, windows: Windows, order: Sequence[int]) -> list[int]:
     """``order``; before each launch that there is no room for, those that were launched first are waited for.
 
-    So it keeps what may be in flight, if each launch alone does: what a wait needs is its launch, and views of that.
+    Raises :class:`TogetherError` where those can only be waited for behind it.
     """
     if room.in_flight == room.gathers == inf:
         return list(order)
-    flights = {one.launch: one for one in windows.flights}
-    place = {node: at for at, node in enumerate(order)}
-    flying: list[Flight] = []
-    found: dict[int, None] = {}
+    placed = _Placed(room, windows, {node: at for at, node in enumerate(order)}, {one.launch: one for one in windows.flights})
     for node in order:
-        if node in found:
-            continue
-        one = flights.get(node)
+        placed.put(node)
+    return list(placed.done)
+
+
+@dataclass(slots=True)
+class _Placed:
+    """An order that is made node by node."""
+
+    room: Room
+    windows: Windows
+    place: dict[int, int]
+    """Of each node in the order that is asked for."""
+    flights: dict[int, Flight]
+    """By launch."""
+    flying: list[Flight] = field(default_factory=list)
+    pending: list[int] = field(default_factory=list)
+    """Nodes that others are placed for at present."""
+    done: dict[int, None] = field(default_factory=dict)
+
+    def put(self, node: int) -> None:
+        """Place ``node`` behind all that it must stand behind."""
+        if node in self.done:
+            return
+        self.pending.append(node)
+        for needed in self.windows.order.before[node]:
+            self.put(needed)
+        machine, one = self.windows.machine, self.flights.get(node)
         if one is not None:
-            while flying and room.lacks([*flying, one]):
-                only_gathers = room.lacks_gathers([*flying, one])
-                first = next(other for other in flying if other.is_gather or not only_gathers)
-                flying.remove(first)
-                for needed in _needed(windows, min(first.waits, key=place.__getitem__), found):
-                    found[needed] = None
-            flying.append(one)
-        elif windows.machine.stream[node] == WAIT:
-            flying = [other for other in flying if other.launch != windows.machine.launch[node]]
-        found[node] = None
-    return list(found)
+            self._make_room(one)
+            self.flying.append(one)
+        elif machine.stream[node] == WAIT:
+            self.flying = [other for other in self.flying if other.launch != machine.launch[node]]
+        self.pending.pop()
+        self.done[node] = None
 
+    def _make_room(self, one: Flight) -> None:
+        while self.flying and self.room.lacks([*self.flying, one]):
+            only_gathers = self.room.lacks_gathers([*self.flying, one])
+            full = [other for other in self.flying if other.is_gather or not only_gathers]
+            first = next((self._wait(other) for other in full if self._may_end(self._wait(other))), None)
+            if first is None:
+                raise TogetherError(self._why(one, full, only_gathers))
+            self.put(first)
 
-def _needed(windows: Windows, node: int, done: dict[int, None]) -> Iterator[int]:
-    """``node`` behind all that it must stand behind and that is not ``done``."""
-    if node not in done:
-        for one in windows.order.before[node]:
-            yield from _needed(windows, one, done)
-        yield node
+    def _wait(self, one: Flight) -> int:
+        return min(one.waits, key=self.place.__getitem__)
+
+    def _may_end(self, wait: int) -> bool:
+        """Whether ``wait`` needs nothing that is placed at present."""
+        before = self.windows.order.before
+        needed = reached([wait], lambda node: [other for other in before[node] if other not in self.done])
+        return not any(node in needed for node in self.pending)
+
+    def _why(self, one: Flight, full: Sequence[Flight], only_gathers: bool) -> str:
+        limit = f"max_prefetch = {self.room.gathers:g}" if only_gathers else f"max_in_flight_gb = {self.room.in_flight / GB:g}"
+        new, *others = (self.windows.order.nodes[other.launch].name for other in (one, *full))
+        return (
+            f"[overlap] {limit} leaves no room for {new} beside {' and '.join(others)}, which can only be waited for behind it"
+        )

@@ -14,7 +14,7 @@ from pytest_fxbucket.graph.order import order_of
 from pytest_fxbucket.passes.auto.latest import DRIFT, ideal, latest
 from pytest_fxbucket.passes.auto.machine import COMPUTE, Machine, machine_of
 from pytest_fxbucket.passes.auto.movable import Nodes
-from pytest_fxbucket.passes.auto.room import Room, within
+from pytest_fxbucket.passes.auto.room import GB, NoRoomError, Room, within
 from pytest_fxbucket.passes.auto.shadow import filled
 from pytest_fxbucket.passes.auto.sweep import Sweep, lazy
 from pytest_fxbucket.passes.auto.windows import Windows
@@ -24,17 +24,12 @@ if TYPE_CHECKING:
 
     from pytest_fxbucket.passes.auto.estimates import Estimates
 
-GB = 1 << 30
 SAME = 1e-9
 """Seconds of exposure that count as none."""
 _WAYS = ((False, False), (True, False), (True, True))
 """Whether light compute sinks behind waits, and packs fill waits."""
 _TIGHTER = 4
 """How often a sweep whose order needs too much memory is given less."""
-
-
-class NoRoomError(PlanError):
-    """No order of a graph keeps the limits of memory."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,8 +74,8 @@ class Scheduled:
 def scheduled(graph: fx.Graph, estimates: Estimates, limits: Limits, before: int | None = None) -> Scheduled:
     """Find the order of ``graph``, which is not changed; limits of memory count from ``before`` bytes, or from its own peak.
 
-    Raises :class:`PlanError` for limits that cannot be kept (:class:`NoRoomError` for those of memory), and what ``estimates``
-    raise.
+    Raises :class:`PlanError` for limits that cannot be kept (:class:`NoRoomError` where smaller collectives could), and what
+    ``estimates`` raise.
     """
     order = order_of(graph)
     machine = machine_of(order.nodes, estimates)
