@@ -19,20 +19,36 @@ def mixed_launches(readings: Mapping[int, tuple[GraphAnalysis, Members]]) -> Ite
 
     ``readings`` has what is read of each rank's graph. What carries no parameter is told apart by its module, where it has one.
     """
-    first: dict[tuple[int, ...], tuple[int, list[str]]] = {}
+    first: dict[tuple[int, ...], tuple[int, list[Bucket]]] = {}
     for rank, (reading, members) in sorted(readings.items()):
-        launched: dict[tuple[int, ...], list[str]] = {}
+        launched: dict[tuple[int, ...], list[Bucket]] = {}
         for bucket in reading.buckets:
-            launched.setdefault(members[bucket.group], []).append(_carried(bucket))
+            launched.setdefault(members[bucket.group], []).append(bucket)
         for group, mine in launched.items():
             other, theirs = first.setdefault(group, (rank, mine))
             pairs = enumerate(zip(theirs, mine, strict=False), 1)
-            if (odd := next(((at, was, now) for at, (was, now) in pairs if was != now and was and now), None)) is not None:
+            if (odd := next(((at, was, now) for at, (was, now) in pairs if _differ(was, now)), None)) is not None:
                 at, was, now = odd
-                ranks = ", ".join(map(str, group))
-                yield f"launch {at} on ranks {ranks} carries {was} on rank {other}, and {now} on rank {rank}"
+                ranks, (before, after) = ", ".join(map(str, group)), _shown(was, now)
+                yield f"launch {at} on ranks {ranks} carries {before} on rank {other}, and {after} on rank {rank}"
 
 
-def _carried(bucket: Bucket) -> str:
-    named = [fqn for fqn in bucket.fqns if fqn]
-    return some(named) if named else f"values of {bucket.direction} {bucket.module}" if bucket.module else ""
+def _carried(bucket: Bucket) -> list[str]:
+    """What tells it apart: its members, else where it ran; empty if nothing is known."""
+    if any(bucket.fqns):
+        return list(bucket.fqns)
+    return [f"values of {bucket.direction} {bucket.module}"] if bucket.module else []
+
+
+def _differ(one: Bucket, other: Bucket) -> bool:
+    was, now = _carried(one), _carried(other)
+    return was != now and bool(was and now)
+
+
+def _shown(one: Bucket, other: Bucket) -> tuple[str, str]:
+    """Both in words; from the first member that differs on, if the words would be the same."""
+    was, now = ([fqn or "a value" for fqn in _carried(bucket)] for bucket in (one, other))
+    if some(was) != some(now):
+        return some(was), some(now)
+    at = next(place for place, pair in enumerate(zip(was, now, strict=True)) if pair[0] != pair[1])
+    return f"{some(was[at:])} behind {some(was[:at])}", f"{some(now[at:])} there"

@@ -1,4 +1,7 @@
-"""What would hang or race is found in small graphs made by hand, and correct graphs pass; more in `test_broken_passes.py`."""
+"""What would hang or race, or mix what ranks send, is found in small graphs made by hand, and correct graphs pass.
+
+More in `test_broken_passes.py`.
+"""
 
 from __future__ import annotations
 
@@ -9,9 +12,12 @@ import torch
 import torch.distributed._functional_collectives  # registers the operators
 from torch import fx
 
+from pytest_fxbucket.graph.buckets import Bucket, GraphAnalysis, Member
 from pytest_fxbucket.graph.calls import Call, calls_of, joint_problems
+from pytest_fxbucket.graph.pairing import mixed_launches
 from pytest_fxbucket.graph.reading import read_graph
 from pytest_fxbucket.step.roles import Value
+from suites.checks import launches_by_hand as by_hand
 
 c10d = torch.ops._c10d_functional
 aten = torch.ops.aten
@@ -200,3 +206,37 @@ class TestAcrossRanks:
         (problem,) = joint_problems({0: broadcast(0), 1: broadcast(1)})
         assert "from 0" in problem
         assert "from 1" in problem
+
+
+def sending(*fqns: str, group: str = "all", module: str = "") -> Bucket:
+    """A gather of ``fqns``, of one size whatever they are."""
+    members = tuple(Member(fqn, 0, 4, 23) for fqn in fqns)
+    return by_hand.gather("launch", 0, group=group, module=module, members=members)
+
+
+def mixed(*ranks: tuple[Bucket, ...]) -> list[str]:
+    return list(mixed_launches({rank: (GraphAnalysis(own, (), (), 0), GROUPS) for rank, own in enumerate(ranks)}))
+
+
+class TestPairing:
+    """Launches of one size that trade places on one rank hang nothing, and mix values."""
+
+    def test_launches_that_trade_places_on_one_rank_are_named(self) -> None:
+        one, other = sending("a"), sending("b")
+        assert mixed((one, other), (one, other)) == []
+        assert mixed((one, other), (other, one)) == ["launch 1 on ranks 0, 1 carries a on rank 0, and b on rank 1"]
+
+    def test_members_behind_those_that_are_shown_tell_launches_apart(self) -> None:
+        one, other = sending("a", "b", "c", "d", "e"), sending("a", "b", "c", "d", "f")
+        (said,) = mixed((one, other), (other, one))
+        assert said == "launch 1 on ranks 0, 1 carries e behind a, b, c and 1 more on rank 0, and f there on rank 1"
+
+    def test_what_carries_no_parameter_is_told_apart_by_its_module(self) -> None:
+        one, other, unknown = sending("", module="up"), sending("", module="down"), sending("")
+        (said,) = mixed((one, other), (other, one))
+        assert said == "launch 1 on ranks 0, 1 carries values of forward up on rank 0, and values of forward down on rank 1"
+        assert mixed((one, other), (unknown, other)) == []
+
+    def test_each_group_has_an_order_of_its_own(self) -> None:
+        one, other = sending("a", group="x"), sending("b", group="a")
+        assert mixed((one, other), (other, one)) == []
