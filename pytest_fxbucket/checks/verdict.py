@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
+
+if TYPE_CHECKING:
+    from pytest_fxbucket.ranks.failure import RankFailure
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,6 +22,8 @@ class Verdict:
     """What a person needs when it failed; the last lines say what to do."""
     folder: Path | None = None
     """Where graphs, report and rank logs lie."""
+    is_only_late: bool = False
+    """Whether it failed of ranks that took too long, which may have been slow."""
 
     def __bool__(self) -> bool:
         return self.outcome == "passed"
@@ -35,6 +40,11 @@ def passed(check: str, summary: str) -> Verdict:
 def failed(check: str, summary: str, lines: list[str]) -> Verdict:
     """A check that found something."""
     return Verdict(check, "failed", summary, tuple(lines))
+
+
+def failed_on_ranks(check: str, failure: RankFailure) -> Verdict:
+    """A check whose ranks did not all answer."""
+    return Verdict(check, "failed", str(failure), tuple(failure.lines()), is_only_late=failure.is_only_late)
 
 
 def skipped(check: str, reason: str) -> Verdict:

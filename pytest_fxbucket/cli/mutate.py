@@ -92,18 +92,21 @@ def _scores(plan: Plan, options: Namespace) -> Iterator[Score]:
 
 
 def _lines(plan: Plan, score: Score, stopped: bool) -> Iterator[str]:
-    from pytest_fxbucket.mutate.words import sums
+    from pytest_fxbucket.mutate.words import sums, undecided_lines
 
     width = max(len("operator"), *(len(name) for name in score.by_operator()))
-    yield f"{'operator':<{width}}{'found':>8}{'survived':>10}{'equivalent':>12}"
+    yield f"{'operator':<{width}}{'found':>8}{'survived':>10}{'equivalent':>12}{'undecided':>11}"
     for name, fates in score.by_operator().items():
         if fates.total() > fates["unmade"]:
-            yield f"{name:<{width}}{fates['found']:>8}{fates['survived']:>10}{fates['equivalent']:>12}"
+            numbers = f"{fates['found']:>8}{fates['survived']:>10}{fates['equivalent']:>12}{fates['undecided']:>11}"
+            yield f"{name:<{width}}{numbers}"
     yield ""
     yield "found by " + (", ".join(f"{name} {count}" for name, count in score.by_check().items()) or "nobody")
     for one in score.of("survived"):
         yield ""
         yield from _survivor(one)
+    for one in score.judged:
+        yield from undecided_lines(one)
     for one in score.of("unmade"):
         yield f"not made: {one.unmade}"
     yield ""
@@ -132,6 +135,7 @@ def _document(plan: Plan, score: Score, seed: int, stopped: bool) -> dict[str, A
         "found": score.found,
         "survived": len(score.of("survived")),
         "equivalent": len(score.of("equivalent")),
+        "undecided": len(score.of("undecided")),
         "score": score.share,
         "without_golden": {"found": alone, "of": of},
         "by_check": score.by_check(),
@@ -150,6 +154,7 @@ def _mutant(one: Judged) -> dict[str, Any]:
         "rank": mutant.site.on_rank,
         "fate": one.fate,
         "found": dict(one.found),
+        "undecided": dict(one.undecided),
         "values_equal": one.equal,
         "why": one.harmless or one.unmade or None,
         "diff": list(one.diff),

@@ -11,7 +11,7 @@ from pytest_fxbucket.checks.bitwise import judge
 from pytest_fxbucket.checks.bitwise.check import steps_of, task_of
 from pytest_fxbucket.checks.bitwise.crossing import run_digests
 from pytest_fxbucket.checks.on_ranks import OnRanks, refuse_too_large, removed_state
-from pytest_fxbucket.checks.verdict import Verdict, failed, passed, skipped
+from pytest_fxbucket.checks.verdict import Verdict, failed, failed_on_ranks, passed, skipped
 from pytest_fxbucket.eager.divergence import moved
 from pytest_fxbucket.eager.job import EagerTask, Seen
 from pytest_fxbucket.eager.reasons import WORDS, lacking
@@ -58,7 +58,7 @@ class Eager(OnRanks):
                 lines += judge.difference_lines(seen, world.entry_of)
                 lines += [*self._moved(seen), *self._divergence(self._seen(step))]
         except RankFailure as failure:
-            return failed("eager", str(failure), list(failure.lines()))
+            return failed_on_ranks("eager", failure)
         if lines:
             return failed("eager", f"the bucketed step is not shown to be that of {self._torchs}", lines)
         if cannot := next((one.cannot for one in seen if one.cannot), ""):

@@ -8,7 +8,7 @@ from pytest_fxbucket.checks.context import capped
 from pytest_fxbucket.checks.verdict import Verdict, failed, passed
 from pytest_fxbucket.mutate.score import Score
 from pytest_fxbucket.mutate.scoring import Asked, scored
-from pytest_fxbucket.mutate.words import sums, survivor_lines
+from pytest_fxbucket.mutate.words import sums, survivor_lines, undecided_lines
 from pytest_fxbucket.words import counted
 
 if TYPE_CHECKING:
@@ -22,7 +22,10 @@ def run(context: Context) -> Verdict:
     asked = Asked(seed=options.seed, at_most=options.at_most, seconds=options.budget_s)
     score = [Score((), 0), *scored(context, asked)][-1]
     if not score.made:
-        return failed("mutation", f"none of {counted(len(score.judged), 'mutant')} shows what the checks find", [])
+        undecided = [line for one in score.judged for line in undecided_lines(one)]
+        return failed(
+            "mutation", f"none of {counted(len(score.judged), 'mutant')} shows what the checks find", capped(undecided)
+        )
     if score.share < options.min_score:
         lines = [line for one in score.of("survived") for line in survivor_lines(one)]
         what = f"{sums(score)}; at least {100 * options.min_score:g} % by checks.mutation.min_score"

@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING
 from pytest_fxbucket.checks.bitwise.job import FEWEST_STEPS
 from pytest_fxbucket.checks.on_ranks import added_state
 from pytest_fxbucket.checks.registry import CHECKS, check_of
-from pytest_fxbucket.checks.verdict import Verdict
 from pytest_fxbucket.cost.presets import cluster_named, cluster_of
-from pytest_fxbucket.errors import FxbucketError, text_of
+from pytest_fxbucket.errors import FxbucketError, RankError, named, text_of
 from pytest_fxbucket.golden.accept import accepts
 from pytest_fxbucket.golden.store import GoldenStore
 from pytest_fxbucket.mutate.mutant import CannotMakeError, Spoiling, diff_of
@@ -73,19 +72,24 @@ class Judge:
                     world.way(rank)
         except CannotMakeError as error:
             return Judged(mutant, unmade=str(error))
-        except FxbucketError:
+        except Exception:
             pass  # a graph that cannot be read; each check says so
         found: dict[str, str] = {}
-        said = {name: self._said(name, context, found) for name in self.checks if not CHECKS[name].on_ranks}
+        undecided: dict[str, str] = {}
+
+        def said_by(name: str) -> str:
+            return self._said(name, context, found, undecided)
+
+        said = {name: said_by(name) for name in self.checks if not CHECKS[name].on_ranks}
         equal = None
         if not {"audit", "collectives"} & found.keys():
-            said["bitwise"] = self._said("bitwise", context, found)
+            said["bitwise"] = said_by("bitwise")
             equal = {"passed": None if added_state(context.run_world) else True, "failed": False}.get(said["bitwise"])
             if "bitwise" not in self.checks:
                 found.pop("bitwise", None)
         if not found.keys() - {"golden"} and "eager" in self.checks:
-            self._said("eager", context, found)
-        judged = Judged(mutant, found, equal, diff=tuple(diff_of(*spoiling.changed)) if spoiling.changed else ())
+            said_by("eager")
+        judged = Judged(mutant, found, undecided, equal, diff=tuple(diff_of(*spoiling.changed)) if spoiling.changed else ())
         if judged.without_golden or not equal:
             return judged
         return replace(judged, harmless=self._why_harmless(context))
@@ -108,14 +112,26 @@ class Judge:
             briefly=True,
         )
 
-    def _said(self, name: str, context: Context, found: dict[str, str]) -> str:
-        """The outcome of a check; what it finds goes into ``found``, as its item would be red."""
+    def _said(self, name: str, context: Context, found: dict[str, str], undecided: dict[str, str]) -> str:
+        """The outcome of a check; what it finds goes into ``found``.
+
+        Its item would also be red of ranks that took too long or cannot be had, and of a fault of the check's own: none of
+        that is a verdict on the mutant, and goes into ``undecided``.
+        """
         try:
             verdict = check_of(name).run(context)
+        except RankError as error:
+            undecided[name] = text_of(error)
+            return "undecided"
         except FxbucketError as error:
-            verdict = Verdict(name, "failed", text_of(error).partition("\n")[0])
-        except Exception as error:  # ours, and to be mended; the item would be red of it
-            verdict = Verdict(name, "failed", f"raised {type(error).__name__}: {text_of(error)}")
+            found[name] = text_of(error)
+            return "failed"
+        except Exception as error:  # ours, and to be mended
+            undecided[name] = f"raised {named(error)}"
+            return "undecided"
+        if verdict.is_only_late:
+            undecided[name] = verdict.summary
+            return "undecided"
         if verdict.outcome == "failed":
             found[name] = next(iter(verdict.lines), verdict.summary)
         return verdict.outcome

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Literal
 if TYPE_CHECKING:
     from pytest_fxbucket.mutate.mutant import Mutant
 
-Fate = Literal["found", "equivalent", "survived", "unmade"]
+Fate = Literal["found", "equivalent", "survived", "undecided", "unmade"]
 Harmless = Literal["", "same values, same schedule", "same values, no slower and no larger"]
 """Why nobody need find a mutant; empty if it is not known to be harmless. Another schedule is golden's to find."""
 SAME_STEP: Harmless = "same values, same schedule"
@@ -25,6 +25,8 @@ class Judged:
     mutant: Mutant
     found: Mapping[str, str] = field(default_factory=dict)
     """By check the first thing that it said."""
+    undecided: Mapping[str, str] = field(default_factory=dict)
+    """By check why it came to no verdict: ranks took too long and may have been slow, or it raised what no check should."""
     equal: bool | None = None
     """Whether ranks came to the same values with it, on all data tried; None where that was not asked, or cannot be told."""
     harmless: Harmless = ""
@@ -40,7 +42,7 @@ class Judged:
             return "unmade"
         if self.harmless == SAME_STEP or (self.harmless and not self.found):
             return "equivalent"
-        return "found" if self.found else "survived"
+        return "found" if self.found else "undecided" if self.undecided else "survived"
 
     @property
     def without_golden(self) -> bool:
@@ -58,7 +60,7 @@ class Score:
 
     @property
     def made(self) -> list[Judged]:
-        """Mutants that are no equivalents."""
+        """Mutants that are no equivalents, and of which the checks say something."""
         return [one for one in self.judged if one.fate in ("found", "survived")]
 
     @property
@@ -68,13 +70,13 @@ class Score:
 
     @property
     def share(self) -> float:
-        """Found of those that are no equivalents; 1.0 of none."""
+        """Found of found and survived; 1.0 of none."""
         return self.found / len(self.made) if self.made else 1.0
 
     @property
     def without_golden(self) -> tuple[int, int]:
         """How many audit, collectives and bitwise find, of how many that are not harmless."""
-        counted = [one for one in self.judged if not one.unmade and not one.harmless]
+        counted = [one for one in self.made if not one.harmless and (one.without_golden or not one.undecided)]
         return sum(one.without_golden for one in counted), len(counted)
 
     def of(self, fate: Fate) -> list[Judged]:

@@ -15,6 +15,7 @@ def sums(score: Score) -> str:
     """``found 97 of 98 mutants (98.9 %); audit, collectives and bitwise alone find 93 of 96; 12 equivalents beside them``."""
     alone, of = score.without_golden
     beside = f"; {counted(count, 'equivalent')} beside them" if (count := len(score.of("equivalent"))) else ""
+    beside += f"; {count} undecided, not counted" if (count := len(score.of("undecided"))) else ""
     found = f"found {score.found} of {counted(len(score.made), 'mutant')} ({percent(score.share)})"
     return f"{found}; audit, collectives and bitwise alone find {alone} of {of}{beside}"
 
@@ -27,6 +28,11 @@ def percent(share: float) -> str:
 def survivor_lines(one: Judged) -> Iterator[str]:
     """Which mutant nobody found, and why that is not known to be right."""
     yield f"{one.mutant.name} survives: {one.mutant.site.node} {one.mutant.site.how}; {why(one)}"
+
+
+def undecided_lines(one: Judged) -> Iterator[str]:
+    """Which checks came to no verdict on a mutant, and why."""
+    yield from (f"{one.mutant.name} is undecided by {check}: {sentence}" for check, sentence in one.undecided.items())
 
 
 def why(one: Judged) -> str:

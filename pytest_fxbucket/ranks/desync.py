@@ -43,6 +43,18 @@ def desyncs(places: Mapping[int, RankPosition]) -> list[Desync]:
     return [desync for key in keys for desync in _on_group(key, places)]
 
 
+def wait_for_ever(places: Mapping[int, RankPosition], running: Sequence[int]) -> bool:
+    """Whether each of ``running`` waits for a collective that some member has not launched: nobody is left who could."""
+    return bool(running) and all(rank in places and _lacks_a_member(places[rank], places) for rank in running)
+
+
+def _lacks_a_member(where: RankPosition, places: Mapping[int, RankPosition]) -> bool:
+    if where.at is None or not where.waits:
+        return False
+    key = next(key for key, index in _keys(where.groups).items() if index == where.at.group)
+    return any(_launches(places[rank], key)[0] <= where.at.index for rank in key[0] if rank in places)
+
+
 def _on_group(key: _Key, places: Mapping[int, RankPosition]) -> Iterator[Desync]:
     launched = {rank: _launches(places[rank], key) for rank in key[0] if rank in places}
     # The ring keeps the last launches only: what some rank forgot cannot be compared.

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from pytest_fxbucket.errors import RankError
-from pytest_fxbucket.ranks.desync import agree, desyncs
+from pytest_fxbucket.ranks.desync import agree, desyncs, wait_for_ever
 from pytest_fxbucket.ranks.flight_recorder import RankPosition
 from pytest_fxbucket.ranks.stacks import folded, readable
 
@@ -92,6 +92,8 @@ class RankFailure(RankError):
     buckets: Mapping[int, str] = field(default_factory=dict)
     has_processes: bool = True
     """Whether each rank was a process, and not all of them one."""
+    is_only_late: bool = False
+    """Whether the time was over, and no record shows that the ranks would have waited for ever: they may have been slow."""
 
     def __str__(self) -> str:
         return self.sentence
@@ -190,7 +192,8 @@ def has_failed(states: Sequence[RankState]) -> bool:
 
 def failure_of(states: Sequence[RankState], *, task: str, timed_out_s: float | None) -> RankFailure:
     """The failure behind ``states``, of which some failed or, when ``timed_out_s`` is given, did not end within that time."""
-    parted = desyncs({state.rank: state.where for state in states if state.outcome not in ("unpicklable", "garbled", "gone")})
+    places = {state.rank: state.where for state in states if state.outcome not in ("unpicklable", "garbled", "gone")}
+    parted = desyncs(places)
     first = _first_to_fail(states)
     kind = _kind_of(first)
     if parted and (kind in ("timeout", "mismatch") or (first.is_effect and not parted[0].is_missing)):
@@ -211,6 +214,9 @@ def failure_of(states: Sequence[RankState], *, task: str, timed_out_s: float | N
         states=tuple(states),
         # That a rank which died or raised launched less than the others is no news.
         parted=tuple(one.sentence for one in parted if kind in ("timeout", "mismatch") or not one.is_missing),
+        is_only_late=kind == "timeout"
+        and all(one.is_missing for one in parted)
+        and not wait_for_ever(places, [state.rank for state in states if state.outcome == "running"]),
     )
 
 

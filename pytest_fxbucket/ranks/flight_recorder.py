@@ -95,6 +95,11 @@ class RankPosition:
     """The last 256, in order."""
 
     @property
+    def waits(self) -> bool:
+        """Whether it waits for the collective at hand."""
+        return self.does == _DOES[_WAITS]
+
+    @property
     def text(self) -> str:
         """The collective at hand in words; "" if none was launched."""
         if self.at is None:

@@ -21,12 +21,16 @@ from pytest_fxbucket.ranks import mark
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """`kind` of the failure; `said` in its sentence of the culprit; whether it takes the whole time limit to be noticed."""
+    """`kind` of the failure; `said` in its sentence of the culprit; whether it takes the whole time limit to be noticed.
+
+    `may_be_slow`: whether it cannot be told then from ranks that are slow.
+    """
 
     job: str
     kind: str
     said: str
     is_late: bool = False
+    may_be_slow: bool = False
 
 
 FAULTS = (
@@ -38,9 +42,9 @@ FAULTS = (
     Fault("exit_well", "died", "exited with status 0"),
     Fault("kill", "died", "was killed by SIGKILL"),
     Fault("crash", "died", "was killed by SIGSEGV"),
-    Fault("stop", "timeout", "is stopped", is_late=True),
-    Fault("loop", "timeout", "is still running", is_late=True),
-    Fault("hold_the_lock", "timeout", "is still", is_late=True),
+    Fault("stop", "timeout", "is stopped", is_late=True, may_be_slow=True),
+    Fault("loop", "timeout", "is still running", is_late=True, may_be_slow=True),
+    Fault("hold_the_lock", "timeout", "is still", is_late=True, may_be_slow=True),
     Fault("skip_one", "timeout", "never launched collective 4 of the job on ranks 0-3", is_late=True),
     Fault("swap_two", "timeout", "the ranks part at collective 2 of the job on ranks 0-3", is_late=True),
     Fault("other_size", "mismatch", "the ranks part at collective 2 of the job on ranks 0-3"),

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import zlib
+from dataclasses import replace
 
 import pytest
 
-from pytest_fxbucket.ranks.desync import agree, desyncs
+from pytest_fxbucket.ranks.desync import agree, desyncs, wait_for_ever
 from pytest_fxbucket.ranks.flight_recorder import RankPosition, RecordedGroup, RecordedLaunch
 from pytest_fxbucket.ranks.pool import RankFailure
 
@@ -75,6 +76,28 @@ def test_a_group_that_a_member_never_made_is_missed_once_something_was_launched(
     assert sentences({0: where(((0, 1), ["a"])), 1: where()}) == [
         "rank 1 never launched collective 1 of the job on ranks 0-1; rank 0 launched a"
     ]
+
+
+def waiting(*groups, on=0, does="waits for"):
+    """As `where`, at the last launch of the group `on`."""
+    told = where(*groups)
+    return replace(told, at=[one for one in told.launches if one.group == on][-1], does=does)
+
+
+def test_ranks_of_which_each_waits_for_one_that_another_has_not_launched_wait_for_ever():
+    a, b = (0, 1), (1, 0)
+    crosswise = {0: waiting((a, ["x"]), (b, [])), 1: waiting((a, []), (b, ["y"]), on=1)}
+    assert wait_for_ever(crosswise, [0, 1])
+    assert not wait_for_ever({**crosswise, 1: replace(crosswise[1], does="is past")}, [0, 1]), "it may still launch the other"
+    assert not wait_for_ever({0: waiting((a, ["x"])), 1: waiting((a, ["x"]))}, [0, 1]), "it may still arrive"
+    assert not wait_for_ever({0: crosswise[0]}, [0, 1]), "nobody knows where the other is"
+    assert not wait_for_ever(crosswise, [])
+
+
+def test_a_rank_that_waits_for_one_that_is_done_waits_for_ever():
+    places = {0: waiting((ALL, ["x", "y"])), **{rank: where((ALL, ["x"])) for rank in (1, 2, 3)}}
+    assert wait_for_ever(places, [0])
+    assert not wait_for_ever(places, [0, 1]), "it has launched one less, and may still come to it"
 
 
 def test_a_member_that_left_no_record_is_not_missed():

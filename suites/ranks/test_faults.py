@@ -52,6 +52,7 @@ def test_it_is_one_failure_that_says_who_and_where_and_the_next_job_is_well(rank
     failure = fail(ranks, fault.job, culprit, timeout_s=2.0 if fault.is_late else 60.0)
     assert (failure.kind, failure.rank) == (fault.kind, culprit), "\n".join(failure.lines())
     assert fault.said in str(failure)
+    assert failure.is_only_late == fault.may_be_slow
     others = [rank for rank in range(WORLD) if rank != culprit]
     assert [row.split("  ")[0] for row in failure.table] == [f"rank {rank}" for rank in (culprit, *others)]
     for rank, row in zip((culprit, *others), failure.table, strict=True):

@@ -18,7 +18,7 @@ from pytest_fxbucket.checks.bitwise.crossing import (
 )
 from pytest_fxbucket.checks.bitwise.job import FEWEST_STEPS, BitwiseOutcome, BitwiseTask
 from pytest_fxbucket.checks.on_ranks import OnRanks, added_state, final_values, refuse_too_large, removed_state
-from pytest_fxbucket.checks.verdict import Verdict, failed, passed
+from pytest_fxbucket.checks.verdict import Verdict, failed, failed_on_ranks, passed
 from pytest_fxbucket.plan.selectors import resolve
 from pytest_fxbucket.ranks.failure import RankFailure
 from pytest_fxbucket.step.portable import digest
@@ -59,7 +59,7 @@ class Bitwise(OnRanks):
         except RankFailure as failure:
             readings = {rank: run_readings(world, phase, rank) for rank in range(world.size)}
             failure.buckets = judge.buckets_at_hand(failure, readings, world.members, world.entry_of, run_names(world))
-            return failed("bitwise", str(failure), list(failure.lines()))
+            return failed_on_ranks("bitwise", failure)
         if lines:
             return failed("bitwise", "bucketed and unbucketed runs are not shown to be the same program", lines)
         return replace(passed("bitwise", f"{self._equal()}; largest rank {largest >> 20} MiB"), lines=outcomes[0].ran_on)
