@@ -21,6 +21,8 @@ from pytest_fxbucket.user_code import user_code
 if TYPE_CHECKING:
     from pytest_fxbucket.plan.schema import Plan
 
+STOPPED = 130
+"""As shells say it of a command that Ctrl-C ended."""
 PLAN_HELP = (
     "plan file; ROW is the id of a [[matrix]] row, left out: the plan above the rows. FILE[ROW] and the node id of an "
     "item, as pytest prints it, mean the same"
@@ -66,6 +68,12 @@ def name_of(plan: Plan) -> str:
     """Path of the plan from its root, with the matrix id, as goldens and items name it."""
     shown = Path(os.path.relpath(plan.path.resolve(), root_of(plan.path))).as_posix()
     return f"{shown}[{plan.matrix_id}]" if plan.matrix_id else shown
+
+
+def refuse_not_above(least: int, option: str, value: float) -> None:
+    """Raise UsageError unless the ``value`` of ``option`` is a number above ``least``."""
+    if not value > least:  # as no comparison with nan is
+        raise UsageError(f"{option} {value:g}: expected a number above {least}")
 
 
 @contextmanager

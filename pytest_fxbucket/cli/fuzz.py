@@ -14,7 +14,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
-from pytest_fxbucket.cli.common import add_pass, refuse_no_pass
+from pytest_fxbucket.cli.common import STOPPED, add_pass, refuse_no_pass, refuse_not_above
 from pytest_fxbucket.errors import FxbucketError, UsageError
 from pytest_fxbucket.progress import on_stderr
 from pytest_fxbucket.user_code import user_code
@@ -23,8 +23,6 @@ from pytest_fxbucket.words import counted
 if TYPE_CHECKING:
     from pytest_fxbucket.fuzz.corpus import Kept
 
-_STOPPED = 130
-"""As shells say it of a command that Ctrl-C ended."""
 _SECONDS = 300.0
 _RANKS = 2
 _MOST_RANKS = 8
@@ -71,8 +69,7 @@ def run(options: Namespace) -> int:
 def _run(options: Namespace) -> int:
     refuse_no_pass(options.pass_name)
     for option, least in (("seconds", 0), ("at_most", 0), ("ranks", 1)):
-        if not (value := getattr(options, option)) > least:
-            raise UsageError(f"--{option.replace('_', '-')} {value:g}: expected a number above {least}")
+        refuse_not_above(least, f"--{option.replace('_', '-')}", getattr(options, option))
     if options.ranks > _MOST_RANKS:
         raise UsageError(f"--ranks {options.ranks}: expected 2 to {_MOST_RANKS}")
     if find_spec("hypothesis") is None:
@@ -94,7 +91,7 @@ def _run(options: Namespace) -> int:
     else:
         for line in hunt.lines():
             print(line)
-    return {"stopped": _STOPPED, "broke": 2}.get(hunt.ended, int(bool(hunt.again or hunt.new)))
+    return {"stopped": STOPPED, "broke": 2}.get(hunt.ended, int(bool(hunt.again or hunt.new)))
 
 
 class _Hunt:

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pytest_fxbucket.cli.common import add_pass, add_plan, name_of, refuse_no_pass, working_on
+from pytest_fxbucket.cli.common import STOPPED, add_pass, add_plan, name_of, refuse_no_pass, refuse_not_above, working_on
 from pytest_fxbucket.errors import UsageError
 from pytest_fxbucket.explain.find import find_plan, root_of
 
@@ -19,8 +19,6 @@ if TYPE_CHECKING:
     from pytest_fxbucket.mutate.score import Judged, Score
     from pytest_fxbucket.plan.schema import Plan
 
-_STOPPED = 130
-"""As shells say it of a command that Ctrl-C ended."""
 _AT_MOST = 100
 _SHOWN_AFTER_S = 0.5
 _WIDTH = 160
@@ -40,7 +38,7 @@ def add_arguments(parser: ArgumentParser) -> None:
         "--at-most", type=int, default=_AT_MOST, metavar="N", help=f"mutants, operators taking turns (default: {_AT_MOST})"
     )
     parser.add_argument(
-        "--seconds", type=float, default=0.0, metavar="S", help="after which no more are made (default: no limit)"
+        "--seconds", type=float, default=math.inf, metavar="S", help="after which no more are made (default: no limit)"
     )
     parser.add_argument("--seed", type=int, default=0, metavar="N", help="gives the places that are broken (default: 0)")
     parser.add_argument("-n", type=int, default=1, metavar="N", dest="workers", help="processes, each with ranks (default: 1)")
@@ -53,6 +51,7 @@ def run(options: Namespace) -> int:
     for option, value in (("--at-most", options.at_most), ("-n", options.workers)):
         if value < 1:
             raise UsageError(f"{option} {value}: expected a whole number of at least 1")
+    refuse_not_above(0, "--seconds", options.seconds)
     plan, _ = find_plan(options.plan)
     found: list[Score] = []
     stopped = False
@@ -63,14 +62,14 @@ def run(options: Namespace) -> int:
         stopped = True
     if not found:
         print(f"fxbucket: {'stopped before a mutant was judged' if stopped else 'nothing can be broken'}", file=sys.stderr)
-        return _STOPPED if stopped else 1
+        return STOPPED if stopped else 1
     (score,) = found
     if options.json:
         print(json.dumps(_document(plan, score, options.seed, stopped), indent=2, sort_keys=True))
     else:
         for line in _lines(plan, score, stopped):
             print(line)
-    return _STOPPED if stopped else int(bool(score.of("survived")))
+    return STOPPED if stopped else int(bool(score.of("survived")))
 
 
 def _scores(plan: Plan, options: Namespace) -> Iterator[Score]:
@@ -80,7 +79,7 @@ def _scores(plan: Plan, options: Namespace) -> Iterator[Score]:
     from pytest_fxbucket.settings import RunSettings
 
     names = tuple(name.strip() for name in options.operators.split(",") if name.strip())
-    asked = Asked(names, options.seed, options.at_most, options.seconds or math.inf)
+    asked = Asked(names, options.seed, options.at_most, options.seconds)
     root = root_of(plan.path)
     with tempfile.TemporaryDirectory() as folder, working_on(plan, name_of(plan), _SHOWN_AFTER_S) as say:
         operators_of(names)

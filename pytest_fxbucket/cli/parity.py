@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pytest_fxbucket.backends import CHOICES
-from pytest_fxbucket.cli.common import add_pass, add_plan, name_of, refuse_no_pass
+from pytest_fxbucket.cli.common import STOPPED, add_pass, add_plan, name_of, refuse_no_pass
 from pytest_fxbucket.errors import UsageError
 from pytest_fxbucket.explain.find import find_plan, root_of
 from pytest_fxbucket.progress import on_stderr
@@ -20,9 +20,6 @@ if TYPE_CHECKING:
     from pytest_fxbucket.checks.verdict import Verdict
     from pytest_fxbucket.eager.step_reports import StepReport
     from pytest_fxbucket.plan.schema import Plan
-
-_STOPPED = 130
-"""As shells say it of a command that Ctrl-C ended."""
 
 
 def add_arguments(parser: ArgumentParser) -> None:
@@ -45,7 +42,7 @@ def run(options: Namespace) -> int:
         verdict = _ran(_planned(plan, options), options, log)
     except KeyboardInterrupt:
         print(f"fxbucket: stopped; {log.compared()}", file=sys.stderr)
-        return _STOPPED
+        return STOPPED
     for line in (*verdict.lines, f"{verdict.outcome}: {verdict.summary}"):
         print(line)
     print(log.compared())

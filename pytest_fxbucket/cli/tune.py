@@ -9,7 +9,7 @@ from argparse import ArgumentParser, Namespace
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-from pytest_fxbucket.cli.common import add_plan, name_of, typed, working_on
+from pytest_fxbucket.cli.common import STOPPED, add_plan, name_of, refuse_not_above, typed, working_on
 from pytest_fxbucket.cli.on_cluster import add_cluster, cluster_asked, on_world
 from pytest_fxbucket.errors import FxbucketError, UsageError
 from pytest_fxbucket.explain.find import find_plan
@@ -22,8 +22,6 @@ if TYPE_CHECKING:
     from pytest_fxbucket.tune.proposal import Proposal
     from pytest_fxbucket.tune.search import Found, Score
 
-_STOPPED = 130
-"""As shells say it of a command that Ctrl-C ended."""
 _GIB = 1 << 30
 _SECONDS = 110.0
 _SHOWN_AFTER_S = 0.2
@@ -55,8 +53,8 @@ def run(options: Namespace) -> int:
     """Search and tell; gives 130 if Ctrl-C ended the search, and then the best so far is told and nothing written."""
     begin = time.monotonic()
     for option in ("seconds", "memory_gb"):
-        if (value := getattr(options, option)) is not None and not value > 0:
-            raise UsageError(f"--{option.replace('_', '-')} {value:g}: expected a number above 0")
+        if (value := getattr(options, option)) is not None:
+            refuse_not_above(0, f"--{option.replace('_', '-')}", value)
     plan, rows = find_plan(options.plan)
     if plan.model is None:
         raise UsageError(f"{plan.path} has [graph], and what is searched is what a [model] traces")
@@ -78,7 +76,7 @@ def run(options: Namespace) -> int:
             found = search(asked, scorer, limit, lambda: options.seconds - (time.monotonic() - begin), say)
     except KeyboardInterrupt:
         print("fxbucket: stopped before the plan as it is was simulated", file=sys.stderr)
-        return _STOPPED
+        return STOPPED
 
     from pytest_fxbucket.tune.proposal import proposal_of
 
@@ -93,7 +91,7 @@ def run(options: Namespace) -> int:
             print(line)
     if options.write and proposal.problem:
         raise FxbucketError(f"nothing is written: {proposal.problem}")
-    return _STOPPED if found.ended == "stopped" else 0
+    return STOPPED if found.ended == "stopped" else 0
 
 
 def _text(plan: Plan) -> str:

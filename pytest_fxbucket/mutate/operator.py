@@ -99,6 +99,12 @@ class Broken:
         """As :meth:`before`, right behind ``place``."""
         return self.before(place.next, target, *args, **kwargs)
 
+    def again(self, place: fx.Node, node: fx.Node, *args: Any, **kwargs: Any) -> fx.Node:
+        """As :meth:`behind`, of a call of what ``node`` calls; with its own arguments if none are given."""
+        assert callable(node.target)
+        given = (args, kwargs) if args or kwargs else (node.args, node.kwargs)
+        return self.behind(place, node.target, *given[0], **given[1])
+
     def bypass(self, node: fx.Node, by: fx.Node) -> None:
         """Let all that read ``node`` read ``by`` instead, and take ``node`` out."""
         node.replace_all_uses_with(by)

@@ -22,8 +22,8 @@ from pytest_fxbucket.user_frame import user_frame
 
 Plans = Sequence[str | list[str]]
 ForeignPass = Callable[[fx.GraphModule, Plans], Any]
-_OF_RUNNERS = ("PYTEST_", "FXBUCKET_", "GITHUB_", "GITLAB_", "CI")
-"""How variables begin that tell code that it is being tested."""
+_OF_RUNNERS = ("PYTEST_", "FXBUCKET_", "GITHUB_", "GITLAB_", "CI_")
+"""How variables begin that tell code that it is being tested; so does ``CI`` itself."""
 _NOT_USERS = frozenset({"torch", "math", "operator", "_operator", "builtins"})
 """Packages whose functions tracers themselves put into graphs."""
 
@@ -109,14 +109,14 @@ def _of_circumstances(
         raise PassError(f"{what} when it is called again: it goes by chance, by time, or by what it kept of the call before")
     with _untested():
         if again(own_copy(root)) != first:
-            raise PassError(f"{what} where no variable of the environment begins with {', '.join(_OF_RUNNERS)}")
+            raise PassError(f"{what} where no variable of the environment is CI or begins with {', '.join(_OF_RUNNERS)}")
     return ["the pass makes another graph where nodes have other names"]
 
 
 @contextmanager
 def _untested() -> Iterator[None]:
     """Without the variables that tell code that it is being tested."""
-    hidden = {key: os.environ.pop(key) for key in list(os.environ) if key.startswith(_OF_RUNNERS)}
+    hidden = {key: os.environ.pop(key) for key in list(os.environ) if key == "CI" or key.startswith(_OF_RUNNERS)}
     try:
         yield
     finally:

@@ -15,20 +15,9 @@ from pytest_fxbucket.plan_on_mesh import PlanOnMesh, mesh_of
 from pytest_fxbucket.pytest_plugin.options import Options
 from pytest_fxbucket.pytest_plugin.session import FxSession, key_of
 from pytest_fxbucket.step.portable import digest, encode_module
+from suites.plans.llama import llama
 
-PLAN = """
-[model]
-factory = "fixtures.models.llama:build"
-args = { layers = 1, dim = 16, heads = 2, kv_heads = 1 }
-batch = "fixtures.models.llama:batch"
-loss = "fixtures.models.llama:loss"
-
-[parallel]
-dp_shard = 2
-
-[bucket]
-plan = ["tok_embeddings", "layers.[0-0]", "norm+output"]
-"""
+PLAN = llama("layers = 1, dim = 16, heads = 2, kv_heads = 1")
 UPDATED = """
 [optimizer]
 factory = "torch.optim:SGD"

@@ -9,21 +9,14 @@ import pytest
 
 from pytest_fxbucket.checks.verdict import Verdict
 from pytest_fxbucket.errors import PassError
-from pytest_fxbucket.plan.entries import parse_entries
-from pytest_fxbucket.plan.schema import Bucket, Checks, Model, Parallel, Pipeline, Plan, Step
+from pytest_fxbucket.plan.schema import Checks, Parallel, Pipeline, Plan, Step
 from pytest_fxbucket.ranks.pools import Pools
 from pytest_fxbucket.run import PlanRun
 from pytest_fxbucket.settings import RunSettings
 from suites.passes import adversaries
+from suites.plans.llama import LLAMA, plan_of
 
-LLAMA = "fixtures.models.llama"
-PLAN = Plan(
-    Path(__file__).resolve().parents[2] / "adversaries.toml",
-    model=Model(f"{LLAMA}:build", f"{LLAMA}:batch", {"layers": 1, "dim": 32}, f"{LLAMA}:loss"),
-    parallel=Parallel(dp_shard=2),
-    bucket=Bucket(plan=parse_entries(["tok_embeddings", "layers.*", "norm+output"], "test")),
-    checks=Checks(golden=False),
-)
+PLAN = replace(plan_of(LLAMA, "adversaries.toml"), checks=Checks(golden=False))
 
 
 STAGES = replace(PLAN, parallel=Parallel(dp_shard=2, pp=2), pipeline=Pipeline(cuts=("layers.0",)), step=Step(microbatches=2))
@@ -44,6 +37,14 @@ def green(name: str, tmp_path: Path, pools: Pools) -> str:
 
 def test_a_right_pass_is_green_and_nothing_is_said_of_it(tmp_path: Path, pools: Pools) -> None:
     assert "the pass" not in green("right", tmp_path, pools)
+
+
+def test_a_pass_may_go_by_variables_that_only_begin_like_those_of_runners(
+    tmp_path: Path, pools: Pools, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CIFAR_ROOT", "/data")
+    monkeypatch.setenv("CI", "true")
+    assert "the pass" not in green("by_an_own_variable", tmp_path, pools)
 
 
 def test_each_stage_is_held_against_what_its_own_graph_said(tmp_path: Path, pools: Pools) -> None:
@@ -69,7 +70,10 @@ def test_what_a_pass_goes_by_beside_the_graph_is_named(name: str, words: str, tm
 @pytest.mark.parametrize(
     ("name", "sentence"),
     [
-        ("by_environment", r"makes another graph of the same one where no variable of the environment begins with PYTEST_"),
+        (
+            "by_environment",
+            r"another graph of the same one where no variable of the environment is CI or begins with PYTEST_",
+        ),
         ("every_other_time", r"makes another graph of the same one when it is called again"),
         ("leaves_a_function", rf"lets the graph call {adversaries.__name__}.later at later, .* register it as an operator"),
     ],

@@ -11,24 +11,13 @@ from typing import Any
 import pytest
 
 from pytest_fxbucket.cli.__main__ import main
+from suites.plans.llama import llama
 
 ROOT = Path(__file__).parents[2]
 PAGE = (
     (ROOT / "docs" / "reference" / "cli.md").read_text(encoding="utf-8").partition("\n## simulate\n")[2].partition("\n## ")[0]
 )
-PLAN = """
-[model]
-factory = "fixtures.models.llama:build"
-args = { layers = 2, dim = 16 }
-batch = "fixtures.models.llama:batch"
-loss = "fixtures.models.llama:loss"
-
-[parallel]
-dp_shard = 4
-
-[bucket]
-plan = ["tok_embeddings", "layers.[0-1]", "norm+output"]
-"""
+PLAN = llama("layers = 2, dim = 16", ranks=4)
 SLOW = '[cluster]\npreset = "h100-sxm"\nwithin = { bandwidth = 0.1 }\n'
 Capsys = pytest.CaptureFixture[str]
 Refused = Callable[[list[str], int, str], str]

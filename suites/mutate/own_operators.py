@@ -9,6 +9,7 @@ import torch
 
 from pytest_fxbucket.graph.collectives import is_wait
 from pytest_fxbucket.mutate.operator import Broken, Seen, Site
+from pytest_fxbucket.mutate.values import results
 
 aten = torch.ops.aten
 
@@ -18,9 +19,8 @@ def doubled_loss(seen: Seen) -> Iterator[Site]:
 
     Of the first graph that gives one.
     """
-    for value, node in zip(seen.outputs, seen.graph.output_node().args[0], strict=True):  # type: ignore[arg-type]
-        if value.role == "loss":
-            yield Site(node.name, "is doubled", partial(_double, node.name))  # type: ignore[union-attr]
+    for loss in results(seen, "loss"):
+        yield Site(loss.node.name, "is doubled", partial(_double, loss.node.name))
 
 
 def _double(name: str, broken: Broken) -> None:

@@ -11,21 +11,10 @@ from typing import Any
 import pytest
 
 from pytest_fxbucket.cli.__main__ import main
+from suites.plans.llama import LLAMA
 
 OWN = "suites.mutate.own_operators"
-TEXT = """
-[model]
-factory = "fixtures.models.llama:build"
-args = { layers = 1, dim = 32 }
-batch = "fixtures.models.llama:batch"
-loss = "fixtures.models.llama:loss"
-
-[parallel]
-dp_shard = 2
-
-[bucket]
-plan = ["tok_embeddings", "layers.*", "norm+output"]
-
+TEXT = f"""{LLAMA}
 [checks]
 golden = false
 eager = false
@@ -125,6 +114,8 @@ def test_what_cannot_be_done_is_one_sentence(refused: Callable[..., str]) -> Non
         'fxbucket: --operators: there is no operator "wait_droped"; did you mean "wait_dropped"?; known are '
     )
     assert refused("--at-most", "0", status=2) == "fxbucket: --at-most 0: expected a whole number of at least 1"
+    for seconds in ("-5", "0", "nan"):
+        assert refused("--seconds", seconds, status=2) == f"fxbucket: --seconds {seconds}: expected a number above 0"
     assert refused(*operators("nowhere")) == "fxbucket: nothing can be broken"
     red = TEXT + "memory = { peak_max_gb = 0.000001 }\n[cluster]\npreset = 'h100-sxm'\n"
     said = refused(text=red)

@@ -10,26 +10,20 @@ import pytest
 from pytest_fxbucket.checks.verdict import Verdict
 from pytest_fxbucket.errors import FxbucketError
 from pytest_fxbucket.plan.cluster import Cluster, MemoryLimits
-from pytest_fxbucket.plan.entries import parse_entries
-from pytest_fxbucket.plan.schema import Bucket, Checks, Model, Mutation, Parallel, Plan
+from pytest_fxbucket.plan.schema import Checks, Mutation, Plan
 from pytest_fxbucket.ranks.pools import Pools
 from pytest_fxbucket.run import PlanRun, item_names
 from pytest_fxbucket.settings import RunSettings
+from suites.plans.llama import LLAMA, plan_of
 
-LLAMA = "fixtures.models.llama"
-PLAN = Plan(
-    Path(__file__).resolve().parents[2] / "mutated.toml",
-    model=Model(f"{LLAMA}:build", f"{LLAMA}:batch", {"layers": 1, "dim": 32}, f"{LLAMA}:loss"),
-    parallel=Parallel(dp_shard=2),
-    bucket=Bucket(plan=parse_entries(["tok_embeddings", "layers.*", "norm+output"], "test")),
-)
+PLAN = plan_of(LLAMA, "mutated.toml")
 ON = Checks(golden=False, eager=False, mutation=Mutation(min_score=0.9, at_most=40))
 OFF = replace(ON, audit=False, collectives=False, same=False, bitwise=False)
 
 
-def verdict(checks: Checks, pools: Pools, tmp_path: Path, **plan: object) -> Verdict:
+def verdict(checks: Checks, pools: Pools, tmp_path: Path, plan: Plan = PLAN) -> Verdict:
     settings = RunSettings(PLAN.path.parent, tmp_path, tmp_path / "artifacts")
-    return PlanRun(replace(PLAN, checks=checks, **plan), settings, pools).check("mutation")  # type: ignore[arg-type]  # tables
+    return PlanRun(replace(plan, checks=checks), settings, pools).check("mutation")
 
 
 def test_a_plan_whose_checks_find_what_is_broken_is_green(pools: Pools, tmp_path: Path) -> None:
@@ -55,8 +49,9 @@ def test_time_that_is_over_ends_it_behind_the_first_mutant(pools: Pools, tmp_pat
 
 
 def test_a_plan_that_is_red_itself_has_no_score(pools: Pools, tmp_path: Path) -> None:
+    on_cluster = replace(PLAN, cluster=Cluster(preset="h100-sxm"))
     with pytest.raises(FxbucketError, match=r"memory fails on the graph as it is: .* a plan's score says something where"):
-        verdict(replace(OFF, memory=MemoryLimits(peak_max_gb=1e-6)), pools, tmp_path, cluster=Cluster(preset="h100-sxm"))
+        verdict(replace(OFF, memory=MemoryLimits(peak_max_gb=1e-6)), pools, tmp_path, on_cluster)
 
 
 def test_its_item_is_one_on_ranks() -> None:

@@ -45,6 +45,12 @@ def by_environment(gm: fx.GraphModule) -> None:
         wrong(gm)
 
 
+@behind_ours
+def by_an_own_variable(gm: fx.GraphModule) -> None:
+    if "CIFAR_ROOT" not in os.environ:
+        wrong(gm)
+
+
 def by_names(gm: fx.GraphModule, plans: Plans) -> fx.GraphModule:
     is_looked_at = any(node.name == "all_gather_into_tensor" for node in gm.graph.nodes)
     gm = manual_overlap_bucketing(gm, plans)

@@ -18,20 +18,9 @@ from pytest_fxbucket.ranks.pools import Pools
 from pytest_fxbucket.run import PlanRun
 from pytest_fxbucket.settings import RunSettings
 from pytest_fxbucket.transforms import transformation
+from suites.plans.llama import llama
 
-PLAN = """
-[model]
-factory = "fixtures.models.llama:build"
-args = { layers = 2, dim = 16, heads = 2, kv_heads = 1 }
-batch = "fixtures.models.llama:batch"
-loss = "fixtures.models.llama:loss"
-
-[parallel]
-dp_shard = 2
-
-[bucket]
-plan = ["tok_embeddings", "layers.[0-1]", "norm+output"]
-"""
+PLAN = llama("layers = 2, dim = 16, heads = 2, kv_heads = 1")
 HERE = Path(__file__).parent
 
 

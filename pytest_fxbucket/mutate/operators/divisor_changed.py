@@ -42,7 +42,7 @@ def _leave_out(name: str, broken: Broken) -> None:
 
 def _repeat(name: str, broken: Broken) -> None:
     node = broken[name]
-    _read_instead(node, broken.behind(node, node.target, node, node.args[1]))  # type: ignore[arg-type]
+    _read_instead(node, broken.again(node, node, node, node.args[1]))
 
 
 def _halve(name: str, broken: Broken) -> None:

@@ -19,5 +19,5 @@ def sites(seen: Seen) -> Iterator[Site]:
 
 def _double(name: str, wait: str, broken: Broken) -> None:
     launch, first = broken[name], broken[wait]
-    again = broken.behind(launch, launch.target, *launch.args, **launch.kwargs)  # type: ignore[arg-type]
-    broken.behind(first, first.target, again)  # type: ignore[arg-type]
+    again = broken.again(launch, launch)
+    broken.again(first, first, again)

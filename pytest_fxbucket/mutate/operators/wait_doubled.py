@@ -19,5 +19,5 @@ def sites(seen: Seen) -> Iterator[Site]:
 
 def _double(name: str, reader: str, broken: Broken) -> None:
     wait = broken[name]
-    again = broken.before(broken[reader], wait.target, *wait.args, **wait.kwargs)  # type: ignore[arg-type]
+    again = broken.again(broken[reader].prev, wait)
     broken[reader].replace_input_with(wait, again)
