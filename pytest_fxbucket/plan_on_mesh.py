@@ -46,7 +46,7 @@ if TYPE_CHECKING:
 
 _ALL_RANKS = 16
 Spoil = Callable[[int, "Phase", Bucketed], Bucketed]
-"""Gives what is taken instead of a graph that came out of the pass, by rank and phase."""
+"""Gives what is taken instead of a graph, by rank and phase."""
 
 
 class Seconds(dict[str, float]):
@@ -89,8 +89,10 @@ class PlanOnMesh:
     _read: dict[int, Mapping[Phase, GraphAnalysis]] = field(default_factory=dict)
     """By the step's identity."""
     _base: PlanOnMesh | None = None
-    """The world whose pass gives the graphs that ``_spoil`` changes."""
+    """The world that gives the graphs which ``_spoil`` changes."""
     _spoil: Spoil = lambda rank, phase, bucketed: bucketed
+    _spoils_final: bool = False
+    """Whether it changes what ranks run, behind all transformations, and not what the pass gives."""
 
     @property
     def size(self) -> int:
@@ -239,6 +241,8 @@ class PlanOnMesh:
         return ToPass(reference, tuple(before), with_first_state(step, captured, state), state)
 
     def _gone(self, rank: int) -> RankPipeline:
+        if self._base is not None and self._spoils_final:
+            return self._final_spoiled(self._base.way(rank), rank)
         if rank not in self._begun:
             self._begun[rank] = self._to_pass(rank)
         captured, stages, begun = self.step(rank), self.stages, self._begun[rank]
@@ -260,6 +264,12 @@ class PlanOnMesh:
             last = {phase: passed[phase].reading if phase in passed else known for phase in made}
             final = {phase: self._look(phase, final_step, one, last[phase], final=True) for phase, one in made.items()}
         return RankPipeline(begun.reference, begun.before, step, passed, tuple(after), final_step, final)
+
+    def _final_spoiled(self, way: RankPipeline, rank: int) -> RankPipeline:
+        made = {phase: self._spoil(rank, phase, one.bucketed) for phase, one in way.final.items()}
+        step = replace(way.final_step, graphs={phase: one.graph_module for phase, one in made.items()})
+        final = {phase: self._look(phase, step, one, way.final[phase].before, final=True) for phase, one in made.items()}
+        return replace(way, final_step=step, final=final)
 
     def _staged(self, stages: Sequence[Stage], step: StepGraph, state: State, rank: int) -> list[Staged]:
         if stages:
@@ -336,9 +346,13 @@ class PlanOnMesh:
             self.plan, self.mesh, pass_name, self.say, Seconds(self.seconds), self.said, _steps=self._steps, _sent=self._sent
         )
 
-    def spoiled(self, spoil: Spoil) -> PlanOnMesh:
-        """The same step through the same pass, with what ``spoil`` makes of its graphs; captured, passed and read once."""
+    def spoiled(self, spoil: Spoil, *, final: bool = False) -> PlanOnMesh:
+        """The same step through the same pass, with what ``spoil`` makes of its graphs; captured, passed and read once.
+
+        Of those that came out of the pass, which transformations behind it are then given, or of the ``final`` ones.
+        """
         other = PlanOnMesh(self.plan, self.mesh, self.pass_name, self.say, self.seconds, self.said, _base=self, _spoil=spoil)
+        other._spoils_final = final
         other._steps, other._begun, other._sent, other._estimated = self._steps, self._begun, self._sent, self._estimated
         other._read = dict(self._read)  # a step that only the other has may go, and another one get its identity
         other.__dict__["staged"] = self.staged

@@ -96,8 +96,8 @@ class Judge:
 
     def _with(self, spoiling: Spoiling, mutant: Mutant) -> Context:
         own = self.context
-        on_ranks = own.run_world.spoiled(spoiling)
-        world = on_ranks if own.world is own.run_world else own.world.spoiled(Spoiling(own.world, mutant))
+        on_ranks = spoiling.world(own.run_world)
+        world = on_ranks if own.world is own.run_world else Spoiling(own.world, mutant).world(own.world)
         run = replace(
             own.plan.run, timeout_s=min(own.plan.run.timeout_s, _LONGEST_S), steps=max(own.plan.run.steps, FEWEST_STEPS)
         )

@@ -11,7 +11,7 @@ from itertools import zip_longest
 from typing import TYPE_CHECKING
 
 from pytest_fxbucket.errors import FxbucketError
-from pytest_fxbucket.mutate.operator import Broken, Operator, Seen, Site
+from pytest_fxbucket.mutate.operator import Broken, Form, Operator, Seen, Site
 from pytest_fxbucket.passes.registry import Bucketed
 from pytest_fxbucket.step.portable import own_copy
 
@@ -37,6 +37,7 @@ class Mutant:
     stage: int
     """Place along pp of the ranks that have the graph."""
     site: Site
+    form: Form = "passed"
 
     @property
     def name(self) -> str:
@@ -50,9 +51,9 @@ def mutants_of(world: PlanOnMesh, operators: Sequence[Operator], seed: int) -> l
     by_operator: list[list[Mutant]] = []
     for operator in operators:
         found = [
-            Mutant(operator.name, operator.says, phase, stage, site)
+            Mutant(operator.name, operator.says, phase, stage, site, operator.form)
             for stage, rank in enumerate(world.mesh.ranks(0, "pp"))
-            for phase, passed in world.passed(rank).items()
+            for phase, passed in (world.passed(rank) if operator.form == "passed" else world.final(rank)).items()
             for site in operator.sites(Seen(phase, passed, rank, world.mesh, world.entry_of))
         ]
         random.Random(f"{seed} {operator.name}").shuffle(found)
@@ -69,6 +70,10 @@ class Spoiling:
         """By the identity of what is broken on all ranks; with it, so that no other one gets its identity."""
         self.changed: tuple[fx.Graph, fx.Graph] | None = None
         """The first graph that was broken, before and after."""
+
+    def world(self, of: PlanOnMesh) -> PlanOnMesh:
+        """What ``of`` is with the mutant in place."""
+        return of.spoiled(self, final=self._mutant.form == "final")
 
     def __call__(self, rank: int, phase: Phase, bucketed: Bucketed) -> Bucketed:
         """What ``rank`` runs instead. Raises CannotMakeError."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from pytest_fxbucket.compat.fake_tensors import FakeTensor, FakeTensorMode
 from pytest_fxbucket.passes.new_nodes import Maker
@@ -24,9 +24,13 @@ if TYPE_CHECKING:
     from pytest_fxbucket.step.roles import Phase, Value
 
 
+Form = Literal["passed", "final"]
+"""Which graphs are broken: those that the pass gives, or those that transformations behind it have made of them."""
+
+
 @dataclass(frozen=True)
 class Seen:
-    """One graph behind the pass, as an operator looks for places in it. It is not to be changed."""
+    """One graph behind the pass, or behind all transformations, in which an operator looks for places; not to be changed."""
 
     phase: Phase
     passed: Passed
@@ -138,3 +142,4 @@ class Operator:
     """What it does to a graph, one line."""
     sites: Callable[[Seen], Iterator[Site]]
     """All places of a graph, in its order."""
+    form: Form = "passed"

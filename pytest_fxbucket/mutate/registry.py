@@ -26,14 +26,14 @@ def operators_of(names: Sequence[str]) -> list[Operator]:
 
 def _own(name: str) -> Operator:
     found = import_callable(name, "--operators")
-    return Operator(name.rpartition(":")[2], _first_line(found) or name, found)
+    return Operator(name.rpartition(":")[2], _first_line(found) or name, found, getattr(found, "form", "passed"))
 
 
 def _ours(name: str) -> Operator:
     if name not in (known := operator_names()):
         raise UsageError(f'--operators: there is no operator "{name}"{nearest(name, known)}; known are {", ".join(known)}')
     module = import_module(f"{operators.__name__}.{name}")
-    return Operator(name, _first_line(module), module.sites)
+    return Operator(name, _first_line(module), module.sites, getattr(module, "FORM", "passed"))
 
 
 def _first_line(documented: object) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
+from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -12,6 +13,7 @@ from pytest_fxbucket.graph.collectives import communicates
 from pytest_fxbucket.graph.effects import effects_of
 from pytest_fxbucket.graph.gradients import returned
 from pytest_fxbucket.graph.ops import operator_name
+from pytest_fxbucket.mutate.operator import Site
 
 if TYPE_CHECKING:
     from torch import fx
@@ -92,6 +94,19 @@ def next_alike(seen: Seen, nodes: Iterable[fx.Node]) -> Iterator[tuple[fx.Node, 
         other = next((one for one in rest[at + 1 :] if alike(node, one) and number[node] != number[one]), None)
         if other is not None:
             yield node, other
+
+
+def swapped(seen: Seen, role: Role) -> Iterator[Site]:
+    """Each output in ``role`` returned for the next one like it, and each input in it read for the next one like it."""
+    place = {one.node: one.place for one in results(seen, role)}
+    for first, second in next_alike(seen, place):
+        by = {place[first]: second.name, place[second]: first.name}
+        yield Site(first.name, f"and {second.name} are returned for each other", partial(give, by))
+    for first, second in next_alike(seen, inputs(seen, role).values()):
+        readers = tuple(dict.fromkeys(user.name for node in (first, second) for user in node.users))
+        if readers:
+            how = f"and {second.name} are read for each other"
+            yield Site(first.name, how, partial(trade, first.name, second.name, readers))
 
 
 # Changes. All take names of nodes, or places of outputs, and the graph last.

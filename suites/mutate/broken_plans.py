@@ -47,7 +47,7 @@ class BrokenPlan:
 
     def broken(self, mutant: Mutant) -> PlanOnMesh:
         """With the graphs that ``mutant`` makes of them, made anew each time."""
-        return self.world.spoiled(Spoiling(self.world, mutant))
+        return Spoiling(self.world, mutant).world(self.world)
 
     def said(self, check: str, mutant: Mutant | None = None) -> Verdict:
         """What ``check`` says of ``mutant``, or of the graphs as they are. Raises FxbucketError as the check does."""

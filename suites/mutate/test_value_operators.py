@@ -14,6 +14,7 @@ from pytest_fxbucket.explain.find import find_plan
 from pytest_fxbucket.mutate.judge import Judge
 from pytest_fxbucket.mutate.mutant import Mutant, Spoiling, mutants_of
 from pytest_fxbucket.mutate.registry import operators_of
+from pytest_fxbucket.passes.passed import Passed
 from pytest_fxbucket.plan.schema import Checks
 from pytest_fxbucket.plan_on_mesh import PlanOnMesh, mesh_of
 from pytest_fxbucket.ranks.pools import Pools
@@ -23,6 +24,8 @@ from pytest_fxbucket.settings import RunSettings
 ROOT = Path(__file__).parents[2]
 FOUND_BY = {
     "buffer_not_written": {"gpt": "same"},
+    "carried_stale": {"iterations": "audit"},
+    "carried_swapped": {"iterations": "audit"},
     "cast_early": {"mode": "audit"},
     "cast_late": {"adamw": "audit", "moe": "same"},
     "clip_unreduced": {"adamw": "audit", "pipeline_mesh": "same"},
@@ -78,8 +81,9 @@ def mutants(judge: Judge, operator: str) -> list[Mutant]:
     return mutants_of(judge.context.run_world, operators_of([operator]), 0)
 
 
-def digest(world: PlanOnMesh, mutant: Mutant) -> str:
-    return world.passed(world.mesh.ranks(0, "pp")[mutant.stage])[mutant.phase].digest
+def graph(world: PlanOnMesh, mutant: Mutant) -> Passed:
+    rank = world.mesh.ranks(0, "pp")[mutant.stage]
+    return (world.passed if mutant.form == "passed" else world.final)(rank)[mutant.phase]
 
 
 @pytest.mark.parametrize(("operator", "plan", "check"), ROWS)
@@ -89,8 +93,8 @@ def test_a_graph_is_broken_alike_each_time_and_a_check_says_so(
     judge = judges[plan]
     mutant = mutants(judge, operator)[0]
     world = judge.context.run_world
-    broken = {digest(world.spoiled(Spoiling(world, mutant)), mutant) for _ in range(2)}
-    assert len(broken - {digest(world, mutant)}) == len(broken) == 1
+    broken = {graph(Spoiling(world, mutant).world(world), mutant).digest for _ in range(2)}
+    assert len(broken - {graph(world, mutant).digest}) == len(broken) == 1
     judged = judge.judged(mutant)
     assert judged.fate == "found"
     assert check in judged.found
@@ -104,5 +108,5 @@ def test_every_place_can_be_broken(judges: dict[str, Judge], plan: str) -> None:
         for mutant in mutants(judges[plan], operator)[:4]:
             rank = world.mesh.ranks(0, "pp")[mutant.stage]
             spoiling = Spoiling(world, mutant)
-            spoiling(rank, mutant.phase, world.passed(rank)[mutant.phase].bucketed)
+            spoiling(rank, mutant.phase, graph(world, mutant).bucketed)
             assert spoiling.changed, mutant.name

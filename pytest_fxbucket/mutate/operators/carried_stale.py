@@ -1,0 +1,22 @@
+"""What is handed to the next iteration is what was handed to this one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import partial
+
+from pytest_fxbucket.mutate.operator import Form, Seen, Site
+from pytest_fxbucket.mutate.values import alike, give, inputs, results
+
+FORM: Form = "final"
+
+
+def sites(seen: Seen) -> Iterator[Site]:
+    """Every value that is carried in and out under one name."""
+    came = inputs(seen, "carried")
+    for place, node, value in results(seen, "carried"):
+        old = came.get(value.fqn)
+        if old is not None and old is not node and alike(old, node):
+            yield Site(
+                node.name, f"is not handed on as {value.fqn}, but {old.name}, which came", partial(give, {place: old.name})
+            )
