@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from pytest_fxbucket.checks.promises.expectations import DIRECTIONS, Expectations, of_kind
+from pytest_fxbucket.checks.promises.launch_order import launch_order_problems
 from pytest_fxbucket.checks.promises.launches import launch_problems
 from pytest_fxbucket.checks.promises.overlap import memory_problems, overlap_problems
 from pytest_fxbucket.checks.promises.updates import update_problems
@@ -50,6 +51,7 @@ def audit(promise: Expectations, captured: GraphAnalysis, passed: GraphAnalysis)
     if promise.overlap.schedule == "manual":
         found += overlap_problems(promise, captured, passed)
         found += memory_problems(promise, captured, passed)
+        found += launch_order_problems(promise, captured, passed)
     found += update_problems(promise, captured, passed)
     if not passed.problems:
         found += _readers(captured, passed)

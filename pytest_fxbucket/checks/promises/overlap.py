@@ -177,8 +177,8 @@ class _Hidden:
     """Computes by (direction, FQN, nth), where each stood before the pass and where it stands now."""
 
     def __init__(self, captured: GraphAnalysis, passed: GraphAnalysis) -> None:
-        now = {key: where for where, key in _numbered(passed) if where < passed.last}
-        self.before = sorted((where, key, now[key]) for where, key in _numbered(captured) if key in now)
+        now = {key: where for where, key in numbered(passed) if where < passed.last}
+        self.before = sorted((where, key, now[key]) for where, key in numbered(captured) if key in now)
         self.places = [where for where, _, _ in self.before]
         self.latest = list(accumulate((now for _, _, now in self.before), max))
         """Of the computes up to each one, where the last of them stands now."""
@@ -191,7 +191,7 @@ class _Hidden:
         return sorted(key for _, key, place in self.before[:count] if place >= now)
 
 
-def _numbered(reading: GraphAnalysis) -> Iterator[tuple[int, tuple[str, str, int]]]:
+def numbered(reading: GraphAnalysis) -> Iterator[tuple[int, tuple[str, str, int]]]:
     """(position, (direction, FQN, nth)) of every compute."""
     seen: Counter[tuple[str, str]] = Counter()
     for where, direction, fqn in reading.computes:

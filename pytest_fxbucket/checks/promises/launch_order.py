@@ -1,0 +1,102 @@
+"""Do launches keep the order in which they are needed, and start when what they send is there?
+
+Launches of one process group run one behind the other: a gather behind one that is needed later holds up compute, and a
+reduction that is launched behind compute which used to hide it has less to hide behind. Both are held to what was so before the
+pass, and to nothing that the graph itself or the plan forbids: what a launch waits for, and what was placed by hand.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from pytest_fxbucket.checks.promises.expectations import DIRECTIONS, Expectations, by_round, of_kind, of_round
+from pytest_fxbucket.checks.promises.overlap import numbered
+from pytest_fxbucket.graph.collectives import REDUCTIONS
+from pytest_fxbucket.words import some
+
+if TYPE_CHECKING:
+    from pytest_fxbucket.graph.buckets import Bucket, GraphAnalysis
+
+_Key = tuple[str, str, int, str]
+_Launched = Mapping[_Key, list[int]]
+"""Where members were launched before the pass, by kind, direction, round or level, and FQN."""
+
+
+def launch_order_problems(promise: Expectations, captured: GraphAnalysis, passed: GraphAnalysis) -> Iterator[str]:
+    """A sentence for each launch of ``passed`` that lost its place among launches or compute; ``captured``: before the pass."""
+    launched: dict[_Key, list[int]] = {}
+    for bucket in captured.buckets:
+        for fqn in bucket.fqns:
+            launched.setdefault(_key(bucket, fqn), []).append(bucket.launch)
+    yield from _gathers(promise, launched, passed)
+    yield from _reductions(promise, launched, captured, passed)
+
+
+def _key(bucket: Bucket, fqn: str) -> _Key:
+    return bucket.kind, bucket.direction, bucket.round or bucket.level, fqn
+
+
+def _gathers(promise: Expectations, launched: _Launched, passed: GraphAnalysis) -> Iterator[str]:
+    """Each gather that stands behind another of its group, direction and round, which is needed later and stood behind it."""
+    for direction in DIRECTIONS:
+        by_hand = promise.overlap.launch_at.get(direction, {})
+        for number, round_ in by_round(of_kind(passed, direction, "all_gather")).items():
+            free = [one for one in round_ if _is_planned(promise, one) and not by_hand.keys() & set(_entries(promise, one))]
+            needs = _needs(promise, free)
+            for place, later in enumerate(free):
+                for sooner in free[:place]:
+                    is_needed_first = all(a < b for a, b in zip(needs[later.launch], needs[sooner.launch], strict=True))
+                    if sooner.group == later.group and is_needed_first and _overtook(sooner, later, launched):
+                        what = f"entry {_name(promise, later)}, {direction} all_gather{of_round(number)}"
+                        yield f"{what} is launched behind that of {_name(promise, sooner)}, which is needed later"
+                        break
+
+
+def _needs(promise: Expectations, gathers: Sequence[Bucket]) -> dict[int, tuple[int, int]]:
+    """By launch the first wait and the first use of its entries: what an entry has in several launches is needed together."""
+    waits, uses = dict[str, int](), dict[str, int]()
+    for bucket in gathers:
+        for entry in _entries(promise, bucket):
+            wait = bucket.launch if bucket.wait is None else bucket.wait
+            waits[entry] = min(waits.get(entry, wait), wait)
+            use = wait if bucket.first_use is None else bucket.first_use
+            uses[entry] = min(uses.get(entry, use), use)
+    return {
+        bucket.launch: (min(waits[e] for e in entries), min(uses[e] for e in entries))
+        for bucket in gathers
+        if (entries := _entries(promise, bucket))
+    }
+
+
+def _overtook(sooner: Bucket, later: Bucket, launched: _Launched) -> bool:
+    """Whether ``sooner`` stood behind ``later`` before the pass, and need not stand before it."""
+    before, behind = ([at for fqn in one.fqns for at in launched.get(_key(one, fqn), ())] for one in (later, sooner))
+    return bool(before and behind) and max(before) < min(behind) and later.blocked < sooner.launch
+
+
+def _reductions(promise: Expectations, launched: _Launched, captured: GraphAnalysis, passed: GraphAnalysis) -> Iterator[str]:
+    """Each reduction behind compute that stood behind it before the pass, and that it need not wait for."""
+    stood = {key: where for where, key in numbered(captured)}
+    now = [(where, key) for where, key in numbered(passed) if key in stood and key[0] in DIRECTIONS]  # updates may move
+    for bucket in passed.buckets:
+        members = [at for fqn in bucket.fqns if fqn for at in launched.get(_key(bucket, fqn), ())]
+        if bucket.kind not in REDUCTIONS or not members or not _is_planned(promise, bucket):
+            continue
+        between = [key for where, key in now if bucket.blocked < where < bucket.launch and stood[key] > max(members)]
+        if between:
+            names = dict.fromkeys(promise.entry_of.get(fqn, fqn) for _, fqn, _ in between)
+            what = f"entry {_name(promise, bucket)}, {bucket.direction} {bucket.kind}"
+            yield f"{what} is launched behind compute of {some(list(names))}, which used to hide it"
+
+
+def _is_planned(promise: Expectations, bucket: Bucket) -> bool:
+    return any(fqn and promise.is_planned(fqn) for fqn in bucket.fqns)
+
+
+def _entries(promise: Expectations, bucket: Bucket) -> list[str]:
+    return list(dict.fromkeys(promise.entry_of.get(fqn, fqn) for fqn in bucket.fqns if fqn))
+
+
+def _name(promise: Expectations, bucket: Bucket) -> str:
+    return some(_entries(promise, bucket), 1)
