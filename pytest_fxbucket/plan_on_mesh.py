@@ -14,7 +14,7 @@ from torch import fx
 from pytest_fxbucket.capture.from_plan import capture_plan
 from pytest_fxbucket.capture.last_step import LastStep
 from pytest_fxbucket.compat.c10d import untwinned
-from pytest_fxbucket.compat.fx import why_not_its_graph
+from pytest_fxbucket.compat.fx import uncompiled, why_not_its_graph
 from pytest_fxbucket.errors import CaptureError, FxbucketError
 from pytest_fxbucket.golden.schedule import Schedule, schedule_of
 from pytest_fxbucket.golden.text import golden_text
@@ -227,7 +227,7 @@ class PlanOnMesh:
         if self.staged is None:
             return None
         ranks = self.mesh.ranks(0, "pp")
-        graphs = [{p: fx.GraphModule(one.bucketed.root, one.graph) for p, one in self.final(rank).items()} for rank in ranks]
+        graphs = [{p: uncompiled(one.bucketed.root, one.graph) for p, one in self.final(rank).items()} for rank in ranks]
         return composed(self.staged, [self.final_step(rank) for rank in ranks], graphs)
 
     def _to_pass(self, rank: int) -> ToPass:

@@ -22,6 +22,7 @@ from pytest_fxbucket.capture.parallel.forwards import Forwards, forwards_of
 from pytest_fxbucket.capture.parallel.parts import Parts
 from pytest_fxbucket.capture.traced import take_step
 from pytest_fxbucket.compat.fake_tensors import KernelFakeMode
+from pytest_fxbucket.compat.fx import uncompiled
 from pytest_fxbucket.plan.factories import import_callable
 from pytest_fxbucket.plan.schema import Model, Plan
 from pytest_fxbucket.step.mesh import Mesh, fake_mesh
@@ -172,7 +173,7 @@ def join(joint: Joint, update: TracedUpdate) -> tuple[fx.GraphModule, tuple[Valu
     known |= {(value.role, value.fqn): node for value, node in zip(joint.outputs, given, strict=True)}
     copies |= {node: known[value.role, value.fqn] for node, value in behind}
     graph.output([*given, *_copied(graph, update.graph_module, copies, constants)])
-    return fx.GraphModule(constants, graph), tuple(value for _, value in inputs), (*joint.outputs, *update.outputs)
+    return uncompiled(constants, graph), tuple(value for _, value in inputs), (*joint.outputs, *update.outputs)
 
 
 def _copied(

@@ -39,7 +39,7 @@ def why_not_its_graph(module: object) -> str:
     return ""
 
 
-def uncompiled(root: torch.nn.Module, graph: fx.Graph) -> fx.GraphModule:
+def uncompiled(root: torch.nn.Module | dict[str, Any], graph: fx.Graph) -> fx.GraphModule:
     """``graph`` as a module that is compiled when first called, most of what one costs (``torch.fx._lazy_graph_module``)."""
     from torch.fx._lazy_graph_module import _LazyGraphModule
 

@@ -24,15 +24,23 @@ def trace(
     """Trace ``function(*inputs)``, forward and backward alike, into one graph of ATen calls.
 
     ``inputs`` are fake tensors, or symbolic sizes; tensors that require grad stay leaves. Node ``meta["val"]`` holds fake
-    results. Operators in ``decompositions`` are traced as what they are made of.
+    results. Operators in ``decompositions`` are traced as what they are made of. The module is compiled when first called.
     """
     import torch
+    from torch.fx._lazy_graph_module import _use_lazy_graph_module
     from torch.fx.experimental.proxy_tensor import make_fx
 
     from pytest_fxbucket.compat.fake_tensors import of_any_dtype
 
     quietly = quiet("torch._subclasses.fake_tensor")
-    with torch.autograd.set_multithreading_enabled(False), quietly, quiet_structured_log(), of_any_dtype(), without_onednn():
+    with (
+        torch.autograd.set_multithreading_enabled(False),
+        quietly,
+        quiet_structured_log(),
+        of_any_dtype(),
+        without_onednn(),
+        _use_lazy_graph_module(True),
+    ):
         return make_fx(function, dict(decompositions or {}), tracing_mode="real")(*inputs)
 
 

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import fx
 
+from pytest_fxbucket.compat.fx import uncompiled
 from pytest_fxbucket.graph.modules import module_of
 from pytest_fxbucket.graph.ops import held_by
 from pytest_fxbucket.graph.order import order_of
@@ -120,7 +121,7 @@ class _Composing:
         wanted = [Value("crossing", name, (), None) for name in self.crossed] + wanted
         self.graph.output([self.results[value.role, value.fqn] for value in wanted])
         self.graph.lint()
-        graph_module = fx.GraphModule(self.constants, self.graph)
+        graph_module = uncompiled(self.constants, self.graph)
         return Composed(graph_module, self._whole(), tuple(wanted), self._beyond_cuts())
 
     def _beyond_cuts(self) -> list[str]:
@@ -148,7 +149,7 @@ class _Composing:
         crossed = [given[name] if name in given else named[name] for name in self.crossed.values()]
         assert isinstance(returned, (list, tuple))
         graph.output([*crossed, *returned])
-        return fx.GraphModule(microbatch.graph_module, graph)
+        return uncompiled(microbatch.graph_module, graph)
 
     def _cross(self, sender: int, receiver: int, flow: Sequence[Crossing], way: str) -> None:
         for one in flow:

@@ -19,6 +19,7 @@ from pytest_fxbucket.capture.backward import Read
 from pytest_fxbucket.capture.draws import draws
 from pytest_fxbucket.capture.functionalize import make_functional
 from pytest_fxbucket.capture.stage_marks import STAGE
+from pytest_fxbucket.compat.fx import uncompiled
 from pytest_fxbucket.errors import CaptureError
 from pytest_fxbucket.graph.effects import effects_of, written_arguments
 from pytest_fxbucket.graph.modules import module_of
@@ -216,7 +217,7 @@ class _Timed:
         graph.output([copy_of(node) for _, node in results])
         graph.lint()
         inputs = tuple(map(self._value, taken))
-        return Part(stage, work, fx.GraphModule(constants, graph), inputs, tuple(value for value, _ in results))
+        return Part(stage, work, uncompiled(constants, graph), inputs, tuple(value for value, _ in results))
 
     def _results(
         self, stage: int, work: Work, own: Collection[fx.Node], done: Collection[fx.Node]

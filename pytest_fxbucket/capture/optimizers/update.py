@@ -16,6 +16,7 @@ from pytest_fxbucket.capture.functionalize import make_functional
 from pytest_fxbucket.capture.optimizers.recorder import Recorder
 from pytest_fxbucket.capture.optimizers.state import make_state, rates, state_tensors
 from pytest_fxbucket.compat.fake_tensors import FakeTensorMode
+from pytest_fxbucket.compat.fx import uncompiled
 from pytest_fxbucket.compat.tracing import untraceable
 from pytest_fxbucket.errors import CaptureError, FxbucketError, text_of
 from pytest_fxbucket.graph.ops import operator_name
@@ -80,7 +81,7 @@ def trace_update(
     make_functional(graph)
     graph.eliminate_dead_code()
     outputs = [value for value in inputs if value.role in ("param", "state")]
-    return TracedUpdate(fx.GraphModule(torch.nn.Module(), graph), tuple(inputs), tuple(outputs))
+    return TracedUpdate(uncompiled(torch.nn.Module(), graph), tuple(inputs), tuple(outputs))
 
 
 def _make_state(optimizers: Sequence[Optimizer], parameters: Mapping[str, torch.Tensor], recorder: Recorder) -> None:
