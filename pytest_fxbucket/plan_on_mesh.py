@@ -219,7 +219,9 @@ class PlanOnMesh:
             return None
         self.say(f"tracing its {self.plan.stages} pipeline stages")
         with collector.paused(), fresh_state():
-            return capture_stages(self._cut_plan, self.mesh, self.step(0))
+            step = self.step(0)
+            staged = self.last.in_stages(self._cut_plan, step, lambda plan: capture_stages(plan, self.mesh, step))
+            return staged.under(self._cut_plan, self.mesh)
 
     @cached_property
     def together(self) -> Composed | None:

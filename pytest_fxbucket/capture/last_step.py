@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from pytest_fxbucket.plan.schema import Bucket, Checks, Eager, Overlap, Pipeline, Plan, Run
 
@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from pytest_fxbucket.step.roles import StepGraph
 
 _Traced = tuple[Plan, "Mesh", int]
+S = TypeVar("S")
 
 
 @dataclass(slots=True)
@@ -21,6 +22,8 @@ class LastStep:
 
     _of: _Traced | None = None
     _step: StepGraph | None = None
+    _staged: tuple[StepGraph, Any] | None = None
+    """The step that was in stages last, and what they are."""
 
     def get(self, plan: Plan, mesh: Mesh, rank: int, capture: Callable[[Plan], StepGraph]) -> StepGraph:
         """The step of ``plan`` as ``rank`` of ``mesh`` traces it: the last one, if that is the same, or what ``capture`` gives.
@@ -33,9 +36,16 @@ class LastStep:
             return capture(plan)
         of = as_traced(plan), mesh, rank
         if self._step is None or self._of != of:
-            self._of = self._step = None  # it may go before the next is made
+            self._of = self._step = self._staged = None  # it may go before the next is made
             self._of, self._step = of, capture(of[0])
         return self._step
+
+    def in_stages(self, plan: Plan, step: StepGraph, capture: Callable[[Plan], S]) -> S:
+        """The stages of ``plan``, whose ``step`` :meth:`get` gave, in any schedule: the last, or what ``capture`` gives."""
+        if self._staged is None or self._staged[0] is not step:
+            self._staged = step, capture(as_traced(plan))
+        staged: S = self._staged[1]
+        return staged
 
 
 def as_traced(plan: Plan) -> Plan:

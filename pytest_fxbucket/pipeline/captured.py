@@ -14,6 +14,7 @@ from pytest_fxbucket.capture.backward import Read
 from pytest_fxbucket.capture.clip import AcrossStages, Clip
 from pytest_fxbucket.capture.from_plan import ModelTraced, model_traced
 from pytest_fxbucket.capture.optimizers.optimizer import Optimizing
+from pytest_fxbucket.capture.optimizers.update import TracedUpdate
 from pytest_fxbucket.compat import tracing
 from pytest_fxbucket.compat.c10d import collective
 from pytest_fxbucket.compat.fake_tensors import FakeTensorMode, grouped
@@ -45,6 +46,13 @@ class StagedStep:
     whole: StepGraph
     """The step that is not in stages."""
     _of_stages: dict[int, dict[Work, Described]] = field(default_factory=dict)
+    _updates: dict[tuple[str, ...], list[tuple[Clip | None, TracedUpdate]]] = field(default_factory=dict)
+    """By FQNs of gradients, with how they are clipped."""
+
+    def under(self, plan: Plan, mesh: Mesh) -> StagedStep:
+        """The same stages in the schedule of ``plan``, which traces the same."""
+        with fake_mesh(mesh, 0):
+            return replace(self, plan=plan, pipelined=_pipelined(plan, mesh, self.microbatch, self.parted))
 
     def of_rank(self, mesh: Mesh, rank: int) -> StepGraph:
         """The step as ``rank`` of ``mesh`` has it; its process groups, real or fake, must be there."""
@@ -61,8 +69,7 @@ class StagedStep:
         if ties := self._ties(place, mesh):
             graphs[TIES] = ties
         if self.optimizing is not None:
-            own = self._gradients_at(place)
-            update = self.model.update(self.optimizing, self.microbatch.parameters, own, self._clip(mesh))
+            update = self._update(self.optimizing, tuple(self._gradients_at(place)), self._clip(mesh))
             graphs[UPDATE] = update.graph_module, update.inputs, update.outputs
         return replace(
             self.whole,
@@ -97,6 +104,15 @@ class StagedStep:
         if stage not in self._of_stages:
             self._of_stages[stage] = _once(self.microbatch, self._reads[stage], self._made[stage])
         return self._of_stages[stage]
+
+    def _update(self, optimizing: Optimizing, gradients: tuple[str, ...], clip: Clip | None) -> TracedUpdate:
+        known = self._updates.setdefault(gradients, [])
+        for of, update in known:
+            if of == clip:
+                return update
+        update = self.model.update(optimizing, self.microbatch.parameters, gradients, clip)
+        known.append((clip, update))
+        return update
 
     def _stages_at(self, place: int) -> list[int]:
         return [stage for stage, at in enumerate(self.pipelined.places) if at == place]
@@ -175,8 +191,6 @@ def capture_stages(plan: Plan, mesh: Mesh, whole: StepGraph) -> StagedStep:
     Raises :class:`StageError` for cuts that do not part the model, :class:`CaptureError` for what stages cannot have. The
     plan's folders must be on ``sys.path``.
     """
-    pipeline = plan.pipeline
-    assert pipeline is not None
     with fake_mesh(mesh, 0), model_traced(plan, mesh, 0) as model:
         microbatch = trace_microbatch(model)
         stages = len(model.cuts) + 1
@@ -185,12 +199,15 @@ def capture_stages(plan: Plan, mesh: Mesh, whole: StepGraph) -> StagedStep:
             _refuse_cuts(microbatch, model.cuts)
         _refuse_within_checkpoints(plan, microbatch, model)
         parted = part_microbatch(microbatch, stages)
-        places = tuple(rank_of_stage(pipeline.schedule, stages, mesh.degree("pp"), stage) for stage in range(stages))
-        group = mesh.group("pp").name
-        how = Pipelined(
-            pipeline.schedule, plan.step.microbatches, places, parted.forward, parted.backward, _tied(microbatch), group
-        )
-        return StagedStep(plan, model, microbatch, parted, how, whole)
+        return StagedStep(plan, model, microbatch, parted, _pipelined(plan, mesh, microbatch, parted), whole)
+
+
+def _pipelined(plan: Plan, mesh: Mesh, microbatch: Microbatch, parted: Parted) -> Pipelined:
+    assert plan.pipeline is not None
+    schedule, stages, ranks = plan.pipeline.schedule, len(parted.forward) + 1, mesh.degree("pp")
+    places = tuple(rank_of_stage(schedule, stages, ranks, stage) for stage in range(stages))
+    group, tied = mesh.group("pp").name, _tied(microbatch)
+    return Pipelined(schedule, plan.step.microbatches, places, parted.forward, parted.backward, tied, group)
 
 
 def _refuse_cuts(microbatch: Microbatch, cuts: Sequence[str]) -> None:
