@@ -138,13 +138,16 @@ class CapturedStep:
         arguments, live = Arguments(args, kwargs), Live(self._model, self._optimizers)
         making = Making(live, self._removed, self._added)
 
+        specs: dict[str, Any] = {}
+
         def take() -> LiveValues:
-            return LiveValues(arguments.tensors(), live, self.state)
+            return LiveValues(arguments.tensors(), live, self.state, specs)
 
         try:
             program = self._program(arguments, live, making)
             making.make(value for values in program.step.inputs.values() for value in values)
             traced = program.traced
+            specs.update(traced.specs)
             if program.iterating is not None and self._crossing is not None:
                 values, given = self._crossing.step(program.iterating, take, traced.cleared)
                 reply = _reply(traced, values, given)

@@ -1,0 +1,197 @@
+"""Models that the user has parted already: under ``fully_shard``, DDP or ``parallelize_module``, captured as they are.
+
+What forward reads is gathered in the graph where FSDP's hooks would gather it, and gradients are reduced there as torch reduces
+them; hooks of FSDP, and DDP's own forward, are away while the step is traced. All else of a DTensor, its operators under tensor
+parallelism and what clips gradients, takes itself apart into operators of what each rank holds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import nn
+
+from pytest_fxbucket.capture.model import forward_instead
+from pytest_fxbucket.capture.names import NodeNamer, inputs_cast, outputs_cast
+from pytest_fxbucket.capture.parallel.modes import Mode, Sharded
+from pytest_fxbucket.capture.parallel.unshard import Travel, read_by
+from pytest_fxbucket.compat.c10d import collective
+from pytest_fxbucket.compat.dtensors import local_of, of_local, placed_as, spec_of
+from pytest_fxbucket.compat.fsdp import Shard, Unit, own_hooks, units_of
+from pytest_fxbucket.errors import CaptureError
+from pytest_fxbucket.step.mesh import Group
+
+
+@dataclass(frozen=True, slots=True)
+class Averaged:
+    """How a gradient travels under DDP: divided by the number of ranks, then summed."""
+
+    group: Group
+
+    @property
+    def along(self) -> str:
+        """Nothing is parted."""
+        return ""
+
+    def part(self, whole: torch.Tensor, mesh: Any, rank: int) -> torch.Tensor:
+        """All of it."""
+        return whole
+
+    def gather(self, part: torch.Tensor, shape: torch.Size) -> torch.Tensor:
+        """It is whole already."""
+        return part.view(shape)
+
+    def reduce(self, gradient: torch.Tensor) -> torch.Tensor:
+        """The average over all ranks."""
+        if self.group.size == 1:
+            return gradient.contiguous()
+        return collective("all_reduce", gradient.contiguous() / self.group.size, "sum", self.group.name)
+
+
+def _mode(shard: Shard) -> Mode:
+    copies = Group(*shard.copies) if shard.copies is not None else None
+    return Sharded("dp_shard", Group(*shard.over), copies, scatter_first=True)
+
+
+@dataclass(frozen=True, slots=True)
+class Travelling:
+    """A parameter that is gathered before it is read, or whose gradient is reduced."""
+
+    travel: Travel
+    inner: Any = None
+    """Spec of what is read, if that is a DTensor."""
+    shard: Shard | None = None
+
+
+@dataclass
+class Sharding:
+    """How a model's parameters are parted, as it is now."""
+
+    model: nn.Module
+    units: list[Unit] = field(default_factory=list)
+    travelling: dict[str, Travelling] = field(default_factory=dict)
+    """By FQN."""
+    replicas: dict[str, nn.Module] = field(default_factory=dict)
+    """Modules under DDP, by FQN."""
+
+    @classmethod
+    def of(cls, model: nn.Module) -> Sharding:
+        """Read ``model``. Raises :class:`CaptureError` for what no graph takes over."""
+        found = cls(model, units_of(model))
+        fqns = {id(parameter): fqn for fqn, parameter in model.named_parameters()}
+        for unit in found.units:
+            for shard in unit.shards:
+                fqn = fqns[id(shard.parameter)]
+                mode = _mode(shard)
+                travel = Travel(mode, shard.shape, unit.param_dtype, unit.reduce_dtype, fqn, "fully_shard")
+                found.travelling[fqn] = Travelling(travel, shard.inner, shard)
+        for name, module in model.named_modules():
+            if isinstance(module, torch.nn.parallel.DistributedDataParallel):
+                found._replicated(name, module)
+        return found
+
+    def _replicated(self, name: str, module: nn.parallel.DistributedDataParallel) -> None:
+        where = f"module {name}" if name else "the model"
+        if module.broadcast_buffers and list(module.buffers()):
+            raise CaptureError(
+                f"{where} is under DDP, which sends the buffers of rank 0 to all before each forward, and a captured step does "
+                "not; make it with broadcast_buffers=False"
+            )
+        if not module.require_backward_grad_sync:
+            raise CaptureError(f"{where} is called under no_sync(), which a captured step does not take over; leave it out")
+        self.replicas[name] = module
+        group = Group(module.process_group.group_name, module.process_group.size())
+        mode: Mode = Averaged(group)
+        for inner, parameter in module.named_parameters():
+            fqn = f"{name}.{inner}" if name else inner
+            self.travelling[fqn] = Travelling(Travel(mode, parameter.shape, None, None, fqn, "DistributedDataParallel"))
+
+    def stored(self, fqn: str, parameter: torch.Tensor) -> torch.Tensor:
+        """What this rank holds of ``parameter``, with padding."""
+        found = self.travelling.get(fqn)
+        if found is None or found.shard is None or found.shard.padded == local_of(parameter).shape:
+            return local_of(parameter)
+        return found.shard.stored()
+
+
+@dataclass
+class Wholes:
+    """What is read in forward, by FQN; gathered at its first read in each."""
+
+    sharding: Sharding
+    twins: Mapping[str, torch.Tensor]
+    """What stands for each parameter while it is traced: a DTensor for one that is."""
+    stored: Mapping[str, torch.Tensor]
+    """What stands for what a rank holds of it, with padding."""
+    namer: NodeNamer
+    paused: Callable[[], bool]
+    now: dict[str, torch.Tensor] = field(default_factory=dict)
+    busy: bool = False
+
+    @contextmanager
+    def in_place(self) -> Iterator[None]:
+        """While inside, modules compute as under FSDP or DDP, by operators of the graph alone."""
+        model, travelling = self.sharding.model, self.sharding.travelling
+        with ExitStack() as inside:
+            for module in model.modules():
+                for table, number in list(own_hooks(module)):
+                    inside.callback(table.update, dict(table))
+                    del table[number]
+            names = {id(module): fqn for fqn, module in model.named_modules()}
+            for unit in self.sharding.units:
+                fqns = [names[id(module)] for module in unit.modules]
+                inside.enter_context(inputs_cast(model, fqns, unit.input_dtype, self.namer))
+                inside.enter_context(outputs_cast(model, fqns, unit.output_dtype, self.namer))
+                if unit.is_root:
+                    self._forgetting(unit.modules[0], inside)
+            for module in self.sharding.replicas.values():
+                self._forgetting(module, inside)
+                inside.enter_context(forward_instead(module, module.get_submodule("module")))
+            own = {id(self.twins[fqn]): fqn for fqn in travelling}
+            inside.enter_context(read_by(model, own, self.read, self._is_read))
+            yield
+
+    def forget(self) -> None:
+        """Gather anew what is read from now on."""
+        self.now.clear()
+
+    def read(self, fqn: str) -> torch.Tensor:
+        """What forward reads of the parameter ``fqn``."""
+        if fqn not in self.now:
+            self.busy = True
+            try:
+                with self.namer.inside(fqn.rpartition(".")[0]), torch.inference_mode(False), torch.enable_grad():
+                    self.now[fqn] = _Whole.apply(self.twins[fqn], self.stored[fqn], self.sharding.travelling[fqn])  # type: ignore[no-untyped-call]
+            finally:
+                self.busy = False
+        return self.now[fqn]
+
+    def _is_read(self) -> bool:
+        """Whether who reads a parameter now is a module in its forward."""
+        return self.namer.is_in_module and not self.busy and not self.paused()
+
+    def _forgetting(self, module: nn.Module, inside: ExitStack) -> None:
+        inside.callback(module.register_forward_pre_hook(lambda *_: self.forget(), prepend=True).remove)
+
+
+class _Whole(torch.autograd.Function):
+    """What a module reads of a parameter; backward a gradient that is placed as the parameter is."""
+
+    @staticmethod
+    def forward(ctx: Any, parameter: torch.Tensor, stored: torch.Tensor, kept: Travelling) -> torch.Tensor:
+        ctx.kept, ctx.spec, ctx.stored, ctx.rows = kept, spec_of(parameter), stored.shape, local_of(parameter).shape
+        ctx.dtype = stored.dtype
+        return of_local(kept.travel.gather(stored), kept.inner)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None, None]:
+        kept: Travelling = ctx.kept
+        gradient = placed_as(gradient, kept.inner) if kept.inner is not None else gradient
+        reduced = kept.travel.reduce(kept.travel.unreduced(gradient), ctx.stored).to(ctx.dtype)
+        if reduced.shape != ctx.rows:
+            reduced = reduced.narrow(0, 0, ctx.rows[0])
+        return of_local(reduced, ctx.spec), None, None
