@@ -39,6 +39,12 @@ class Shard:
     copies: Ranks | None
     """Those that hold the same, if there are any."""
     held: Any
+    group: Any
+
+    @property
+    def is_reduced(self) -> bool:
+        """Whether its gradient is to be reduced now, and not kept for a later backward."""
+        return bool(self.group.reduce_grads)
 
     def stored(self) -> torch.Tensor:
         """What this rank holds, with padding; what is without it lies in the same memory."""
@@ -90,7 +96,7 @@ def _unit(fqn: str, state: Any, *, is_root: bool) -> Unit:
     groups = list(state._fsdp_param_groups)
     for group in groups:
         _refuse_settings(where, group)
-    shards = tuple(_shard(where, one) for group in groups for one in group.fsdp_params)
+    shards = tuple(_shard(where, group, one) for group in groups for one in group.fsdp_params)
     reshards = any(group.post_forward_mesh_info is not None for group in groups)
     cast = policy.param_dtype if policy.cast_forward_inputs else None
     return Unit(
@@ -100,7 +106,6 @@ def _unit(fqn: str, state: Any, *, is_root: bool) -> Unit:
 
 def _refuse_settings(where: str, group: Any) -> None:
     changed = {
-        "set_requires_gradient_sync(False)": not group.reduce_grads,
         "set_requires_all_reduce(False)": not group.all_reduce_grads,
         "set_gradient_divide_factor": group.gradient_divide_factor is not None,
         "set_all_reduce_hook": getattr(group, "_all_reduce_hook", None) is not None,
@@ -110,7 +115,7 @@ def _refuse_settings(where: str, group: Any) -> None:
         raise CaptureError(f"{where} is under fully_shard with {what}, which a captured step does not take over; leave it out")
 
 
-def _shard(where: str, held: Any) -> Shard:
+def _shard(where: str, group: Any, held: Any) -> Shard:
     info = held.mesh_info
     if held.fsdp_placement.dim != 0:
         raise CaptureError(
@@ -128,6 +133,7 @@ def _shard(where: str, held: Any) -> Shard:
         Ranks(info.shard_process_group.group_name, info.shard_mesh_size),
         None if replicas is None else Ranks(replicas.group_name, info.replicate_mesh_size),
         held,
+        group,
     )
 
 

@@ -21,35 +21,10 @@ from pytest_fxbucket.capture.parallel.modes import Mode, Sharded
 from pytest_fxbucket.capture.parallel.unshard import Travel, read_by
 from pytest_fxbucket.compat.c10d import collective
 from pytest_fxbucket.compat.dtensors import local_of, of_local, placed_as, spec_of
+from pytest_fxbucket.compat.fake_tensors import unwatched
 from pytest_fxbucket.compat.fsdp import Shard, Unit, own_hooks, units_of
 from pytest_fxbucket.errors import CaptureError
 from pytest_fxbucket.step.mesh import Group
-
-
-@dataclass(frozen=True, slots=True)
-class Averaged:
-    """How a gradient travels under DDP: divided by the number of ranks, then summed."""
-
-    group: Group
-
-    @property
-    def along(self) -> str:
-        """Nothing is parted."""
-        return ""
-
-    def part(self, whole: torch.Tensor, mesh: Any, rank: int) -> torch.Tensor:
-        """All of it."""
-        return whole
-
-    def gather(self, part: torch.Tensor, shape: torch.Size) -> torch.Tensor:
-        """It is whole already."""
-        return part.view(shape)
-
-    def reduce(self, gradient: torch.Tensor) -> torch.Tensor:
-        """The average over all ranks."""
-        if self.group.size == 1:
-            return gradient.contiguous()
-        return collective("all_reduce", gradient.contiguous() / self.group.size, "sum", self.group.name)
 
 
 def _mode(shard: Shard) -> Mode:
@@ -59,12 +34,10 @@ def _mode(shard: Shard) -> Mode:
 
 @dataclass(frozen=True, slots=True)
 class Travelling:
-    """A parameter that is gathered before it is read, or whose gradient is reduced."""
+    """A parameter that is gathered before it is read."""
 
     travel: Travel
-    inner: Any = None
-    """Spec of what is read, if that is a DTensor."""
-    shard: Shard | None = None
+    shard: Shard
 
 
 @dataclass
@@ -88,7 +61,7 @@ class Sharding:
                 fqn = fqns[id(shard.parameter)]
                 mode = _mode(shard)
                 travel = Travel(mode, shard.shape, unit.param_dtype, unit.reduce_dtype, fqn, "fully_shard")
-                found.travelling[fqn] = Travelling(travel, shard.inner, shard)
+                found.travelling[fqn] = Travelling(travel, shard)
         for name, module in model.named_modules():
             if isinstance(module, torch.nn.parallel.DistributedDataParallel):
                 found._replicated(name, module)
@@ -101,19 +74,15 @@ class Sharding:
                 f"{where} is under DDP, which sends the buffers of rank 0 to all before each forward, and a captured step does "
                 "not; make it with broadcast_buffers=False"
             )
-        if not module.require_backward_grad_sync:
-            raise CaptureError(f"{where} is called under no_sync(), which a captured step does not take over; leave it out")
+        if module._comm_hooks or module.mixed_precision is not None:
+            what = "a comm hook" if module._comm_hooks else "mixed precision"
+            raise CaptureError(f"{where} is under DDP with {what}, which a captured step does not take over; leave it out")
         self.replicas[name] = module
-        group = Group(module.process_group.group_name, module.process_group.size())
-        mode: Mode = Averaged(group)
-        for inner, parameter in module.named_parameters():
-            fqn = f"{name}.{inner}" if name else inner
-            self.travelling[fqn] = Travelling(Travel(mode, parameter.shape, None, None, fqn, "DistributedDataParallel"))
 
     def stored(self, fqn: str, parameter: torch.Tensor) -> torch.Tensor:
         """What this rank holds of ``parameter``, with padding."""
         found = self.travelling.get(fqn)
-        if found is None or found.shard is None or found.shard.padded == local_of(parameter).shape:
+        if found is None or found.shard.padded == local_of(parameter).shape:
             return local_of(parameter)
         return found.shard.stored()
 
@@ -130,6 +99,8 @@ class Wholes:
     namer: NodeNamer
     paused: Callable[[], bool]
     now: dict[str, torch.Tensor] = field(default_factory=dict)
+    kept: dict[str, torch.Tensor] = field(default_factory=dict)
+    """Gradients that are reduced with those of a later backward, by FQN."""
     busy: bool = False
 
     @contextmanager
@@ -148,12 +119,42 @@ class Wholes:
                 inside.enter_context(outputs_cast(model, fqns, unit.output_dtype, self.namer))
                 if unit.is_root:
                     self._forgetting(unit.modules[0], inside)
-            for module in self.sharding.replicas.values():
-                self._forgetting(module, inside)
-                inside.enter_context(forward_instead(module, module.get_submodule("module")))
+            for fqn, module in self.sharding.replicas.items():
+                self._averaging(fqn, module, inside)
             own = {id(self.twins[fqn]): fqn for fqn in travelling}
             inside.enter_context(read_by(model, own, self.read, self._is_read))
             yield
+
+    def _averaging(self, name: str, module: nn.Module, inside: ExitStack) -> None:
+        """Have gradients averaged when they are there, as DDP does: divided by the number of ranks, and summed."""
+        replica: Any = module
+        synced = [True]
+
+        def forward(*args: Any, **kwargs: Any) -> Any:
+            synced[0] = bool(replica.require_backward_grad_sync)
+            return replica.module(*args, **kwargs)
+
+        def average(parameter: torch.Tensor) -> None:
+            gradient = parameter.grad
+            if synced[0] and gradient is not None and size > 1:
+                with torch.no_grad():
+                    gradient.copy_(collective("all_reduce", gradient / size, "sum", group.group_name))
+
+        group, size = replica.process_group, replica.process_group.size()
+        inside.enter_context(forward_instead(module, forward))
+        for inner, _ in module.named_parameters():
+            twin = self.twins[f"{name}.{inner}" if name else inner]
+            if twin.requires_grad:
+                handle = twin.register_post_accumulate_grad_hook(unwatched(average))  # type: ignore[no-untyped-call]  # torch has no types there
+                inside.callback(handle.remove)
+
+    def refuse_kept(self) -> None:
+        """Raise :class:`CaptureError` for gradients that the step leaves to a later one."""
+        if fqn := next(iter(self.kept), None):
+            raise CaptureError(
+                f"the gradient of {fqn} is not reduced when the step ends, by set_requires_gradient_sync(False); let the last "
+                "backward of each step reduce it"
+            )
 
     def forget(self) -> None:
         """Gather anew what is read from now on."""
@@ -165,7 +166,7 @@ class Wholes:
             self.busy = True
             try:
                 with self.namer.inside(fqn.rpartition(".")[0]), torch.inference_mode(False), torch.enable_grad():
-                    self.now[fqn] = _Whole.apply(self.twins[fqn], self.stored[fqn], self.sharding.travelling[fqn])  # type: ignore[no-untyped-call]
+                    self.now[fqn] = _Whole.apply(self.twins[fqn], self.stored[fqn], self.sharding.travelling[fqn], self)  # type: ignore[no-untyped-call]
             finally:
                 self.busy = False
         return self.now[fqn]
@@ -182,16 +183,20 @@ class _Whole(torch.autograd.Function):
     """What a module reads of a parameter; backward a gradient that is placed as the parameter is."""
 
     @staticmethod
-    def forward(ctx: Any, parameter: torch.Tensor, stored: torch.Tensor, kept: Travelling) -> torch.Tensor:
-        ctx.kept, ctx.spec, ctx.stored, ctx.rows = kept, spec_of(parameter), stored.shape, local_of(parameter).shape
-        ctx.dtype = stored.dtype
-        return of_local(kept.travel.gather(stored), kept.inner)
+    def forward(ctx: Any, parameter: torch.Tensor, stored: torch.Tensor, one: Travelling, wholes: Wholes) -> torch.Tensor:
+        ctx.one, ctx.wholes, ctx.spec, ctx.rows = one, wholes, spec_of(parameter), local_of(parameter).shape
+        ctx.shape, ctx.dtype = stored.shape, stored.dtype
+        return of_local(one.travel.gather(stored), one.shard.inner)
 
     @staticmethod
-    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None, None]:
-        kept: Travelling = ctx.kept
-        gradient = placed_as(gradient, kept.inner) if kept.inner is not None else gradient
-        reduced = kept.travel.reduce(kept.travel.unreduced(gradient), ctx.stored).to(ctx.dtype)
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor | None, None, None, None]:
+        one: Travelling = ctx.one
+        gradient = placed_as(gradient, one.shard.inner) if one.shard.inner is not None else gradient
+        gradient = one.travel.unreduced(gradient, ctx.wholes.kept.pop(one.travel.fqn, None))
+        if not one.shard.is_reduced:
+            ctx.wholes.kept[one.travel.fqn] = gradient
+            return None, None, None, None
+        reduced = one.travel.reduce(gradient, ctx.shape).to(ctx.dtype)
         if reduced.shape != ctx.rows:
             reduced = reduced.narrow(0, 0, ctx.rows[0])
-        return of_local(reduced, ctx.spec), None, None
+        return of_local(reduced, ctx.spec), None, None, None

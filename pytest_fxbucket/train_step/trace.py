@@ -125,6 +125,7 @@ class _Tracing:
         try:
             with self._inside():
                 paths, spec = self._call()
+                self.wholes.refuse_kept()
                 with self.recorder.unseen():
                     left, counting = self.gradients.left(), self.gradients.counting()
                 results = [
