@@ -43,7 +43,15 @@ class Shard:
 
     @property
     def is_reduced(self) -> bool:
-        """Whether its gradient is to be reduced now, and not kept for a later backward."""
+        """Whether its gradient is to be reduced now, and not kept for a later backward.
+
+        Raises :class:`CaptureError` for one that is to be reduced over its shards alone.
+        """
+        if self.group.reduce_grads and not self.group.all_reduce_grads:
+            raise CaptureError(
+                "fully_shard is told set_requires_all_reduce(False), and a captured step reduces over all ranks at once; "
+                "leave it out"
+            )
         return bool(self.group.reduce_grads)
 
     def stored(self) -> torch.Tensor:
@@ -106,7 +114,6 @@ def _unit(fqn: str, state: Any, *, is_root: bool) -> Unit:
 
 def _refuse_settings(where: str, group: Any) -> None:
     changed = {
-        "set_requires_all_reduce(False)": not group.all_reduce_grads,
         "set_gradient_divide_factor": group.gradient_divide_factor is not None,
         "set_all_reduce_hook": getattr(group, "_all_reduce_hook", None) is not None,
         "an offload policy": bool(group.fsdp_params) and group.fsdp_params[0].offload_to_cpu,

@@ -10,6 +10,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
+from pytest_fxbucket.compat.dtensors import local_of, spec_of
 from pytest_fxbucket.train_step import CapturedStep, capture_step
 from suites.capture.functional_graphs import bytes_of
 
@@ -125,4 +126,7 @@ def adamw(model: nn.Module, **options: Any) -> torch.optim.Optimizer:
 
 
 def _bytes(value: Any) -> Any:
-    return (value.dtype, tuple(value.shape), bytes_of(value)) if isinstance(value, torch.Tensor) else value
+    """Of a DTensor what this rank holds, and how it is placed."""
+    if not isinstance(value, torch.Tensor):
+        return value
+    return value.dtype, tuple(value.shape), str(spec_of(value)), bytes_of(local_of(value))
