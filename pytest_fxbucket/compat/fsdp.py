@@ -105,7 +105,8 @@ def _unit(fqn: str, state: Any, *, is_root: bool) -> Unit:
     for group in groups:
         _refuse_settings(where, group)
     shards = tuple(_shard(where, group, one) for group in groups for one in group.fsdp_params)
-    reshards = any(group.post_forward_mesh_info is not None for group in groups)
+    stays = is_root and state._auto_reshard_after_forward  # torch settles that of the root in its first forward
+    reshards = not stays and any(group.post_forward_mesh_info is not None for group in groups)
     cast = policy.param_dtype if policy.cast_forward_inputs else None
     return Unit(
         tuple(state._modules), is_root, shards, policy.param_dtype, policy.reduce_dtype, cast, policy.output_dtype, reshards

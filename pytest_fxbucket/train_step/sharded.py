@@ -79,6 +79,11 @@ class Sharding:
             raise CaptureError(f"{where} is under DDP with {what}, which a captured step does not take over; leave it out")
         self.replicas[name] = module
 
+    def gathered_again(self) -> set[str]:
+        """FQNs of those that are gathered once more for backward."""
+        again = {id(shard) for unit in self.units if unit.reshards for shard in unit.shards}
+        return {fqn for fqn, one in self.travelling.items() if id(one.shard) in again}
+
     def stored(self, fqn: str, parameter: torch.Tensor) -> torch.Tensor:
         """What this rank holds of ``parameter``, with padding."""
         found = self.travelling.get(fqn)

@@ -24,6 +24,7 @@ from pytest_fxbucket.capture.optimizers.update import refuse_looking_at_all
 from pytest_fxbucket.capture.override.anchors import Anchors
 from pytest_fxbucket.capture.override.expand import expand
 from pytest_fxbucket.capture.override.overrides import Overrides
+from pytest_fxbucket.capture.reshard import gather_again_in_backward
 from pytest_fxbucket.compat import pytree
 from pytest_fxbucket.compat.dtensors import local_of, spec_of
 from pytest_fxbucket.compat.fake_tensors import KernelFakeMode, storage_key, takes_fake_tensors
@@ -225,6 +226,9 @@ class _Tracing:
         graph.output([node for _, node in outputs])
         expand(graph, self.anchors, self.recorder.hold)
         make_functional(graph)
+        again = self.live.sharding.gathered_again()
+        if again:
+            gather_again_in_backward(graph, [node for value, node in inputs if value.role != "param" or value.fqn not in again])
         without_passing_through(graph)
         (final,) = graph.output_node().args
         pairs = zip((value for value, _ in outputs), final, strict=True)  # type: ignore[arg-type]

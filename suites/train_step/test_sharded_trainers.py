@@ -11,8 +11,8 @@ from suites.train_step.sharded_trainers import REFUSED, WAYS
 
 ROOT, JOBS = Path(__file__).resolve().parents[2], "suites.train_step.sharded_trainers"
 LAUNCHES = {
-    "fully_shard": (14, 14, 1),
-    "fully_shard, bucketed": (6, 6, 1),
+    "fully_shard": (22, 14, 1),
+    "fully_shard, bucketed": (8, 6, 1),
 }
 """All-gathers, reduce-scatters and all-reduces in the graph."""
 
