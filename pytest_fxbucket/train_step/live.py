@@ -14,6 +14,7 @@ from pytest_fxbucket.capture.functional_operators import extent
 from pytest_fxbucket.capture.optimizers.state import first_step_differs, make_state
 from pytest_fxbucket.compat.dtensors import local_of, of_local
 from pytest_fxbucket.compat.fake_tensors import storage_key
+from pytest_fxbucket.compat.fsdp import Ranks
 from pytest_fxbucket.errors import CaptureError
 from pytest_fxbucket.step.roles import Role, Value
 from pytest_fxbucket.train_step.sharded import Sharding
@@ -29,9 +30,10 @@ class Live:
     Raises :class:`CaptureError` for an optimizer with a parameter that ``model`` does not have, or that another one has too.
     """
 
-    def __init__(self, model: nn.Module, optimizers: Sequence[Optimizer]) -> None:
+    def __init__(self, model: nn.Module, optimizers: Sequence[Optimizer], averaged: Ranks | None = None) -> None:
+        """``averaged``: the ranks over which gradients are averaged that no module reduces."""
         self.model, self.optimizers = model, optimizers
-        self.sharding = Sharding.of(model)
+        self.sharding = Sharding.of(model, averaged)
         self.params: dict[str, torch.Tensor] = dict(model.named_parameters())
         self.stored = {fqn: self.sharding.stored(fqn, parameter) for fqn, parameter in self.params.items()}
         """What this rank holds of each parameter, with padding."""

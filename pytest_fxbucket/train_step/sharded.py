@@ -7,7 +7,7 @@ parallelism and what clips gradients, takes itself apart into operators of what 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -22,7 +22,7 @@ from pytest_fxbucket.capture.parallel.unshard import Travel, read_by
 from pytest_fxbucket.compat.c10d import collective
 from pytest_fxbucket.compat.dtensors import local_of, of_local, placed_as, spec_of
 from pytest_fxbucket.compat.fake_tensors import unwatched
-from pytest_fxbucket.compat.fsdp import Shard, Unit, own_hooks, units_of
+from pytest_fxbucket.compat.fsdp import Ranks, Shard, Unit, own_hooks, units_of
 from pytest_fxbucket.errors import CaptureError
 from pytest_fxbucket.step.mesh import Group
 
@@ -50,11 +50,13 @@ class Sharding:
     """By FQN."""
     replicas: dict[str, nn.Module] = field(default_factory=dict)
     """Modules under DDP, by FQN."""
+    averaged: Ranks | None = None
+    """The ranks over which gradients are averaged that nobody else reduces."""
 
     @classmethod
-    def of(cls, model: nn.Module) -> Sharding:
+    def of(cls, model: nn.Module, averaged: Ranks | None = None) -> Sharding:
         """Read ``model``. Raises :class:`CaptureError` for what no graph takes over."""
-        found = cls(model, units_of(model))
+        found = cls(model, units_of(model), averaged=averaged)
         fqns = {id(parameter): fqn for fqn, parameter in model.named_parameters()}
         for unit in found.units:
             for shard in unit.shards:
@@ -125,13 +127,16 @@ class Wholes:
                 if unit.is_root:
                     self._forgetting(unit.modules[0], inside)
             for fqn, module in self.sharding.replicas.items():
-                self._averaging(fqn, module, inside)
+                self._under_ddp(fqn, module, inside)
+            if self.sharding.averaged is not None:
+                rest = [fqn for fqn in self.twins if fqn not in travelling]
+                self._average(rest, *self.sharding.averaged, lambda: True, inside)
             own = {id(self.twins[fqn]): fqn for fqn in travelling}
             inside.enter_context(read_by(model, own, self.read, self._is_read))
             yield
 
-    def _averaging(self, name: str, module: nn.Module, inside: ExitStack) -> None:
-        """Have gradients averaged when they are there, as DDP does: divided by the number of ranks, and summed."""
+    def _under_ddp(self, name: str, module: nn.Module, inside: ExitStack) -> None:
+        """Have ``module`` call what it wraps, and gradients averaged unless it is called in ``no_sync()``."""
         replica: Any = module
         synced = [True]
 
@@ -139,16 +144,22 @@ class Wholes:
             synced[0] = bool(replica.require_backward_grad_sync)
             return replica.module(*args, **kwargs)
 
-        def average(parameter: torch.Tensor) -> None:
-            gradient = parameter.grad
-            if synced[0] and gradient is not None and size > 1:
-                with torch.no_grad():
-                    gradient.copy_(collective("all_reduce", gradient / size, "sum", group.group_name))
-
-        group, size = replica.process_group, replica.process_group.size()
         inside.enter_context(forward_instead(module, forward))
-        for inner, _ in module.named_parameters():
-            twin = self.twins[f"{name}.{inner}" if name else inner]
+        fqns = [f"{name}.{inner}" if name else inner for inner, _ in module.named_parameters()]
+        group = replica.process_group
+        self._average(fqns, group.group_name, group.size(), lambda: synced[0], inside)
+
+    def _average(self, fqns: Sequence[str], group: str, size: int, synced: Callable[[], bool], inside: ExitStack) -> None:
+        """Have gradients averaged when they are there, as DDP does: divided by the number of ranks, and summed."""
+
+        def average(parameter: torch.Tensor) -> None:
+            if synced() and parameter.grad is not None and size > 1:
+                gradient = local_of(parameter.grad)
+                with torch.no_grad():
+                    gradient.copy_(collective("all_reduce", gradient / size, "sum", group))
+
+        for fqn in fqns:
+            twin = self.twins[fqn]
             if twin.requires_grad:
                 handle = twin.register_post_accumulate_grad_hook(unwatched(average))  # type: ignore[no-untyped-call]  # torch has no types there
                 inside.callback(handle.remove)

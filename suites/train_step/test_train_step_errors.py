@@ -197,8 +197,8 @@ def test_arguments_that_are_no_tensors_or_plain_values_are_told_by_path(run: Run
 
 def test_what_is_no_model_or_optimizer_is_told() -> None:
     model = net()
-    with pytest.raises(CaptureError, match=r"model is a value of type list, expected a torch\.nn\.Module"):
-        capture_step(print, model=[model])  # type: ignore[arg-type]
+    with pytest.raises(CaptureError, match=r"model is a value of type int, expected a torch\.nn\.Module, or several"):
+        capture_step(print, model=[model, 3])  # type: ignore[list-item]
     with pytest.raises(CaptureError, match=r"optimizers has a value of type str, expected a torch\.optim\.Optimizer"):
         capture_step(print, model=model, optimizers=["sgd"])  # type: ignore[list-item]
 
