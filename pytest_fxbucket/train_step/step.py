@@ -184,21 +184,27 @@ class CapturedStep:
         try:
             program = self._program(arguments, live, making)
             making.make(value for values in program.step.inputs.values() for value in values)
-            traced = program.traced
-            specs.update(traced.specs)
-            if program.iterating is not None and self._crossing is not None:
-                values, given = self._crossing.step(program.iterating, take, traced.cleared)
-                reply = _reply(traced, values, given)
-                if last_step:
-                    self._crossing.finish(take)
-                return reply
-            values = take()
-            inputs = values.gather(program.step.inputs["joint"])
-            with torch.no_grad():
-                results = program.step.graphs["joint"](*inputs)
+            specs.update(program.traced.specs)
+            reply = self._run(program, take, last_step)
         except BaseException:
             making.undo()
             raise
+        for call in program.traced.schedulers:
+            call()
+        return reply
+
+    def _run(self, program: _Program, take: Callable[[], LiveValues], last_step: bool) -> Any:
+        traced = program.traced
+        if program.iterating is not None and self._crossing is not None:
+            values, given = self._crossing.step(program.iterating, take, traced.cleared)
+            reply = _reply(traced, values, given)
+            if last_step:
+                self._crossing.finish(take)
+            return reply
+        values = take()
+        inputs = values.gather(program.step.inputs["joint"])
+        with torch.no_grad():
+            results = program.step.graphs["joint"](*inputs)
         return _reply(traced, values, values.write(program.step.outputs["joint"], results, traced.cleared))
 
     def _program(self, arguments: Arguments, live: Live, making: Making) -> _Program:

@@ -35,6 +35,7 @@ from pytest_fxbucket.step.roles import Role, Value
 from pytest_fxbucket.train_step.guards import PLAIN, Arguments
 from pytest_fxbucket.train_step.live import Live, refuse_first_step
 from pytest_fxbucket.train_step.recorder import Gradients, StepFunctions, StepNamer, StepRecorder, watching_zero_grad
+from pytest_fxbucket.train_step.schedulers import Call, Schedulers
 from pytest_fxbucket.train_step.sharded import Wholes
 from pytest_fxbucket.train_step.stand_ins import (
     Inputs,
@@ -74,6 +75,8 @@ class Traced:
     """Parameters that have no gradient after the step."""
     specs: Mapping[str, Any]
     """How gradients that are DTensors are placed, by FQN."""
+    schedulers: tuple[Call, ...]
+    """What is called when the graph has run."""
 
 
 def trace_call(
@@ -115,6 +118,7 @@ class _Tracing:
             self.namer,
             lambda: self.recorder.paused or self.functions.in_optimizer,
         )
+        self.schedulers = Schedulers()
         self.stepping: Optimizer | None = None
         self.step = ExitStack()
         self.anchors = Anchors(overrides, self.mode, unused="refused")
@@ -142,7 +146,7 @@ class _Tracing:
             given += [(value, self.recorder.node(fake)) for value, fake in results]
             program = self._functional([(value, self.recorder.node(fake)) for value, fake in inputs], given)
             cleared = tuple(fqn for fqn, gradient in left.items() if gradient is None)
-            return Traced(*program, spec, leaves, counting, cleared, specs)
+            return Traced(*program, spec, leaves, counting, cleared, specs, tuple(self.schedulers.calls))
         finally:
             for parameter in self.parameters.values():
                 parameter.grad = None
@@ -165,6 +169,7 @@ class _Tracing:
             inside.enter_context(self.recorder)
             inside.enter_context(draws_on_tape())
             inside.enter_context(self.wholes.in_place())
+            inside.enter_context(self.schedulers.watched())
             inside.enter_context(self.functions)
             yield
 
@@ -252,6 +257,7 @@ class _Tracing:
                 f"it steps an optimizer, {type(optimizer).__name__}, that capture_step was not given; pass it in optimizers"
             )
         self.stepping = optimizer
+        self.schedulers.refuse_behind(optimizer)
         if len(args) > 1 or kwargs:
             raise CaptureError("it runs a closure; compute loss and gradients before, and call step() without one")
         self.wholes.forget()
