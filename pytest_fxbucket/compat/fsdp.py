@@ -22,6 +22,14 @@ class Ranks(NamedTuple):
     size: int
 
 
+class Reduction(NamedTuple):
+    """How gradients are divided: multiplied before, reduced over shards and over copies, divided behind."""
+
+    before: float
+    ops: tuple[str, str]
+    after: float
+
+
 @dataclass(frozen=True, slots=True)
 class Shard:
     """One parameter under ``fully_shard``; it is sharded on dimension 0."""
@@ -40,6 +48,23 @@ class Shard:
     """Those that hold the same, if there are any."""
     held: Any
     group: Any
+
+    def reduction(self, dtype: torch.dtype) -> Reduction:
+        """How gradients that are reduced in ``dtype`` are divided."""
+        from torch.distributed.fsdp._fully_shard._fsdp_collectives import _get_gradient_divide_factors
+
+        info, divisor = self.held.mesh_info, self.group.gradient_divide_factor
+        copies = getattr(info, "replicate_process_group", None)
+        before, after, *_ = _get_gradient_divide_factors(
+            info.shard_process_group, copies, dtype, "cpu", divisor, self.group.force_sum_reduction_for_comms
+        )
+        if before is not None or after is not None:
+            return Reduction(1 / (before or 1), ("sum", "sum"), after or 1)
+        if divisor is None:
+            return Reduction(1, ("avg", "avg"), 1)
+        if divisor == self.over.size:
+            return Reduction(1, ("avg", "sum"), 1)
+        return Reduction(1 / divisor, ("sum", "sum"), 1)
 
     @property
     def is_reduced(self) -> bool:
@@ -115,7 +140,6 @@ def _unit(fqn: str, state: Any, *, is_root: bool) -> Unit:
 
 def _refuse_settings(where: str, group: Any) -> None:
     changed = {
-        "set_gradient_divide_factor": group.gradient_divide_factor is not None,
         "set_all_reduce_hook": getattr(group, "_all_reduce_hook", None) is not None,
         "an offload policy": bool(group.fsdp_params) and group.fsdp_params[0].offload_to_cpu,
     }

@@ -27,9 +27,10 @@ from pytest_fxbucket.errors import CaptureError
 from pytest_fxbucket.step.mesh import Group
 
 
-def _mode(shard: Shard) -> Mode:
+def _mode(unit: Unit, shard: Shard) -> Mode:
     copies = Group(*shard.copies) if shard.copies is not None else None
-    return Sharded("dp_shard", Group(*shard.over), copies, scatter_first=True)
+    reduced = shard.reduction(unit.reduce_dtype or unit.param_dtype or shard.parameter.dtype)
+    return Sharded("dp_shard", Group(*shard.over), copies, True, reduced.after, reduced.ops, reduced.before)
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,8 +62,7 @@ class Sharding:
         for unit in found.units:
             for shard in unit.shards:
                 fqn = fqns[id(shard.parameter)]
-                mode = _mode(shard)
-                travel = Travel(mode, shard.shape, unit.param_dtype, unit.reduce_dtype, fqn, "fully_shard")
+                travel = Travel(_mode(unit, shard), shard.shape, unit.param_dtype, unit.reduce_dtype, fqn, "fully_shard")
                 found.travelling[fqn] = Travelling(travel, shard)
         for name, module in model.named_modules():
             if isinstance(module, torch.nn.parallel.DistributedDataParallel):

@@ -37,11 +37,20 @@ def net(hidden: int = 16) -> nn.Sequential:
     return nn.Sequential(nn.Linear(8, 8), Block(hidden), Block(hidden), nn.Linear(8, 4))
 
 
-def fsdp(hidden: int = 16, shape: tuple[int, ...] = (4,), dtype: torch.dtype | None = None) -> nn.Module:
+def fsdp(
+    hidden: int = 16,
+    shape: tuple[int, ...] = (4,),
+    dtype: torch.dtype | None = None,
+    divisor: float | None = None,
+    reduced: torch.dtype = torch.float32,
+) -> nn.Module:
+    model: Any
     model, mesh = net(hidden), init_device_mesh("cpu", shape, mesh_dim_names=("copies", "shards")[-len(shape) :])
-    reduced = torch.float32 if dtype else None
-    for module, given in ((model[1], None), (model[2], None), (model, reduced)):
-        fully_shard(module, mesh=mesh, mp_policy=MixedPrecisionPolicy(dtype, reduced, given))
+    for module, given in ((model[1], None), (model[2], None), (model, torch.float32)):
+        policy = MixedPrecisionPolicy(dtype, reduced, given) if dtype else MixedPrecisionPolicy()
+        fully_shard(module, mesh=mesh, mp_policy=policy)
+        if divisor is not None:
+            module.set_gradient_divide_factor(divisor)
     return model
 
 
@@ -100,6 +109,9 @@ WAYS: dict[str, tuple[Callable[[], nn.Module], Any, tuple[Any, ...]]] = {
     "rows that ranks do not divide": (lambda: fsdp(7), trainer(), ()),
     "bfloat16": (lambda: fsdp(dtype=torch.bfloat16), trainer(), ()),
     "hybrid": (lambda: fsdp(shape=(2, 2)), trainer(), ()),
+    "sums": (lambda: fsdp(divisor=1.0), trainer(), ()),
+    "sums of copies": (lambda: fsdp(shape=(2, 2), divisor=2.0), trainer(), ()),
+    "float16": (lambda: fsdp(dtype=torch.float16, reduced=torch.float16), trainer(), ()),
     "computed again": (fsdp, trainer(saved=False), ()),
     "two microbatches": (fsdp, trainer(microbatches=2), ()),
     "two microbatches, the last reduces": (fsdp, trainer(microbatches=2, synced=False), ()),
