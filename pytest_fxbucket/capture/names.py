@@ -74,6 +74,11 @@ class NodeNamer:
         return self._stack[-1]
 
     @property
+    def is_in_module(self) -> bool:
+        """Whether a module's forward runs, in backward too."""
+        return len(self._stack) > 1
+
+    @property
     def _traced(self) -> fx.Graph:
         return self._graph or tracing.current_graph()
 
@@ -211,10 +216,8 @@ def units_of(model: nn.Module, entries: Sequence[Entry]) -> list[str]:
 def inputs_cast(model: nn.Module, units: Sequence[str], dtype: torch.dtype | None, namer: NodeNamer) -> Iterator[None]:
     """While inside, floating inputs of ``units`` of ``model`` are cast to ``dtype``, as FSDP2's cast_forward_inputs does."""
 
-    def cast(tensor: torch.Tensor) -> torch.Tensor:
-        return tensor.to(dtype) if tensor.is_floating_point() and tensor.dtype != dtype else tensor
-
     def hook(fqn: str, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any]:
+        cast = partial(_cast, dtype=dtype)
         with namer.inside(fqn):
             return each_tensor(cast, args), each_tensor(cast, kwargs)
 
@@ -224,3 +227,21 @@ def inputs_cast(model: nn.Module, units: Sequence[str], dtype: torch.dtype | Non
             handle = module.register_forward_pre_hook(partial(hook, fqn), prepend=True, with_kwargs=True)
             inside.callback(handle.remove)
         yield
+
+
+@contextmanager
+def outputs_cast(model: nn.Module, units: Sequence[str], dtype: torch.dtype | None, namer: NodeNamer) -> Iterator[None]:
+    """While inside, floating outputs of ``units`` of ``model`` are cast to ``dtype``, as FSDP2's output_dtype says."""
+
+    def hook(fqn: str, module: nn.Module, args: Any, output: Any) -> Any:
+        with namer.inside(fqn):
+            return each_tensor(partial(_cast, dtype=dtype), output)
+
+    with ExitStack() as inside:
+        for fqn in units if dtype is not None else ():
+            inside.callback(model.get_submodule(fqn).register_forward_hook(partial(hook, fqn)).remove)
+        yield
+
+
+def _cast(tensor: torch.Tensor, dtype: torch.dtype | None) -> torch.Tensor:
+    return tensor.to(dtype) if dtype is not None and tensor.is_floating_point() and tensor.dtype != dtype else tensor

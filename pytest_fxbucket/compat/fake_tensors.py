@@ -23,6 +23,16 @@ unseen = torch._C._DisableTorchDispatch
 """While entered, no mode sees what is called."""
 
 
+def unwatched(function: Callable[..., Any]) -> Callable[..., Any]:
+    """``function``, of whose calls of torch's functions no mode sees more than the operators."""
+
+    def run(*args: Any) -> Any:
+        with torch._C.DisableTorchFunction():
+            return function(*args)
+
+    return run
+
+
 def value_of(tensor: torch.Tensor) -> float | int | bool:
     """The value of a real tensor of one element, under fake mode too."""
     with unseen():

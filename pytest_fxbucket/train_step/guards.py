@@ -11,6 +11,7 @@ from torch import nn
 
 from pytest_fxbucket.compat import pytree
 from pytest_fxbucket.compat.c10d import group_ranks
+from pytest_fxbucket.compat.dtensors import spec_of
 from pytest_fxbucket.errors import CaptureError
 from pytest_fxbucket.train_step.live import Live, Pair, called, overlapping
 
@@ -157,7 +158,8 @@ def _group(group: dict[str, Any], live: Live) -> Hashable:
 
 
 def _tensor(tensor: torch.Tensor) -> Hashable:
-    return tuple(tensor.shape), tensor.stride(), tensor.dtype, tensor.device, tensor.requires_grad, type(tensor)
+    placed = str(spec_of(tensor))
+    return tuple(tensor.shape), tensor.stride(), tensor.dtype, tensor.device, tensor.requires_grad, type(tensor), placed
 
 
 def _path(path: Any) -> str:

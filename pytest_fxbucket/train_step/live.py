@@ -12,9 +12,12 @@ from torch.optim import Optimizer
 
 from pytest_fxbucket.capture.functional_operators import extent
 from pytest_fxbucket.capture.optimizers.state import first_step_differs, make_state
+from pytest_fxbucket.compat.dtensors import local_of, of_local
 from pytest_fxbucket.compat.fake_tensors import storage_key
+from pytest_fxbucket.compat.fsdp import Ranks
 from pytest_fxbucket.errors import CaptureError
 from pytest_fxbucket.step.roles import Role, Value
+from pytest_fxbucket.train_step.sharded import Sharding
 
 Pair = tuple[str, str]
 """Two tensors that share memory, as :func:`called` calls them."""
@@ -27,9 +30,13 @@ class Live:
     Raises :class:`CaptureError` for an optimizer with a parameter that ``model`` does not have, or that another one has too.
     """
 
-    def __init__(self, model: nn.Module, optimizers: Sequence[Optimizer]) -> None:
+    def __init__(self, model: nn.Module, optimizers: Sequence[Optimizer], averaged: Ranks | None = None) -> None:
+        """``averaged``: the ranks over which gradients are averaged that no module reduces."""
         self.model, self.optimizers = model, optimizers
+        self.sharding = Sharding.of(model, averaged)
         self.params: dict[str, torch.Tensor] = dict(model.named_parameters())
+        self.stored = {fqn: self.sharding.stored(fqn, parameter) for fqn, parameter in self.params.items()}
+        """What this rank holds of each parameter, with padding."""
         self.buffers: dict[str, torch.Tensor] = dict(model.named_buffers())
         self.fqns = {id(tensor): fqn for fqn, tensor in self.params.items()}
         """FQN of each parameter, by its identity."""
@@ -42,8 +49,9 @@ class Live:
 
     @cached_property
     def tensors(self) -> dict[str, torch.Tensor]:
-        """Parameters, buffers and the gradients that were there first, as :func:`called` calls them."""
-        roles = (("param", self.params), ("buffer", self.buffers), ("grad", self.gradients()))
+        """What this rank holds of parameters, buffers and the gradients that were there first, as :func:`called` calls them."""
+        held = self.by_role()
+        roles = ((role, held[role]) for role in ("param", "buffer", "grad"))
         return {called(role, fqn): tensor for role, tensors in roles for fqn, tensor in tensors.items()}
 
     def gradients(self) -> dict[str, torch.Tensor]:
@@ -57,21 +65,21 @@ class Live:
                 yield f"optimizers.{i}.groups.{j}", group
 
     def states(self) -> dict[str, torch.Tensor]:
-        """Tensors of the optimizers' state, by ``<parameter>.<key>``."""
+        """What this rank holds of tensors of the optimizers' state, by ``<parameter>.<key>``."""
         return {
-            f"{fqn}.{key}": value
+            f"{fqn}.{key}": local_of(value)
             for fqn, optimizer in self.owners.items()
             for key, value in self.state_of(fqn, optimizer).items()
             if isinstance(value, torch.Tensor)
         }
 
     def by_role(self) -> dict[Role, Mapping[str, torch.Tensor]]:
-        """All of them that a graph can have as inputs, by name."""
+        """All of them that a graph can have as inputs, by name: of each what this rank holds."""
         rates = {fqn: rate_tensor(rate) for fqn, rate in self.rates().items()}
         return {
-            "param": self.params,
-            "buffer": self.buffers,
-            "grad": self.gradients(),
+            "param": self.stored,
+            "buffer": {fqn: local_of(buffer) for fqn, buffer in self.buffers.items()},
+            "grad": {fqn: local_of(gradient) for fqn, gradient in self.gradients().items()},
             "state": self.states(),
             "hyper": rates,
         }
@@ -104,8 +112,15 @@ def rate_tensor(rate: Any) -> torch.Tensor:
 class LiveValues:
     """The tensors of one call by role and name: ``live``, those of the arguments, and state that transforms ``added``."""
 
-    def __init__(self, arguments: Mapping[str, torch.Tensor], live: Live, added: Mapping[str, torch.Tensor]) -> None:
-        self._live = live
+    def __init__(
+        self,
+        arguments: Mapping[str, torch.Tensor],
+        live: Live,
+        added: Mapping[str, torch.Tensor],
+        specs: Mapping[str, Any] = {},
+    ) -> None:
+        """``specs``: of gradients that are DTensors how they are placed, by FQN."""
+        self._live, self._specs = live, specs
         self._rates = live.rates()
         self._of: dict[Any, Mapping[str, torch.Tensor]] = {**live.by_role(), "batch": arguments}
         self._of["state"] = {**added, **self._of["state"]}
@@ -114,7 +129,9 @@ class LiveValues:
 
     def own(self, value: Value) -> Any:
         """The user's own object that an input was made of."""
-        return self._rates[value.fqn] if value.role == "hyper" else self._of[value.role][value.fqn]
+        if value.role == "hyper":
+            return self._rates[value.fqn]
+        return self._live.params[value.fqn] if value.role == "param" else self._of[value.role][value.fqn]
 
     def find(self, role: str, fqn: str) -> torch.Tensor | None:
         """The tensor of a parameter, buffer or state as it is; None if it is gone."""
@@ -150,7 +167,8 @@ class LiveValues:
                 targets.append(target)
                 news.append(result)
             elif value.role == "grad":
-                self._live.params[value.fqn].grad = result
+                parameter = self._live.params[value.fqn]
+                parameter.grad = of_local(result, self._specs.get(value.fqn))
             else:
                 given[value.fqn] = result
         # All at once: a new value that lies where another is to be written is copied first.

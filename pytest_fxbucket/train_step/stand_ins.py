@@ -12,6 +12,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from pytest_fxbucket.capture.model import fake_twin, in_modules
+from pytest_fxbucket.compat.dtensors import is_dtensor, local_of, of_local, placed_as, spec_of
 from pytest_fxbucket.compat.fake_tensors import FakeTensorMode
 from pytest_fxbucket.errors import CaptureError
 from pytest_fxbucket.step.roles import Role, Value
@@ -33,17 +34,36 @@ class Inputs:
         """Twins by the identity of the real tensor."""
         self._reals: list[torch.Tensor] = []
         """Kept alive, so that no other tensor gets the identity of one of them."""
+        self.stored: dict[str, torch.Tensor] = {}
+        """Twins of what this rank holds of each parameter, with padding, by FQN."""
+        self.updated: dict[str, torch.Tensor] = {}
+        """Twins of what an optimizer updates: a parameter's own, or what is inside if that is a DTensor."""
         for role, tensors in {**live.by_role(), "batch": arguments.tensors()}.items():
             for fqn, tensor in tensors.items():
                 if id(tensor) not in self.twins:
                     self.twins[id(tensor)] = fake_twin(mode, tensor)
                     self._reals.append(tensor)
                     self.add(role, fqn, self.twins[id(tensor)])
+        held = live.by_role()
+        for fqn, tensor in live.params.items():
+            self.stored[fqn] = self.twins[id(held["param"][fqn])]
+            self.updated[fqn] = self._without_padding(self.stored[fqn], local_of(tensor))
+            self.twins[id(tensor)] = _placed(self.updated[fqn], tensor)
+        for fqn, buffer in live.buffers.items():
+            self.twins[id(buffer)] = of_local(self.twins[id(held["buffer"][fqn])], spec_of(buffer))
         self.parameters = {fqn: self.twins[id(tensor)] for fqn, tensor in live.params.items()}
+        for fqn, gradient in live.gradients().items():
+            self.twins[id(gradient)] = of_local(self.twins[id(held["grad"][fqn])], spec_of(gradient))
         for fqn, tensor in live.params.items():
             self.parameters[fqn].grad = self.twins[id(tensor.grad)] if tensor.grad is not None else None
         self.rates = self._rates()
         """Learning rates as optimizers get them while they are traced: live numbers, or tensors where a kernel takes one."""
+
+    def _without_padding(self, stored: torch.Tensor, local: torch.Tensor) -> torch.Tensor:
+        if stored.shape == local.shape:
+            return stored
+        with self._mode, self._recorder, torch.no_grad():
+            return stored.narrow(0, 0, local.shape[0])
 
     def add(self, role: Role, fqn: str, fake: torch.Tensor) -> None:
         """Make ``fake`` an input; at any time."""
@@ -59,7 +79,7 @@ class Inputs:
             fqn, _, key = name.rpartition(".")
             if fqn not in self._live.owners:
                 continue
-            state = self._live.owners[fqn].state[self.parameters[fqn]]
+            state = self._live.owners[fqn].state[self.updated[fqn]]
             if key not in state:
                 state[key] = fake_twin(self._mode, tensor)
                 self.add("state", name, state[key])
@@ -76,13 +96,25 @@ class Inputs:
         return {fqn: fake if fqn in fused else self._recorder.number(fake) for fqn, fake in fakes.items()}
 
 
+def _placed(local: torch.Tensor, real: torch.Tensor) -> torch.Tensor:
+    """A DTensor like the parameter ``real``, with ``local`` inside; ``local`` if that is none."""
+    if not is_dtensor(real):
+        return local
+    twin = of_local(local, spec_of(real), requires_grad=real.requires_grad)
+    twin._is_param = True  # what makes it an nn.Parameter
+    for name, value in vars(real).items():
+        if not hasattr(twin, name):
+            setattr(twin, name, value)
+    return twin
+
+
 def refuse_other_kinds(live: Live) -> None:
-    """Raise :class:`CaptureError` for a parameter or buffer that is a tensor subclass, such as a DTensor."""
+    """Raise :class:`CaptureError` for a parameter or buffer that is a tensor subclass other than DTensor."""
     for fqn, tensor in (live.params | live.buffers).items():
-        if type(tensor) not in (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer):
+        if type(tensor) not in (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer) and not is_dtensor(tensor):
             raise CaptureError(
-                f"{fqn} is a tensor of type {type(tensor).__name__}; a captured step takes plain tensors, so keep the local "
-                "part as parameter and let forward make the rest of it"
+                f"{fqn} is a tensor of type {type(tensor).__name__}; a captured step takes plain tensors and DTensors, so keep "
+                "the local part as parameter and let forward make the rest of it"
             )
 
 
@@ -112,17 +144,20 @@ def unchanged_modules(model: nn.Module, twins: Mapping[int, torch.Tensor]) -> It
 
 
 @contextmanager
-def in_optimizers(live: Live, twins: Mapping[int, torch.Tensor], rates: Mapping[str, Any]) -> Iterator[None]:
-    """While inside, optimizers hold the ``twins`` of parameters and state, and learning rates ``rates``; then all is as before.
+def in_optimizers(live: Live, inputs: Inputs) -> Iterator[None]:
+    """While inside, optimizers hold the twins of parameters and state, and those of learning rates; then all is as before.
 
     Raises :class:`CaptureError` on leaving if a group, or what of the state is no tensor, was changed.
     """
+    twins, rates, updated = inputs.twins, inputs.rates, inputs.updated
     before = [(optimizer, optimizer.state, list(optimizer.param_groups)) for optimizer in live.optimizers]
     groups = [(name, group, dict(group)) for name, group in live.groups()]
     try:
         for optimizer, state, _ in before:
-            known = ((twins[id(parameter)], held) for parameter, held in state.items() if id(parameter) in twins)
-            stood_for = {twin: {key: twins.get(id(value), value) for key, value in held.items()} for twin, held in known}
+            known = (
+                (updated[live.fqns[id(parameter)]], held) for parameter, held in state.items() if id(parameter) in live.fqns
+            )
+            stood_for = {twin: {key: _twin(twins, value) for key, value in held.items()} for twin, held in known}
             optimizer.state = defaultdict(dict, stood_for)
         plain = [_plain_state(optimizer) for optimizer in live.optimizers]
         for name, group, _ in groups:
@@ -145,6 +180,30 @@ def in_optimizers(live: Live, twins: Mapping[int, torch.Tensor], rates: Mapping[
         for _, group, was in groups:
             group.clear()
             group.update(was)
+
+
+@contextmanager
+def stepped_by_parts(optimizer: Optimizer, inputs: Inputs) -> Iterator[None]:
+    """While inside, ``optimizer`` has what this rank holds of its parameters and gradients instead of DTensors."""
+    fqns = {id(twin): fqn for fqn, twin in inputs.parameters.items()}
+    before = [(group, group["params"]) for group in optimizer.param_groups]
+    try:
+        for group, twins in before:
+            group["params"] = [inputs.updated[fqns[id(twin)]] for twin in twins]
+            for twin, part in zip(twins, group["params"], strict=True):
+                if part is not twin:
+                    part.grad = None if twin.grad is None else placed_as(twin.grad, spec_of(twin))
+        yield
+    finally:
+        for group, twins in before:
+            for twin, part in zip(twins, group["params"], strict=True):
+                if part is not twin:
+                    part.grad = None
+            group["params"] = twins
+
+
+def _twin(twins: Mapping[int, torch.Tensor], value: Any) -> Any:
+    return twins.get(id(local_of(value)), value) if isinstance(value, torch.Tensor) else value
 
 
 def _plain_state(optimizer: Optimizer) -> dict[tuple[int, str], str]:

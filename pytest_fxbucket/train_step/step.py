@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
@@ -18,17 +18,25 @@ from pytest_fxbucket.step.iterations import Iterating
 from pytest_fxbucket.step.roles import StepGraph
 from pytest_fxbucket.train_step.guards import Arguments, Guard, Guards, has_groups, shared_memory, signature
 from pytest_fxbucket.train_step.live import Live, LiveValues, Making, refuse_shared_writes
+from pytest_fxbucket.train_step.parallel import BatchDim, Parallel, Parted, part_model
 from pytest_fxbucket.train_step.trace import Traced, trace_call
 from pytest_fxbucket.train_step.transforming import Crossing, described, iterating_of, transformed
 from pytest_fxbucket.transforms.registry import Transform
 from pytest_fxbucket.transforms.traits import traits_of
 
+if TYPE_CHECKING:
+    from torch.distributed.device_mesh import DeviceMesh
+
 
 def capture_step(
     function: Callable[..., Any],
     *,
-    model: nn.Module,
+    model: nn.Module | Mapping[str, nn.Module] | Sequence[nn.Module],
     optimizers: Optimizer | Iterable[Optimizer] = (),
+    parallel: Parallel | Sequence[Parallel] | None = None,
+    mesh: DeviceMesh | None = None,
+    batch_dim: BatchDim = 0,
+    sync: bool = False,
     transforms: Sequence[Transform] = (),
     overrides: Mapping[str | type[nn.Module], Any] = {},
     guards: Guard | Iterable[Guard] = (),
@@ -46,6 +54,17 @@ def capture_step(
     may read or set: ``model.eval()``, another number in an attribute, closure or global, a hook or submodule that was replaced.
     List it in ``guards``, or call :meth:`CapturedStep.retrace` after such a change.
 
+    Several modules are one model: of a mapping their names begin with its keys, of a sequence with their numbers. Modules that
+    are parted already (FSDP2, DDP, tensor parallelism, DTensors) are taken as they are.
+
+    ``parallel`` parts a model that is not, in place: "fully_shard", "hybrid_shard" or "replicate"; module paths with "colwise"
+    or "rowwise" for tensor parallelism; ``callable(model, mesh)``; or several of them, one after the other. ``mesh`` is a
+    ``DeviceMesh``, by default all ranks in one dimension; "hybrid_shard" takes one of two (copies, shards), a dimension "tp" is
+    that of tensor parallelism. Parameters become what torch makes of them, in the optimizers too, with their state. Ranks must
+    begin with the same values, or ``sync=True`` sends those of rank 0. Each call then takes the batch of all ranks: of each
+    tensor among the arguments a rank computes with its part along ``batch_dim``, a number, or a mapping by argument (0 for
+    others), None for what all ranks take whole.
+
     ``transforms`` each get the traced :class:`StepGraph` (graph "joint") and its state by name, and give a step that fits; they
     run once a trace. ``overrides`` has modules that are not traced, by FQN or class, each with "call" (the real module is
     called when the graph runs), a ``callable(module)`` that gives a sub-graph, asked here and once for each module, or an
@@ -53,13 +72,28 @@ def capture_step(
 
     Raises :class:`CaptureError` for what is no model, optimizer, override or guard.
     """
-    if not isinstance(model, torch.nn.Module):
-        raise CaptureError(f"model is a value of type {type(model).__name__}, expected a torch.nn.Module")
+    model = _one(model)
     given = [optimizers] if isinstance(optimizers, torch.optim.Optimizer) else list(optimizers)
     for optimizer in given:
         if not isinstance(optimizer, torch.optim.Optimizer):
             raise CaptureError(f"optimizers has a value of type {type(optimizer).__name__}, expected a torch.optim.Optimizer")
-    return CapturedStep(function, model, given, tuple(transforms), overrides_given(model, overrides), Guards(model, guards))
+    if parallel is None and mesh is not None:
+        raise CaptureError("mesh is given without parallel, which says what is done on it")
+    parted = None if parallel is None else part_model(model, given, parallel, mesh, batch_dim, sync)
+    return CapturedStep(
+        function, model, given, tuple(transforms), overrides_given(model, overrides), Guards(model, guards), parted
+    )
+
+
+def _one(model: Any) -> nn.Module:
+    """One module of all that are given."""
+    if isinstance(model, nn.Module):
+        return model
+    several = model if isinstance(model, Mapping) else dict(enumerate(model)) if isinstance(model, (list, tuple)) else {}
+    if not several or not all(isinstance(module, nn.Module) for module in several.values()):
+        odd = next((module for module in several.values() if not isinstance(module, nn.Module)), model)
+        raise CaptureError(f"model is a value of type {type(odd).__name__}, expected a torch.nn.Module, or several")
+    return nn.ModuleDict({str(name): module for name, module in several.items()})
 
 
 @dataclass(frozen=True)
@@ -101,9 +135,10 @@ class CapturedStep:
         transforms: Sequence[Transform],
         overrides: Overrides,
         guards: Guards,
+        parted: Parted | None = None,
     ) -> None:
         self._function, self._model, self._optimizers, self._transforms = function, model, optimizers, transforms
-        self._overrides, self._guards = overrides, guards
+        self._overrides, self._guards, self._parted = overrides, guards, parted
         self._crossing = Crossing() if any(traits_of(one).crosses_iterations for one in transforms) else None
         self._programs: dict[Hashable, list[_Program]] = {}
         self._traces = 0
@@ -135,29 +170,41 @@ class CapturedStep:
         ``last_step`` is the captured step's own keyword where a transform moves work into the next call, else ``function``'s.
         """
         last_step = bool(kwargs.pop("last_step", False)) if self._crossing is not None else False
-        arguments, live = Arguments(args, kwargs), Live(self._model, self._optimizers)
+        if self._parted is not None:
+            args, kwargs = self._parted.of_batch(self._function, args, kwargs)
+        averaged = self._parted.averaged if self._parted is not None else None
+        arguments, live = Arguments(args, kwargs), Live(self._model, self._optimizers, averaged)
         making = Making(live, self._removed, self._added)
 
+        specs: dict[str, Any] = {}
+
         def take() -> LiveValues:
-            return LiveValues(arguments.tensors(), live, self.state)
+            return LiveValues(arguments.tensors(), live, self.state, specs)
 
         try:
             program = self._program(arguments, live, making)
             making.make(value for values in program.step.inputs.values() for value in values)
-            traced = program.traced
-            if program.iterating is not None and self._crossing is not None:
-                values, given = self._crossing.step(program.iterating, take, traced.cleared)
-                reply = _reply(traced, values, given)
-                if last_step:
-                    self._crossing.finish(take)
-                return reply
-            values = take()
-            inputs = values.gather(program.step.inputs["joint"])
-            with torch.no_grad():
-                results = program.step.graphs["joint"](*inputs)
+            specs.update(program.traced.specs)
+            reply = self._run(program, take, last_step)
         except BaseException:
             making.undo()
             raise
+        for call in program.traced.schedulers:
+            call()
+        return reply
+
+    def _run(self, program: _Program, take: Callable[[], LiveValues], last_step: bool) -> Any:
+        traced = program.traced
+        if program.iterating is not None and self._crossing is not None:
+            values, given = self._crossing.step(program.iterating, take, traced.cleared)
+            reply = _reply(traced, values, given)
+            if last_step:
+                self._crossing.finish(take)
+            return reply
+        values = take()
+        inputs = values.gather(program.step.inputs["joint"])
+        with torch.no_grad():
+            results = program.step.graphs["joint"](*inputs)
         return _reply(traced, values, values.write(program.step.outputs["joint"], results, traced.cleared))
 
     def _program(self, arguments: Arguments, live: Live, making: Making) -> _Program:

@@ -20,10 +20,13 @@ from pytest_fxbucket.capture.functionalize import make_functional, without_passi
 from pytest_fxbucket.capture.model import fake_twin
 from pytest_fxbucket.capture.optimizers.recorder import Recorder
 from pytest_fxbucket.capture.optimizers.state import make_state
+from pytest_fxbucket.capture.optimizers.update import refuse_looking_at_all
 from pytest_fxbucket.capture.override.anchors import Anchors
 from pytest_fxbucket.capture.override.expand import expand
 from pytest_fxbucket.capture.override.overrides import Overrides
+from pytest_fxbucket.capture.reshard import gather_again_in_backward
 from pytest_fxbucket.compat import pytree
+from pytest_fxbucket.compat.dtensors import local_of, spec_of
 from pytest_fxbucket.compat.fake_tensors import KernelFakeMode, storage_key, takes_fake_tensors
 from pytest_fxbucket.compat.live_numbers import node_of
 from pytest_fxbucket.compat.tracing import untraceable
@@ -32,7 +35,15 @@ from pytest_fxbucket.step.roles import Role, Value
 from pytest_fxbucket.train_step.guards import PLAIN, Arguments
 from pytest_fxbucket.train_step.live import Live, refuse_first_step
 from pytest_fxbucket.train_step.recorder import Gradients, StepFunctions, StepNamer, StepRecorder, watching_zero_grad
-from pytest_fxbucket.train_step.stand_ins import Inputs, in_optimizers, refuse_other_kinds, unchanged_modules
+from pytest_fxbucket.train_step.schedulers import Call, Schedulers
+from pytest_fxbucket.train_step.sharded import Wholes
+from pytest_fxbucket.train_step.stand_ins import (
+    Inputs,
+    in_optimizers,
+    refuse_other_kinds,
+    stepped_by_parts,
+    unchanged_modules,
+)
 from pytest_fxbucket.user_frame import at_user_frame
 
 _ORDER: tuple[Role, ...] = ("param", "buffer", "grad", "state", "hyper", "batch")
@@ -62,6 +73,10 @@ class Traced:
     """By FQN whether a parameter had a gradient before the step, where the graph is right only for that."""
     cleared: tuple[str, ...]
     """Parameters that have no gradient after the step."""
+    specs: Mapping[str, Any]
+    """How gradients that are DTensors are placed, by FQN."""
+    schedulers: tuple[Call, ...]
+    """What is called when the graph has run."""
 
 
 def trace_call(
@@ -96,7 +111,16 @@ class _Tracing:
         self.recorder.on_node = self.namer.flush
         self.gradients = Gradients(self.parameters, self._read_gradient)
         self.functions = StepFunctions(self.recorder, self.inputs.twins, self.gradients)
+        self.wholes = Wholes(
+            live.sharding,
+            self.parameters,
+            self.inputs.stored,
+            self.namer,
+            lambda: self.recorder.paused or self.functions.in_optimizer,
+        )
+        self.schedulers = Schedulers()
         self.stepping: Optimizer | None = None
+        self.step = ExitStack()
         self.anchors = Anchors(overrides, self.mode, unused="refused")
         self.anchors.states = {fqn: fake_twin(self.mode, first) for fqn, first in overrides.first_state.items()}
         for fqn, fake in self.anchors.states.items():
@@ -106,6 +130,7 @@ class _Tracing:
         try:
             with self._inside():
                 paths, spec = self._call()
+                self.wholes.refuse_kept()
                 with self.recorder.unseen():
                     left, counting = self.gradients.left(), self.gradients.counting()
                 results = [
@@ -113,12 +138,15 @@ class _Tracing:
                     for value, fake in self.inputs.all
                     if value.role != "hyper" and (value.role != "grad" or value.fqn not in left)
                 ]
-                results += [(Value("grad", fqn, tuple(g.shape), g.dtype), g) for fqn, g in left.items() if g is not None]
+                specs = {fqn: spec_of(gradient) for fqn, gradient in left.items() if gradient is not None}
+                made = {fqn: local_of(gradient) for fqn, gradient in left.items() if gradient is not None}
+                results += [(Value("grad", fqn, tuple(g.shape), g.dtype), g) for fqn, g in made.items()]
             inputs = sorted(self.inputs.all, key=lambda pair: _ORDER.index(pair[0].role))
             leaves, given = self._reply(paths)
             given += [(value, self.recorder.node(fake)) for value, fake in results]
-            made = self._functional([(value, self.recorder.node(fake)) for value, fake in inputs], given)
-            return Traced(*made, spec, leaves, counting, tuple(fqn for fqn, gradient in left.items() if gradient is None))
+            program = self._functional([(value, self.recorder.node(fake)) for value, fake in inputs], given)
+            cleared = tuple(fqn for fqn, gradient in left.items() if gradient is None)
+            return Traced(*program, spec, leaves, counting, cleared, specs, tuple(self.schedulers.calls))
         finally:
             for parameter in self.parameters.values():
                 parameter.grad = None
@@ -135,11 +163,13 @@ class _Tracing:
             inside.enter_context(self.namer.watching(model))
             inside.enter_context(unchanged_modules(model, self.inputs.twins))
             inside.enter_context(self.anchors.in_place())
-            inside.enter_context(in_optimizers(self.live, self.inputs.twins, self.inputs.rates))
+            inside.enter_context(in_optimizers(self.live, self.inputs))
             self.inputs.add_removed(self.removed)
             inside.enter_context(self.mode)
             inside.enter_context(self.recorder)
             inside.enter_context(draws_on_tape())
+            inside.enter_context(self.wholes.in_place())
+            inside.enter_context(self.schedulers.watched())
             inside.enter_context(self.functions)
             yield
 
@@ -201,6 +231,9 @@ class _Tracing:
         graph.output([node for _, node in outputs])
         expand(graph, self.anchors, self.recorder.hold)
         make_functional(graph)
+        again = self.live.sharding.gathered_again()
+        if again:
+            gather_again_in_backward(graph, [node for value, node in inputs if value.role != "param" or value.fqn not in again])
         without_passing_through(graph)
         (final,) = graph.output_node().args
         pairs = zip((value for value, _ in outputs), final, strict=True)  # type: ignore[arg-type]
@@ -224,19 +257,32 @@ class _Tracing:
                 f"it steps an optimizer, {type(optimizer).__name__}, that capture_step was not given; pass it in optimizers"
             )
         self.stepping = optimizer
+        self.schedulers.refuse_behind(optimizer)
         if len(args) > 1 or kwargs:
             raise CaptureError("it runs a closure; compute loss and gradients before, and call step() without one")
+        self.wholes.forget()
+        self.step.enter_context(stepped_by_parts(optimizer, self.inputs))
         with self.recorder.unseen():
             self._make_state(optimizer)
         self.functions.in_optimizer = True
+        self.before_step = len(self.recorder.graph.nodes)
 
-    def _after_step(self, *_: Any) -> None:
+    def _after_step(self, optimizer: Optimizer, *_: Any) -> None:
         if not self.recorder.paused:
+            self._refuse_mixing(optimizer)
+            self.step.close()
             self.stepping, self.functions.in_optimizer = None, False
+
+    def _refuse_mixing(self, optimizer: Optimizer) -> None:
+        """Raise :class:`CaptureError` for an optimizer that looks at more than one element of a parameter that is parted."""
+        parted = {fqn for fqn, part in self.inputs.updated.items() if part is not self.parameters[fqn]}
+        if any(self.live.owners[fqn] is optimizer for fqn in parted if fqn in self.live.owners):
+            nodes = list(self.recorder.graph.nodes)[self.before_step :]
+            refuse_looking_at_all(nodes, [optimizer])
 
     def _make_state(self, optimizer: Optimizer) -> None:
         """Make the state of parameters that are about to be updated for the first time; it is new inputs of the graph."""
-        own = [(fqn, self.parameters[fqn]) for fqn, owner in self.live.owners.items() if owner is optimizer]
+        own = [(fqn, self.inputs.updated[fqn]) for fqn, owner in self.live.owners.items() if owner is optimizer]
         wanted = {fqn: fake for fqn, fake in own if fake.grad is not None and not optimizer.state.get(fake)}
         if not wanted:
             return
@@ -256,14 +302,14 @@ class _Tracing:
     def _read_gradient(self, fqn: str, gradient: torch.Tensor) -> None:
         if type(gradient) is not type(self.parameters[fqn]):
             return
-        self.namer.is_gradient(self.recorder.node(gradient), self.owners[id(self.parameters[fqn])])
+        self.namer.is_gradient(self.recorder.node(local_of(gradient)), self.owners[id(self.parameters[fqn])])
 
     def _now(self, value: Value, fake: torch.Tensor) -> torch.Tensor:
         """What stands in the place of an input after the step: an optimizer may put another tensor into its state."""
         if value.role != "state" or value.fqn in self.anchors.states:
             return fake
         fqn, _, key = value.fqn.rpartition(".")
-        found: torch.Tensor = self.live.owners[fqn].state[self.parameters[fqn]][key]
+        found: torch.Tensor = self.live.owners[fqn].state[self.inputs.updated[fqn]][key]
         return found
 
     @contextmanager

@@ -37,7 +37,8 @@ def described(traced: Traced, live: Live) -> StepGraph:
     first_names, parameters = aliases_of(live.model), []
     for fqn, tensor in live.params.items():
         aliases, shape = tuple(alias for alias, first in first_names.items() if first == fqn), tuple(tensor.shape)
-        parameters.append(Parameter(fqn, aliases, shape, shape, tensor.dtype, tensor.requires_grad, shape))
+        held = tuple(live.stored[fqn].shape)
+        parameters.append(Parameter(fqn, aliases, shape, held, tensor.dtype, tensor.requires_grad, shape))
     return StepGraph(
         graphs={"joint": traced.graph_module},
         inputs={"joint": traced.inputs},

@@ -10,6 +10,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
+from pytest_fxbucket.compat.dtensors import local_of, spec_of
 from pytest_fxbucket.train_step import CapturedStep, capture_step
 from suites.capture.functional_graphs import bytes_of
 
@@ -64,6 +65,12 @@ class Run:
         return {name: _bytes(value) for name, value in found.items()}
 
 
+def differing(one: Run, other: Run) -> list[str]:
+    """What of two runs is not the same bits, by name; DDP's own name of what it wraps aside."""
+    facts = [{name.replace("module.", ""): value for name, value in run.facts().items()} for run in (one, other)]
+    return [name for name in facts[0] | facts[1] if facts[0].get(name, 0) != facts[1].get(name, 0)]
+
+
 class Twins:
     """Eager and captured, begun alike."""
 
@@ -99,8 +106,7 @@ class Twins:
             drawn = torch.get_rng_state()
             results[-1] = (results[-1], _bytes(drawn), [_bytes(arg) for arg in given])
         assert results[0] == results[1]
-        eager, captured = (run.facts() for run in self.each())
-        assert [name for name in eager | captured if eager.get(name, 0) != captured.get(name, 0)] == []
+        assert differing(*self.each()) == []
         return results[0][0]
 
     def train(self, steps: int) -> None:
@@ -125,4 +131,7 @@ def adamw(model: nn.Module, **options: Any) -> torch.optim.Optimizer:
 
 
 def _bytes(value: Any) -> Any:
-    return (value.dtype, tuple(value.shape), bytes_of(value)) if isinstance(value, torch.Tensor) else value
+    """Of a DTensor what this rank holds, and how it is placed."""
+    if not isinstance(value, torch.Tensor):
+        return value
+    return value.dtype, tuple(value.shape), str(spec_of(value)), bytes_of(local_of(value))

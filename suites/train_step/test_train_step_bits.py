@@ -12,6 +12,7 @@ from torch import nn
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
+from pytest_fxbucket.train_step import capture_step
 from suites.train_step.step_twins import Optimizers, Step, Twins, adamw, batch, net, sgd, usual
 
 KINDS = {"plain": {"foreach": False}, "foreach": {"foreach": True}, "fused": {"fused": True}}
@@ -104,6 +105,68 @@ def test_groups_and_several_optimizers_train_as_eager_with_live_learning_rates()
         for scheduler in schedulers:
             scheduler.step()
     assert twins.step.traces == 1
+
+
+@pytest.mark.filterwarnings("error:Detected call of")
+def test_schedulers_that_the_step_calls_are_called_after_each_run() -> None:
+    def warmed(model: Any, optimizers: Optimizers) -> Step:
+        rates = torch.optim.lr_scheduler
+        first, then = rates.LinearLR(optimizers[0], 0.1, total_iters=2), rates.CosineAnnealingLR(optimizers[0], 3)
+        schedulers = [rates.SequentialLR(optimizers[0], [first, then], [2]), rates.ExponentialLR(optimizers[1], 0.5)]
+        train = usual(model, optimizers)
+
+        def step(x: Any, y: Any) -> Any:
+            loss = train(x, y)
+            for scheduler in schedulers:
+                scheduler.step()
+            return loss
+
+        return step
+
+    twins = Twins(lambda model: [sgd(model[:3]), adamw(model[3:])], warmed)
+    rates = []
+    for i in range(6):
+        twins.same(*batch(i))
+        rates.append([[group["lr"] for one in run.optimizers for group in one.param_groups] for run in twins.each()])
+    assert twins.step.traces == 1
+    assert all(eagers == captured for eagers, captured in rates)
+    assert len({tuple(eagers) for eagers, _ in rates}) == 6
+
+
+def test_weights_averaged_in_the_step_and_an_evaluation_beside_it() -> None:
+    """A second module that holds averages, and a step of its own that evaluates with them."""
+
+    def averaged(models: Any, optimizers: Optimizers) -> Step:
+        train = usual(models["model"], optimizers)
+
+        def step(x: Any, y: Any) -> Any:
+            loss = train(x, y)
+            with torch.no_grad():
+                for mean, one in zip(models["mean"].parameters(), models["model"].parameters(), strict=True):
+                    mean.lerp_(one, 0.1)
+            return loss
+
+        return step
+
+    def models() -> Any:
+        return nn.ModuleDict({"model": net(), "mean": net().requires_grad_(False)})
+
+    twins = Twins(lambda both: adamw(both["model"]), averaged, models)
+    evaluated = []
+    for run in twins.each():
+        run.model["mean"].eval()  # type: ignore[index, operator]  # a ModuleDict
+        evaluated.append(partial(_evaluated, run.model["mean"]))  # type: ignore[index]  # a ModuleDict
+    evaluated[1] = capture_step(evaluated[1], model=dict(twins.captured.model.items()))  # type: ignore[operator]  # a ModuleDict
+    for i in range(3):
+        twins.same(*batch(i))
+        assert torch.equal(*(one(batch(9)[0]) for one in evaluated))
+    assert (twins.step.traces, evaluated[1].traces) == (1, 1)  # type: ignore[attr-defined]  # a CapturedStep
+
+
+def _evaluated(model: nn.Module, x: torch.Tensor) -> torch.Tensor:
+    with torch.no_grad():
+        found: torch.Tensor = model(x).softmax(-1)
+    return found
 
 
 def test_a_learning_rate_that_is_a_tensor_is_live() -> None:

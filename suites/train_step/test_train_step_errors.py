@@ -190,6 +190,21 @@ def test_what_a_graph_would_not_do_again_is_refused(step: Any, text: str, run: R
     assert text in refused(partial(step, run), run)
 
 
+def test_a_scheduler_that_is_called_too_early_or_given_a_tensor_is_refused(run: Run) -> None:
+    decaying = torch.optim.lr_scheduler.ExponentialLR(run.optimizers[0], 0.5)
+    plateau = torch.optim.lr_scheduler.ReduceLROnPlateau(run.optimizers[0])
+    run.optimizers[0]._opt_called = True  # type: ignore[attr-defined]  # what a scheduler has step() set, as it did before
+
+    def early(x: torch.Tensor, y: torch.Tensor) -> None:
+        decaying.step()
+        usual(run.model, run.optimizers)(x, y)
+
+    assert "the scheduler ExponentialLR is called before its optimizer steps, and a captured step" in refused(early, run)
+    told = refused(lambda x, y: plateau.step(run.model(x).sum()), run)
+    assert "the scheduler ReduceLROnPlateau is given a tensor, whose value is known only when the step" in told
+    assert decaying.last_epoch == 0
+
+
 def test_arguments_that_are_no_tensors_or_plain_values_are_told_by_path(run: Run) -> None:
     text = refused(lambda x: x, run, {"data": [net()]})
     assert text.startswith("argument args[0]['data'][0] is a value of type Sequential; ")
@@ -197,8 +212,8 @@ def test_arguments_that_are_no_tensors_or_plain_values_are_told_by_path(run: Run
 
 def test_what_is_no_model_or_optimizer_is_told() -> None:
     model = net()
-    with pytest.raises(CaptureError, match=r"model is a value of type list, expected a torch\.nn\.Module"):
-        capture_step(print, model=[model])  # type: ignore[arg-type]
+    with pytest.raises(CaptureError, match=r"model is a value of type int, expected a torch\.nn\.Module, or several"):
+        capture_step(print, model=[model, 3])  # type: ignore[list-item]
     with pytest.raises(CaptureError, match=r"optimizers has a value of type str, expected a torch\.optim\.Optimizer"):
         capture_step(print, model=model, optimizers=["sgd"])  # type: ignore[list-item]
 

@@ -10,6 +10,7 @@ import torch
 from torch.optim import Optimizer
 
 from pytest_fxbucket.capture.functional_operators import written_values
+from pytest_fxbucket.compat.dtensors import local_of
 from pytest_fxbucket.compat.fake_tensors import TorchDispatchMode, storage_key
 from pytest_fxbucket.compat.tracing import is_fake
 from pytest_fxbucket.errors import CaptureError
@@ -73,7 +74,7 @@ def _step_and_undo(optimizer: Optimizer, wanted: Collection[int]) -> None:
 def _values(optimizer: Optimizer) -> dict[tuple[int, str], torch.Tensor]:
     """Copies of the state's tensors that have values, by parameter and key."""
     return {
-        (number, key): value.clone()
+        (number, key): local_of(value).clone()
         for number, state in enumerate(optimizer.state.values())
         for key, value in state.items()
         if isinstance(value, torch.Tensor) and not is_fake(value)

@@ -126,8 +126,12 @@ class Sharded:
     replicate: Group | None
     scatter_first: bool
     """Whether gradients are scattered before they are averaged over the copies, as FSDP2 does; else after, as SimpleFSDP."""
-    divide: int = 1
-    """Gradients are divided by it: how many ranks' batches each of them is already the sum of."""
+    divide: float = 1
+    """What is reduced is divided by it: how many ranks' batches each gradient is already the sum of."""
+    ops: tuple[str, str] = ("avg", "avg")
+    """Over shards, and over copies."""
+    before: float = 1
+    """Gradients are multiplied by it before they are reduced."""
 
     def part(self, whole: torch.Tensor, mesh: Mesh, rank: int) -> torch.Tensor:
         """Rank's shard, padded with zeros; what has no dimension is sharded as one element."""
@@ -145,22 +149,23 @@ class Sharded:
     def reduce(self, gradient: torch.Tensor) -> torch.Tensor:
         """Rank's shard of the average."""
         gradient = gradient if gradient.dim() else gradient.view(1)
+        gradient = gradient if self.before == 1 else gradient * self.before
         padding = shard_rows(gradient.shape[0], self.shard.size) * self.shard.size - gradient.shape[0]
         if padding:
             gradient = torch.nn.functional.pad(gradient, [0, 0] * (gradient.dim() - 1) + [0, padding])
         for step in (self._scattered, self._over_copies) if self.scatter_first else (self._over_copies, self._scattered):
             gradient = step(gradient)
-        return gradient / self.divide if self.divide > 1 else gradient
+        return gradient / self.divide if self.divide != 1 else gradient
 
     def _scattered(self, gradient: torch.Tensor) -> torch.Tensor:
         if self.shard.size == 1:
             return gradient
-        return collective("reduce_scatter_tensor", gradient, "avg", self.shard.size, self.shard.name)
+        return collective("reduce_scatter_tensor", gradient, self.ops[0], self.shard.size, self.shard.name)
 
     def _over_copies(self, gradient: torch.Tensor) -> torch.Tensor:
         if self.replicate is None or not self.replicate.name:
             return gradient
-        return collective("all_reduce", gradient, "avg", self.replicate.name)
+        return collective("all_reduce", gradient, self.ops[1], self.replicate.name)
 
 
 def shard_rows(rows: int, ranks: int) -> int:

@@ -185,16 +185,18 @@ def own_parameters(model: nn.Module) -> dict[int, str]:
 
 
 @contextmanager
-def read_by(model: nn.Module, own: Mapping[int, str], read: Callable[[str], torch.Tensor]) -> Iterator[None]:
+def read_by(
+    model: nn.Module, own: Mapping[int, str], read: Callable[[str], torch.Tensor], is_read: Callable[[], bool] = is_tracing
+) -> Iterator[None]:
     """While inside, whoever reads a parameter of ``model`` gets what ``read`` gives for its FQN, asked at each read
-    that is traced.
+    of which ``is_read`` says so: each that is traced.
 
     ``own`` is of :func:`own_parameters`.
     """
 
     def gathered(value: Any) -> Any:
         fqn = own.get(id(value))
-        return read(fqn) if fqn is not None and is_tracing() else value
+        return read(fqn) if fqn is not None and is_read() else value
 
     exchanged = _Exchanged(gathered)
     with with_parameters(model, lambda parameters: _Places(parameters, gathered)), functions_given(exchanged.of), exchanged:

@@ -1,0 +1,177 @@
+"""What ``torch.distributed.fsdp.fully_shard`` made of a model's modules, read from its states; in torch 2.11 to 2.15."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+from torch import nn
+
+from pytest_fxbucket.errors import CaptureError
+
+_FSDP = "torch.distributed.fsdp._fully_shard"
+
+
+class Ranks(NamedTuple):
+    """A process group by its name, and of how many ranks it is."""
+
+    name: str
+    size: int
+
+
+class Reduction(NamedTuple):
+    """How gradients are divided: multiplied before, reduced over shards and over copies, divided behind."""
+
+    before: float
+    ops: tuple[str, str]
+    after: float
+
+
+@dataclass(frozen=True, slots=True)
+class Shard:
+    """One parameter under ``fully_shard``; it is sharded on dimension 0."""
+
+    parameter: torch.Tensor
+    """The DTensor that modules and optimizers have between steps."""
+    shape: torch.Size
+    """Of what ranks of its group hold together."""
+    padded: torch.Size
+    """Of what each holds, with padding."""
+    inner: Any
+    """Spec of what is gathered, if that is a DTensor too."""
+    over: Ranks
+    """The ranks that it is sharded over."""
+    copies: Ranks | None
+    """Those that hold the same, if there are any."""
+    held: Any
+    group: Any
+
+    def reduction(self, dtype: torch.dtype) -> Reduction:
+        """How gradients that are reduced in ``dtype`` are divided."""
+        from torch.distributed.fsdp._fully_shard._fsdp_collectives import _get_gradient_divide_factors
+
+        info, divisor = self.held.mesh_info, self.group.gradient_divide_factor
+        copies = getattr(info, "replicate_process_group", None)
+        before, after, *_ = _get_gradient_divide_factors(
+            info.shard_process_group, copies, dtype, "cpu", divisor, self.group.force_sum_reduction_for_comms
+        )
+        if before is not None or after is not None:
+            return Reduction(1 / (before or 1), ("sum", "sum"), after or 1)
+        if divisor is None:
+            return Reduction(1, ("avg", "avg"), 1)
+        if divisor == self.over.size:
+            return Reduction(1, ("avg", "sum"), 1)
+        return Reduction(1 / divisor, ("sum", "sum"), 1)
+
+    @property
+    def is_reduced(self) -> bool:
+        """Whether its gradient is to be reduced now, and not kept for a later backward.
+
+        Raises :class:`CaptureError` for one that is to be reduced over its shards alone.
+        """
+        if self.group.reduce_grads and not self.group.all_reduce_grads:
+            raise CaptureError(
+                "fully_shard is told set_requires_all_reduce(False), and a captured step reduces over all ranks at once; "
+                "leave it out"
+            )
+        return bool(self.group.reduce_grads)
+
+    def stored(self) -> torch.Tensor:
+        """What this rank holds, with padding; what is without it lies in the same memory."""
+        found: torch.Tensor = self.held._sharded_param_data
+        return found.view(self.padded)
+
+
+@dataclass(frozen=True, slots=True)
+class Unit:
+    """Modules whose parameters are gathered together."""
+
+    modules: tuple[nn.Module, ...]
+    is_root: bool
+    shards: tuple[Shard, ...]
+    param_dtype: torch.dtype | None
+    reduce_dtype: torch.dtype | None
+    input_dtype: torch.dtype | None
+    """dtype that floating inputs are cast to."""
+    output_dtype: torch.dtype | None
+    reshards: bool
+    """Whether what is gathered for forward is gathered once more for backward."""
+
+
+def units_of(model: nn.Module) -> list[Unit]:
+    """Each unit of ``model``, in order of modules; no module keeps what it has gathered.
+
+    Raises :class:`CaptureError` for what no graph takes over.
+    """
+    if _FSDP not in sys.modules:
+        return []
+    from torch.distributed.fsdp import FSDPModule
+
+    found: dict[int, Unit] = {}
+    inside: set[nn.Module] = set()
+    for fqn, module in model.named_modules():
+        sharded: Any = module
+        if not isinstance(sharded, FSDPModule):
+            continue
+        sharded.reshard()
+        state = sharded._get_fsdp_state()
+        if id(state) not in found:
+            found[id(state)] = _unit(fqn, state, is_root=module not in inside)
+        inside.update(module.modules())
+    return list(found.values())
+
+
+def _unit(fqn: str, state: Any, *, is_root: bool) -> Unit:
+    where, policy = f"module {fqn}" if fqn else "the model", state._mp_policy
+    groups = list(state._fsdp_param_groups)
+    for group in groups:
+        _refuse_settings(where, group)
+    shards = tuple(_shard(where, group, one) for group in groups for one in group.fsdp_params)
+    stays = is_root and state._auto_reshard_after_forward  # torch settles that of the root in its first forward
+    reshards = not stays and any(group.post_forward_mesh_info is not None for group in groups)
+    cast = policy.param_dtype if policy.cast_forward_inputs else None
+    return Unit(
+        tuple(state._modules), is_root, shards, policy.param_dtype, policy.reduce_dtype, cast, policy.output_dtype, reshards
+    )
+
+
+def _refuse_settings(where: str, group: Any) -> None:
+    changed = {
+        "set_all_reduce_hook": getattr(group, "_all_reduce_hook", None) is not None,
+        "an offload policy": bool(group.fsdp_params) and group.fsdp_params[0].offload_to_cpu,
+    }
+    if what := next((name for name, is_set in changed.items() if is_set), None):
+        raise CaptureError(f"{where} is under fully_shard with {what}, which a captured step does not take over; leave it out")
+
+
+def _shard(where: str, group: Any, held: Any) -> Shard:
+    info = held.mesh_info
+    if held.fsdp_placement.dim != 0:
+        raise CaptureError(
+            f"a parameter of {where} is sharded by fully_shard on dimension {held.fsdp_placement.dim}; a captured step takes "
+            "dimension 0"
+        )
+    if not hasattr(info, "shard_process_group"):
+        raise CaptureError(f"{where} is replicated by fully_shard; a captured step takes what is sharded, or under DDP")
+    replicas = getattr(info, "replicate_process_group", None)
+    return Shard(
+        held.sharded_param,
+        torch.Size(held._orig_size),
+        torch.Size(held.padded_sharded_param_size),
+        held._unsharded_dtensor_spec,
+        Ranks(info.shard_process_group.group_name, info.shard_mesh_size),
+        None if replicas is None else Ranks(replicas.group_name, info.replicate_mesh_size),
+        held,
+        group,
+    )
+
+
+def own_hooks(module: nn.Module) -> Iterator[tuple[Any, int]]:
+    """Tables of ``module``, each with the number of a hook in it that ``fully_shard`` put there."""
+    for table in (module._forward_pre_hooks, module._forward_hooks):
+        for number, hook in table.items():
+            if getattr(getattr(hook, "__wrapped__", hook), "__module__", "").startswith(_FSDP):
+                yield table, number

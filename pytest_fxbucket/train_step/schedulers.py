@@ -1,0 +1,68 @@
+"""Learning rate schedulers that a step calls: they are not traced, but called after each run of the graph."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+from unittest.mock import patch
+
+import torch
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
+
+from pytest_fxbucket.compat import pytree
+from pytest_fxbucket.errors import CaptureError
+
+Call = Callable[[], None]
+
+
+@dataclass
+class Schedulers:
+    """The schedulers that a step called while it was traced, in order."""
+
+    calls: list[Call] = field(default_factory=list)
+    stepped: list[LRScheduler] = field(default_factory=list)
+
+    @contextmanager
+    def watched(self) -> Iterator[None]:
+        """While inside, a scheduler that is called is noted, and does nothing.
+
+        Raises :class:`CaptureError` for one that is given a tensor.
+        """
+        with ExitStack() as inside:
+            for kind in _kinds(LRScheduler):
+                if "step" in vars(kind):
+                    inside.enter_context(patch.object(kind, "step", self._noting(vars(kind)["step"])))
+            yield
+
+    def refuse_behind(self, optimizer: Optimizer) -> None:
+        """Raise :class:`CaptureError` if a scheduler of ``optimizer``, which is about to step, was called already."""
+        if early := next((one for one in self.stepped if _drives(one, optimizer)), None):
+            raise CaptureError(
+                f"the scheduler {type(early).__name__} is called before its optimizer steps, and a captured step calls it when "
+                "all is done; call it behind the last step() of its optimizer"
+            )
+
+    def _noting(self, function: Callable[..., None]) -> Callable[..., None]:
+        def step(scheduler: LRScheduler, *args: Any, **kwargs: Any) -> None:
+            if any(isinstance(leaf, torch.Tensor) for leaf in pytree.tree_leaves((args, kwargs))):
+                raise CaptureError(
+                    f"the scheduler {type(scheduler).__name__} is given a tensor, whose value is known only when the step "
+                    "runs; return the tensor, and call the scheduler between steps"
+                )
+            self.stepped.append(scheduler)
+            self.calls.append(lambda: function(scheduler, *args, **kwargs))
+
+        return step
+
+
+def _drives(scheduler: LRScheduler, optimizer: Optimizer) -> bool:
+    return getattr(scheduler, "optimizer", None) is optimizer
+
+
+def _kinds(kind: type[LRScheduler]) -> Iterator[type[LRScheduler]]:
+    yield kind
+    for below in kind.__subclasses__():
+        yield from _kinds(below)

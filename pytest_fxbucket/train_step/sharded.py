@@ -1,0 +1,218 @@
+"""Models that the user has parted already: under ``fully_shard``, DDP or ``parallelize_module``, captured as they are.
+
+What forward reads is gathered in the graph where FSDP's hooks would gather it, and gradients are reduced there as torch reduces
+them; hooks of FSDP, and DDP's own forward, are away while the step is traced. All else of a DTensor, its operators under tensor
+parallelism and what clips gradients, takes itself apart into operators of what each rank holds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import nn
+
+from pytest_fxbucket.capture.model import forward_instead
+from pytest_fxbucket.capture.names import NodeNamer, inputs_cast, outputs_cast
+from pytest_fxbucket.capture.parallel.modes import Mode, Sharded
+from pytest_fxbucket.capture.parallel.unshard import Travel, read_by
+from pytest_fxbucket.compat.c10d import collective
+from pytest_fxbucket.compat.dtensors import local_of, of_local, placed_as, spec_of
+from pytest_fxbucket.compat.fake_tensors import unwatched
+from pytest_fxbucket.compat.fsdp import Ranks, Shard, Unit, own_hooks, units_of
+from pytest_fxbucket.errors import CaptureError
+from pytest_fxbucket.step.mesh import Group
+
+
+def _mode(unit: Unit, shard: Shard) -> Mode:
+    copies = Group(*shard.copies) if shard.copies is not None else None
+    reduced = shard.reduction(unit.reduce_dtype or unit.param_dtype or shard.parameter.dtype)
+    return Sharded("dp_shard", Group(*shard.over), copies, True, reduced.after, reduced.ops, reduced.before)
+
+
+@dataclass(frozen=True, slots=True)
+class Travelling:
+    """A parameter that is gathered before it is read."""
+
+    travel: Travel
+    shard: Shard
+
+
+@dataclass
+class Sharding:
+    """How a model's parameters are parted, as it is now."""
+
+    model: nn.Module
+    units: list[Unit] = field(default_factory=list)
+    travelling: dict[str, Travelling] = field(default_factory=dict)
+    """By FQN."""
+    replicas: dict[str, nn.Module] = field(default_factory=dict)
+    """Modules under DDP, by FQN."""
+    averaged: Ranks | None = None
+    """The ranks over which gradients are averaged that nobody else reduces."""
+
+    @classmethod
+    def of(cls, model: nn.Module, averaged: Ranks | None = None) -> Sharding:
+        """Read ``model``. Raises :class:`CaptureError` for what no graph takes over."""
+        found = cls(model, units_of(model), averaged=averaged)
+        fqns = {id(parameter): fqn for fqn, parameter in model.named_parameters()}
+        for unit in found.units:
+            for shard in unit.shards:
+                fqn = fqns[id(shard.parameter)]
+                travel = Travel(_mode(unit, shard), shard.shape, unit.param_dtype, unit.reduce_dtype, fqn, "fully_shard")
+                found.travelling[fqn] = Travelling(travel, shard)
+        for name, module in model.named_modules():
+            if isinstance(module, torch.nn.parallel.DistributedDataParallel):
+                found._replicated(name, module)
+        return found
+
+    def _replicated(self, name: str, module: nn.parallel.DistributedDataParallel) -> None:
+        where = f"module {name}" if name else "the model"
+        if module.broadcast_buffers and list(module.buffers()):
+            raise CaptureError(
+                f"{where} is under DDP, which sends the buffers of rank 0 to all before each forward, and a captured step does "
+                "not; make it with broadcast_buffers=False"
+            )
+        if module._comm_hooks or module.mixed_precision is not None:
+            what = "a comm hook" if module._comm_hooks else "mixed precision"
+            raise CaptureError(f"{where} is under DDP with {what}, which a captured step does not take over; leave it out")
+        self.replicas[name] = module
+
+    def gathered_again(self) -> set[str]:
+        """FQNs of those that are gathered once more for backward."""
+        again = {id(shard) for unit in self.units if unit.reshards for shard in unit.shards}
+        return {fqn for fqn, one in self.travelling.items() if id(one.shard) in again}
+
+    def stored(self, fqn: str, parameter: torch.Tensor) -> torch.Tensor:
+        """What this rank holds of ``parameter``, with padding."""
+        found = self.travelling.get(fqn)
+        if found is None or found.shard.padded == local_of(parameter).shape:
+            return local_of(parameter)
+        return found.shard.stored()
+
+
+@dataclass
+class Wholes:
+    """What is read in forward, by FQN; gathered at its first read in each."""
+
+    sharding: Sharding
+    twins: Mapping[str, torch.Tensor]
+    """What stands for each parameter while it is traced: a DTensor for one that is."""
+    stored: Mapping[str, torch.Tensor]
+    """What stands for what a rank holds of it, with padding."""
+    namer: NodeNamer
+    paused: Callable[[], bool]
+    now: dict[str, torch.Tensor] = field(default_factory=dict)
+    kept: dict[str, torch.Tensor] = field(default_factory=dict)
+    """Gradients that are reduced with those of a later backward, by FQN."""
+    busy: bool = False
+
+    @contextmanager
+    def in_place(self) -> Iterator[None]:
+        """While inside, modules compute as under FSDP or DDP, by operators of the graph alone."""
+        model, travelling = self.sharding.model, self.sharding.travelling
+        with ExitStack() as inside:
+            for module in model.modules():
+                for table, number in list(own_hooks(module)):
+                    inside.callback(table.update, dict(table))
+                    del table[number]
+            names = {id(module): fqn for fqn, module in model.named_modules()}
+            for unit in self.sharding.units:
+                fqns = [names[id(module)] for module in unit.modules]
+                inside.enter_context(inputs_cast(model, fqns, unit.input_dtype, self.namer))
+                inside.enter_context(outputs_cast(model, fqns, unit.output_dtype, self.namer))
+                if unit.is_root:
+                    self._forgetting(unit.modules[0], inside)
+            for fqn, module in self.sharding.replicas.items():
+                self._under_ddp(fqn, module, inside)
+            if self.sharding.averaged is not None:
+                rest = [fqn for fqn in self.twins if fqn not in travelling]
+                self._average(rest, *self.sharding.averaged, lambda: True, inside)
+            own = {id(self.twins[fqn]): fqn for fqn in travelling}
+            inside.enter_context(read_by(model, own, self.read, self._is_read))
+            yield
+
+    def _under_ddp(self, name: str, module: nn.Module, inside: ExitStack) -> None:
+        """Have ``module`` call what it wraps, and gradients averaged unless it is called in ``no_sync()``."""
+        replica: Any = module
+        synced = [True]
+
+        def forward(*args: Any, **kwargs: Any) -> Any:
+            synced[0] = bool(replica.require_backward_grad_sync)
+            return replica.module(*args, **kwargs)
+
+        inside.enter_context(forward_instead(module, forward))
+        fqns = [f"{name}.{inner}" if name else inner for inner, _ in module.named_parameters()]
+        group = replica.process_group
+        self._average(fqns, group.group_name, group.size(), lambda: synced[0], inside)
+
+    def _average(self, fqns: Sequence[str], group: str, size: int, synced: Callable[[], bool], inside: ExitStack) -> None:
+        """Have gradients averaged when they are there, as DDP does: divided by the number of ranks, and summed."""
+
+        def average(parameter: torch.Tensor) -> None:
+            if synced() and parameter.grad is not None and size > 1:
+                gradient = local_of(parameter.grad)
+                with torch.no_grad():
+                    gradient.copy_(collective("all_reduce", gradient / size, "sum", group))
+
+        for fqn in fqns:
+            twin = self.twins[fqn]
+            if twin.requires_grad:
+                handle = twin.register_post_accumulate_grad_hook(unwatched(average))  # type: ignore[no-untyped-call]  # torch has no types there
+                inside.callback(handle.remove)
+
+    def refuse_kept(self) -> None:
+        """Raise :class:`CaptureError` for gradients that the step leaves to a later one."""
+        if fqn := next(iter(self.kept), None):
+            raise CaptureError(
+                f"the gradient of {fqn} is not reduced when the step ends, by set_requires_gradient_sync(False); let the last "
+                "backward of each step reduce it"
+            )
+
+    def forget(self) -> None:
+        """Gather anew what is read from now on."""
+        self.now.clear()
+
+    def read(self, fqn: str) -> torch.Tensor:
+        """What forward reads of the parameter ``fqn``."""
+        if fqn not in self.now:
+            self.busy = True
+            try:
+                with self.namer.inside(fqn.rpartition(".")[0]), torch.inference_mode(False), torch.enable_grad():
+                    self.now[fqn] = _Whole.apply(self.twins[fqn], self.stored[fqn], self.sharding.travelling[fqn], self)  # type: ignore[no-untyped-call]
+            finally:
+                self.busy = False
+        return self.now[fqn]
+
+    def _is_read(self) -> bool:
+        """Whether who reads a parameter now is a module in its forward."""
+        return self.namer.is_in_module and not self.busy and not self.paused()
+
+    def _forgetting(self, module: nn.Module, inside: ExitStack) -> None:
+        inside.callback(module.register_forward_pre_hook(lambda *_: self.forget(), prepend=True).remove)
+
+
+class _Whole(torch.autograd.Function):
+    """What a module reads of a parameter; backward a gradient that is placed as the parameter is."""
+
+    @staticmethod
+    def forward(ctx: Any, parameter: torch.Tensor, stored: torch.Tensor, one: Travelling, wholes: Wholes) -> torch.Tensor:
+        ctx.one, ctx.wholes, ctx.spec, ctx.rows = one, wholes, spec_of(parameter), local_of(parameter).shape
+        ctx.shape, ctx.dtype = stored.shape, stored.dtype
+        return of_local(one.travel.gather(stored), one.shard.inner)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor | None, None, None, None]:
+        one: Travelling = ctx.one
+        gradient = placed_as(gradient, one.shard.inner) if one.shard.inner is not None else gradient
+        gradient = one.travel.unreduced(gradient, ctx.wholes.kept.pop(one.travel.fqn, None))
+        if not one.shard.is_reduced:
+            ctx.wholes.kept[one.travel.fqn] = gradient
+            return None, None, None, None
+        reduced = one.travel.reduce(gradient, ctx.shape).to(ctx.dtype)
+        if reduced.shape != ctx.rows:
+            reduced = reduced.narrow(0, 0, ctx.rows[0])
+        return of_local(reduced, ctx.spec), None, None, None

@@ -1,0 +1,151 @@
+"""Runs in the ranks: a step of one's own that capture_step parts, beside the same one that its user has parted by hand."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+from torch.nn.functional import mse_loss
+from torch.nn.parallel import DistributedDataParallel
+
+from pytest_fxbucket.errors import CaptureError
+from pytest_fxbucket.train_step import capture_step
+from suites.train_step.sharded_trainers import net
+from suites.train_step.step_twins import Optimizers, Run, differing
+
+Models = dict[str, nn.Module]
+
+
+def step_of(models: Models, optimizers: Optimizers, clip: bool) -> Callable[..., torch.Tensor]:
+    """Two modules, one behind the other; gradients of both are clipped together."""
+
+    def step(x: torch.Tensor, y: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
+        optimizers[0].zero_grad()
+        loss = mse_loss(models["head"](models["body"](x)), y) * scale
+        loss.backward()
+        if clip:
+            nn.utils.clip_grad_norm_([one for model in models.values() for one in model.parameters()], 0.3)
+        optimizers[0].step()
+        return loss.detach()
+
+    return step
+
+
+def models_of() -> Models:
+    whole = net()
+    return {"body": nn.Sequential(*whole[:3]), "head": nn.Sequential(whole[3])}
+
+
+def adam(models: Models) -> torch.optim.Optimizer:
+    """A group for each module, of which the head's learns slower."""
+    groups = [
+        {"params": list(model.parameters()), "lr": rate} for model, rate in zip(models.values(), (0.1, 0.02), strict=True)
+    ]
+    return torch.optim.Adam(groups)
+
+
+def shard(models: Models) -> None:
+    for model in models.values():
+        fully_shard(model, mesh=init_device_mesh("cpu", (4,)))
+
+
+def copies(models: Models) -> None:
+    for model in models.values():
+        fully_shard(model, mesh=init_device_mesh("cpu", (2, 2), mesh_dim_names=("copies", "shards")))
+
+
+def ddp(models: Models) -> None:
+    for name, model in models.items():
+        models[name] = DistributedDataParallel(model)
+
+
+def over_tp(models: Models) -> None:
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
+    plan: Any = {"*.up": ColwiseParallel(), "*.down": RowwiseParallel()}
+    parallelize_module(models["body"], mesh["tp"], plan)
+    for model in models.values():
+        fully_shard(model, mesh=mesh["dp"])
+
+
+def by_callable(model: nn.Module, mesh: Any) -> None:
+    for module in model.children():
+        fully_shard(module, mesh=mesh)
+
+
+NAMES = {(4,): ("dp",), (2, 2): ("dp", "tp")}
+WAYS: dict[str, tuple[Callable[[Models], None], Any, tuple[int, ...] | None, tuple[str, ...]]] = {
+    "fully_shard": (shard, "fully_shard", None, ()),
+    "hybrid_shard": (copies, "hybrid_shard", (2, 2), ("copies", "shards")),
+    "replicate": (ddp, "replicate", None, ()),
+    "a callable": (shard, by_callable, (4,), ("dp",)),
+    "over tp": (over_tp, [{"body.*.up": "colwise", "body.*.down": "rowwise"}, "fully_shard"], (2, 2), ("dp", "tp")),
+}
+"""How its user parts it, ``parallel``, and the mesh."""
+
+
+def train(rank: int, world: int, payload: dict[str, Any]) -> int:
+    """Steps that are alike by every bit, or it fails; how many optimizer states are DTensors."""
+    by_hand, parallel, shape, names = WAYS[payload["name"]]
+    clip = payload["name"] != "over tp"  # torch's own raises over two meshes
+    mine, theirs = models_of(), models_of()
+    by_hand(theirs)
+    optimizers = [adam(one) for one in (mine, theirs)]
+    mesh = init_device_mesh("cpu", shape, mesh_dim_names=names) if shape else None
+    captured = capture_step(
+        step_of(mine, [optimizers[0]], clip),
+        model=mine,
+        optimizers=optimizers[0],
+        parallel=parallel,
+        mesh=mesh,
+        batch_dim={"scale": None, "y": -2},
+    )
+    eager = step_of(theirs, [optimizers[1]], clip)
+    runs = [Run(nn.ModuleDict(one), [optimizer], None) for one, optimizer in zip((mine, theirs), optimizers, strict=True)]
+    parts = 2 if payload["name"] == "over tp" else 4
+    place = rank * parts // 4
+    for number in range(3):
+        draw = torch.Generator().manual_seed(number)
+        x, y, scale = torch.randn(8, 8, generator=draw), torch.randn(8, 4, generator=draw), torch.tensor(1.5)
+        losses = captured(x, y, scale), eager(x.chunk(parts)[place], y.chunk(parts)[place], scale)
+        assert torch.equal(*losses), losses
+        assert differing(*runs) == []
+    assert captured.traces == 1
+    return sum(type(value).__name__ == "DTensor" for state in optimizers[0].state.values() for value in state.values())
+
+
+# What is refused.
+
+
+def refusals(rank: int, world: int, payload: None) -> dict[str, str]:
+    """What is said, by what was wrong."""
+
+    def given(parallel: Any = "fully_shard", *, seed: int = 0, **options: Any) -> str:
+        torch.manual_seed(seed)
+        model = nn.Sequential(nn.Linear(4, 4))
+        try:
+            step = capture_step(lambda x: model(x).sum(), model=model, parallel=parallel, **options)
+            step(torch.ones(6, 4))
+        except CaptureError as error:
+            return str(error)
+        return ""
+
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("a", "b"))
+    return {
+        "ranks that differ": given(seed=rank),
+        "sent": given(seed=rank, sync=True, batch_dim=None),
+        "unknown": given("fsdp"),
+        "mesh": given("fully_shard", mesh=mesh),
+        "no mesh": given("hybrid_shard"),
+        "no parallel": given(None, mesh=mesh),
+        "not divided": given(),
+        "no argument": given(batch_dim={"y": 0}),
+        "module": given({"1": "colwise"}),
+        "style": given({"0": "diagonal"}),
+        "other model": given(lambda model, mesh: nn.Linear(1, 1)),
+        "no DeviceMesh": given(mesh=[4]),
+    }

@@ -1,0 +1,209 @@
+"""Runs in the ranks: trainers as people write them, under torch's own parallelism, by eager and captured as they are."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import nullcontext
+from typing import Any
+
+import torch
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.distributed.tensor import Shard
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+from torch.nn.functional import mse_loss
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.checkpoint import checkpoint
+
+from pytest_fxbucket.capture import StepGraph
+from pytest_fxbucket.errors import CaptureError
+from pytest_fxbucket.passes import manual_overlap_bucketing
+from pytest_fxbucket.train_step import capture_step
+from suites.train_step.step_twins import Optimizers, Step, Twins, adamw, sgd
+
+
+class Block(nn.Module):
+    def __init__(self, hidden: int) -> None:
+        super().__init__()
+        self.norm, self.up, self.down = nn.LayerNorm(8), nn.Linear(8, hidden), nn.Linear(hidden, 8, bias=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + self.down(torch.relu(self.up(self.norm(x))))
+
+
+def net(hidden: int = 16) -> nn.Sequential:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(8, 8), Block(hidden), Block(hidden), nn.Linear(8, 4))
+
+
+def fsdp(
+    hidden: int = 16,
+    shape: tuple[int, ...] = (4,),
+    dtype: torch.dtype | None = None,
+    divisor: float | None = None,
+    reduced: torch.dtype = torch.float32,
+) -> nn.Module:
+    model: Any
+    model, mesh = net(hidden), init_device_mesh("cpu", shape, mesh_dim_names=("copies", "shards")[-len(shape) :])
+    for module, given in ((model[1], None), (model[2], None), (model, torch.float32)):
+        policy = MixedPrecisionPolicy(dtype, reduced, given) if dtype else MixedPrecisionPolicy()
+        fully_shard(module, mesh=mesh, mp_policy=policy)
+        if divisor is not None:
+            module.set_gradient_divide_factor(divisor)
+    return model
+
+
+def over_tp(data: int) -> nn.Module:
+    """Blocks parted over tp; with ``data`` above 1 under FSDP2, too."""
+    model, mesh = net(), init_device_mesh("cpu", (data, 4 // data), mesh_dim_names=("dp", "tp"))
+    for block in (model[1], model[2]):
+        parallelize_module(block, mesh["tp"], {"up": ColwiseParallel(), "down": RowwiseParallel()})
+    for module in (model[1], model[2], model) if data > 1 else ():
+        fully_shard(module, mesh=mesh["dp"])
+    return model
+
+
+def ddp(**options: Any) -> nn.Module:
+    return DistributedDataParallel(net(), **options)
+
+
+def trainer(clip: bool = True, microbatches: int = 1, synced: bool = True, saved: bool = True) -> Any:
+    """A step with ``microbatches``, of which only the last reduces gradients unless ``synced``; without ``saved`` what forward
+    keeps is computed again."""
+
+    def make(model: Any, optimizers: Optimizers) -> Step:
+        def step(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+            optimizers[0].zero_grad()
+            total = torch.zeros(())
+            for number, (part, wanted) in enumerate(zip(x.chunk(microbatches), y.chunk(microbatches), strict=True)):
+                is_reduced = synced or number == microbatches - 1
+                later = nullcontext()
+                if isinstance(model, DistributedDataParallel):
+                    later = nullcontext() if is_reduced else model.no_sync()
+                elif not synced:
+                    model.set_requires_gradient_sync(is_reduced)
+                with later:
+                    out = model(part) if saved else checkpoint(model, part, use_reentrant=False)
+                    loss = mse_loss(out, wanted)
+                    loss.backward()
+                total += loss.detach()
+            if clip:
+                nn.utils.clip_grad_norm_(model.parameters(), 0.3)
+            optimizers[0].step()
+            return total
+
+        return step
+
+    return make
+
+
+def bucketed(step: StepGraph, state: dict[str, torch.Tensor]) -> StepGraph:
+    manual_overlap_bucketing(step.graphs["joint"], ["1", "2"])
+    return step
+
+
+WAYS: dict[str, tuple[Callable[[], nn.Module], Any, tuple[Any, ...]]] = {
+    "fully_shard": (fsdp, trainer(), ()),
+    "fully_shard, bucketed": (fsdp, trainer(), (bucketed,)),
+    "rows that ranks do not divide": (lambda: fsdp(7), trainer(), ()),
+    "bfloat16": (lambda: fsdp(dtype=torch.bfloat16), trainer(), ()),
+    "hybrid": (lambda: fsdp(shape=(2, 2)), trainer(), ()),
+    "sums": (lambda: fsdp(divisor=1.0), trainer(), ()),
+    "sums of copies": (lambda: fsdp(shape=(2, 2), divisor=2.0), trainer(), ()),
+    "float16": (lambda: fsdp(dtype=torch.float16, reduced=torch.float16), trainer(), ()),
+    "computed again": (fsdp, trainer(saved=False), ()),
+    "two microbatches": (fsdp, trainer(microbatches=2), ()),
+    "two microbatches, the last reduces": (fsdp, trainer(microbatches=2, synced=False), ()),
+    "tp": (lambda: over_tp(1), trainer(clip=False), ()),
+    "fully_shard over tp": (lambda: over_tp(2), trainer(clip=False), ()),
+    "DDP": (ddp, trainer(), ()),
+    "DDP, two microbatches": (ddp, trainer(microbatches=2), ()),
+    "DDP, two microbatches, the last reduces": (ddp, trainer(microbatches=2, synced=False), ()),
+}
+
+
+def batch(rank: int, number: int, name: str) -> tuple[torch.Tensor, torch.Tensor]:
+    """Another for each rank of the batch."""
+    row = 0 if name == "tp" else rank // 2 if "over tp" in name else rank
+    draw = torch.Generator().manual_seed(100 * number + row)
+    return torch.randn(6, 8, generator=draw), torch.randn(6, 4, generator=draw)
+
+
+def train(rank: int, world: int, payload: dict[str, Any]) -> dict[str, int]:
+    """Steps of the way ``payload["name"]``, alike by every bit or it fails; launches by kind."""
+    name = payload["name"]
+    make_model, make_step, transforms = WAYS[name]
+    twins = Twins(adamw, make_step, make_model, transforms)
+    for number in range(3):
+        twins.same(*batch(rank, number, name))
+    assert twins.step.traces == 1
+    for run in twins.each():
+        with torch.no_grad():
+            run.model(batch(rank, 3, name)[0])  # evaluated in between, by eager
+    twins.same(*batch(rank, 4, name))
+    (graph,) = (step.graphs["joint"].graph for step in twins.step.graphs)
+    targets = [str(node.target) for node in graph.nodes]
+    kinds = ("all_gather", "reduce_scatter", "all_reduce")
+    return {kind: sum(f"_c10d_functional.{kind}" in target for target in targets) for kind in kinds}
+
+
+# What is refused.
+
+
+class Normed(torch.optim.SGD):
+    """Looks at the norm of each gradient, of which a rank has a part."""
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                parameter.sub_(parameter.grad / parameter.grad.norm())
+
+
+def columns() -> nn.Module:
+    model = net()
+    fully_shard(model, mesh=init_device_mesh("cpu", (4,)), shard_placement_fn=lambda one: Shard(one.dim() - 1))
+    return model
+
+
+def with_buffers() -> nn.Module:
+    return DistributedDataParallel(nn.Sequential(nn.Linear(8, 4), nn.BatchNorm1d(4)))
+
+
+def with_hook() -> nn.Module:
+    model = DistributedDataParallel(net())
+    model.register_comm_hook(None, lambda state, bucket: torch.futures.Future())
+    return model
+
+
+def never_reduced() -> nn.Module:
+    model: Any = fsdp()
+    model.set_requires_gradient_sync(False)
+    return model
+
+
+REFUSED: dict[str, tuple[Callable[[], nn.Module], Any]] = {
+    "columns": (columns, sgd),
+    "buffers": (with_buffers, sgd),
+    "hook": (with_hook, sgd),
+    "never reduced": (never_reduced, sgd),
+    "norms": (fsdp, lambda model: Normed(model.parameters())),
+}
+
+
+def refusals(rank: int, world: int, payload: None) -> dict[str, str]:
+    """What is said of each of :data:`REFUSED`; fails unless the model is as it was."""
+    found = {}
+    for name, (make_model, make_optimizer) in REFUSED.items():
+        model = make_model()
+        optimizer = make_optimizer(model)
+        before = [(fqn, id(one), one.grad) for fqn, one in model.named_parameters()]
+        step = capture_step(trainer(clip=False)(model, [optimizer]), model=model, optimizers=optimizer)
+        try:
+            step(*batch(rank, 0, name))
+        except CaptureError as error:
+            found[name] = str(error)
+        assert before == [(fqn, id(one), one.grad) for fqn, one in model.named_parameters()]
+        assert not optimizer.state
+    return found

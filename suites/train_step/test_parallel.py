@@ -1,0 +1,47 @@
+"""``capture_step(parallel=...)``: a step of one's own is parted, and trains as if its user had parted it, on four ranks."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from torch import nn
+
+from pytest_fxbucket.errors import CaptureError
+from pytest_fxbucket.ranks.pools import Pools
+from pytest_fxbucket.train_step import capture_step
+from suites.train_step.parallel_jobs import WAYS
+
+ROOT, JOBS = Path(__file__).resolve().parents[2], "suites.train_step.parallel_jobs"
+
+
+@pytest.mark.parametrize("name", WAYS)
+def test_a_step_that_is_parted_trains_as_one_parted_by_hand(pools: Pools, name: str) -> None:
+    found = pools.get(4).run(f"{JOBS}:train", [{"name": name}] * 4, timeout_s=120, paths=[str(ROOT)])
+    assert found == [0 if name == "replicate" else 28] * 4
+
+
+def test_what_cannot_be_parted_is_said_in_a_sentence(pools: Pools) -> None:
+    every = pools.get(4).run(f"{JOBS}:refusals", [None] * 4, timeout_s=120, paths=[str(ROOT)])
+    assert every == [every[0]] * 4
+    assert every[0] == {
+        "ranks that differ": "rank 1 begins with another parameter 0.weight than rank 0; seed all ranks alike, or give "
+        "sync=True, which sends what rank 0 has",
+        "sent": "",
+        "unknown": 'parallel is "fsdp"; known are fully_shard, hybrid_shard, replicate, modules for tp, and callables',
+        "mesh": 'parallel = "fully_shard" takes a mesh of 1 dimensions beside tp, and this one has 2',
+        "no mesh": 'parallel = "hybrid_shard" needs a mesh of two dimensions, copies first',
+        "no parallel": "mesh is given without parallel, which says what is done on it",
+        "not divided": "argument x of shape (6, 4) cannot be parted over 4 ranks along dimension 0; give batch_dim its own "
+        'dimension, or None if all ranks take all of it: batch_dim={"x": None}',
+        "no argument": 'batch_dim has "y", and the step has no argument of that name',
+        "module": 'parallel has "1", and the model has no module of that name',
+        "style": 'parallel has "0" = "diagonal"; known are colwise, rowwise and ParallelStyle objects',
+        "other model": "parallel refusals.<locals>.<lambda> gave another module, where the model itself is to be parted",
+        "no DeviceMesh": "mesh is a value of type list, expected a torch.distributed.device_mesh.DeviceMesh",
+    }
+
+
+def test_without_a_process_group_there_is_nothing_to_part_over() -> None:
+    with pytest.raises(CaptureError, match=r"there is no process group; call torch\.distributed\.init_process_group first"):
+        capture_step(print, model=nn.Linear(2, 2), parallel="fully_shard")

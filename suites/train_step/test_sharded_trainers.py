@@ -1,0 +1,37 @@
+"""Trainers under FSDP2, DDP and tensor parallelism, captured as they are: every bit of eager's, on four ranks."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from pytest_fxbucket.ranks.pools import Pools
+from suites.train_step.sharded_trainers import REFUSED, WAYS
+
+ROOT, JOBS = Path(__file__).resolve().parents[2], "suites.train_step.sharded_trainers"
+LAUNCHES = {
+    "fully_shard": (22, 14, 1),
+    "fully_shard, bucketed": (8, 6, 1),
+}
+"""All-gathers, reduce-scatters and all-reduces in the graph."""
+
+
+@pytest.mark.parametrize("name", WAYS)
+def test_a_trainer_that_is_parted_already_trains_as_eager(pools: Pools, name: str) -> None:
+    found = pools.get(4).run(f"{JOBS}:train", [{"name": name}] * 4, timeout_s=120, paths=[str(ROOT)])
+    assert found == [found[0]] * 4
+    if name in LAUNCHES:
+        assert tuple(found[0].values()) == LAUNCHES[name]
+
+
+def test_what_no_graph_takes_over_is_named(pools: Pools) -> None:
+    found = pools.get(4).run(f"{JOBS}:refusals", [None] * 4, timeout_s=120, paths=[str(ROOT)])
+    assert found == [found[0]] * 4
+    says = found[0]
+    assert says.keys() == REFUSED.keys()
+    assert says["columns"].endswith("sharded by fully_shard on dimension 1; a captured step takes dimension 0")
+    assert "DDP, which sends the buffers of rank 0 to all before each forward" in says["buffers"]
+    assert says["hook"] == "the model is under DDP with a comm hook, which a captured step does not take over; leave it out"
+    assert "the gradient of 3.bias is not reduced when the step ends" in says["never reduced"]
+    assert "the optimizer Normed looks at more than one element at a time" in says["norms"]
