@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from math import prod
+from operator import getitem
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -34,13 +36,23 @@ class Gradients:
     """The gradients that a graph returns, each traced back to the reductions that it is a whole piece of.
 
     Compute between the reduction and the output, a scaling say, is passed through. A gradient may be the sum of several
-    pieces, as that of a layer used twice is; one that is made of parts of pieces is a problem. What a reduction sends of
+    pieces, as that of a layer used twice is; one that is made of parts of pieces is a problem, but for what is left of a piece
+    as large as its parameter without padding behind it. What a reduction sends of
     another one's result (reduce-scatter, then all-reduce) has the name of what became of it. Of a gradient that is written in
     place, by clipping say, that counts which was first read.
     """
 
-    def __init__(self, found: Followed, output: fx.Node, outputs: Sequence[Value], role: Mapping[fx.Node, Role]) -> None:
+    def __init__(
+        self,
+        found: Followed,
+        output: fx.Node,
+        outputs: Sequence[Value],
+        role: Mapping[fx.Node, Role],
+        inputs: Sequence[Value] = (),
+    ) -> None:
         self.found, self.role = found, role
+        self.held = {value.fqn: prod(value.shape) for value in inputs if value.role == "param"}
+        """Elements of each parameter, with padding."""
         self.read_by: dict[fx.Node, list[Use]] = {}
         for use in found.uses:
             self.read_by.setdefault(use.reader, []).append(use)
@@ -56,13 +68,14 @@ class Gradients:
         whole = {node: runs if any(self._is_reduced(r.source) for r in runs) else first[node] for node, runs in whole.items()}
         for node, value in zip(returned(output), outputs, strict=True):
             if value.role == "grad" and hasattr(node, "all_input_nodes"):
-                self._name(node, value.fqn, [whole[node]] if node in whole else self._reduced_before(node))
+                self._name(node, value, [whole[node]] if node in whole else self._reduced_before(node))
 
-    def _name(self, node: fx.Node, fqn: str, contents: Sequence[Runs]) -> None:
+    def _name(self, node: fx.Node, value: Value, contents: Sequence[Runs]) -> None:
+        fqn = value.fqn
         pieces = sorted({one.source for runs in contents for one in runs if self._is_reduced(one.source)})
         if not pieces:
             return
-        if all(self._is_whole(runs) for runs in contents) and (len(pieces) == 1 or self._adds(node, pieces)):
+        if all(self._is_whole(runs, value) for runs in contents) and (len(pieces) == 1 or self._adds(node, pieces)):
             for number in pieces:
                 self.name(number, fqn)
             return
@@ -82,7 +95,7 @@ class Gradients:
                 return []
             found += [use.content for use in uses]
             read = {use.value for use in uses}
-            fresh = [source for source in current.all_input_nodes if source not in seen and source not in read]
+            fresh = [source for source in _carriers(current) if source not in seen and source not in read]
             seen.update(fresh)
             queue.extend(fresh)
         if any(self._is_reduced(one.source) for runs in found for one in runs):
@@ -123,10 +136,11 @@ class Gradients:
             return False
         queue, seen = [node], {node}
         for current in queue:
-            if operator_name(current).removeprefix("aten::").rstrip("_") not in _SUMS:
+            call = _foreach_of(current) or current
+            if operator_name(call).removeprefix("aten::").removeprefix("_foreach_").rstrip("_") not in _SUMS:
                 return False
             read = {use.value for use in self.read_by.get(current, [])}
-            fresh = [source for source in current.all_input_nodes if source not in seen and source not in read]
+            fresh = [source for source in _carriers(current) if source not in seen and source not in read]
             fresh = [source for source in fresh if source.op != "placeholder"]
             seen.update(fresh)
             queue.extend(fresh)
@@ -136,16 +150,41 @@ class Gradients:
         source = self.found.sources[number] if number >= 0 else None
         return source is not None and source.launch is not None and launch_kind(source.launch) in REDUCTIONS
 
-    def _is_whole(self, runs: Runs) -> bool:
+    def _is_whole(self, runs: Runs, value: Value | None = None) -> bool:
+        """Whether it is all of a piece; or all but padding, if the gradient ``value`` has fewer elements than its parameter."""
         source = self.found.sources[runs[0].source] if len(runs) == 1 else None
         if source is None or runs[0].start:
             return False
-        return runs[0].length == source.numel * dtype_of(runs[0].form).itemsize
+        numel = source.numel
+        if value is not None and prod(value.shape) < self.held.get(value.fqn, 0) == numel:
+            numel = prod(value.shape)
+        return runs[0].length == numel * dtype_of(runs[0].form).itemsize
 
     def _maker(self, number: int) -> str:
         """Operator and node that computed what a reduction sent."""
         source = self.found.sources[number]
         return f"{source.node.target} ({source.node.name})" if source is not None else ""
+
+
+def _carriers(node: fx.Node) -> list[fx.Node]:
+    """What goes into ``node`` element by element: of one result of a foreach its own operands; and no number that scales."""
+    call = _foreach_of(node)
+    if call is None:
+        sources = node.all_input_nodes
+    else:
+        place: Any = node.args[1]
+        lists = [arg for arg in (*call.args, *call.kwargs.values()) if isinstance(arg, (list, tuple))]
+        sources = [one[place] for one in lists if len(one) > place and hasattr(one[place], "all_input_nodes")]
+    made = node.meta.get("val")
+    if not isinstance(made, torch.Tensor) or not made.dim():
+        return sources
+    return [one for one in sources if not isinstance(held := one.meta.get("val"), torch.Tensor) or held.dim()]
+
+
+def _foreach_of(node: fx.Node) -> fx.Node | None:
+    """The foreach of which ``node`` is one result."""
+    source: Any = node.args[0] if node.target is getitem else None
+    return source if source is not None and operator_name(source).startswith("aten::_foreach_") else None
 
 
 # Gradients that a model's own movement of data ends in: joined from pieces, sliced, expanded, permuted, before they are sent.

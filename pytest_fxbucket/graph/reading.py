@@ -81,7 +81,7 @@ class _Reader:
         """Positions of what reads a source, by the launch that brought it and by its number."""
         self.order = order_of(graph)
         self.needs = needs_of(self.order, list(self.found.sent))
-        self.gradients = Gradients(self.found, self.output, outputs, self.role)
+        self.gradients = Gradients(self.found, self.output, outputs, self.role, inputs)
         self.names = self.gradients.names
         self.problems += self.gradients.problems
         for use in self.found.uses:

@@ -12,6 +12,7 @@ from torch.optim import Optimizer
 
 from pytest_fxbucket.capture.override.overrides import Overrides, overrides_given
 from pytest_fxbucket.compat import pytree
+from pytest_fxbucket.compat.dtensors import is_dtensor, of_local
 from pytest_fxbucket.errors import CaptureError
 from pytest_fxbucket.graph.groups import members_of_groups
 from pytest_fxbucket.step.iterations import Iterating
@@ -239,8 +240,8 @@ class CapturedStep:
 
 def _reply(traced: Traced, values: LiveValues, given: Mapping[str, Any]) -> Any:
     """What the function would have given, of results of the graph by name."""
-    leaves = [
-        given[leaf.value] if leaf.kind == "output" else values.own(leaf.value) if leaf.kind == "input" else leaf.value
-        for leaf in traced.leaves
-    ]
+    leaves = []
+    for leaf in traced.leaves:
+        value = given[leaf.value] if leaf.kind == "output" else values.own(leaf.value) if leaf.kind == "input" else leaf.value
+        leaves.append(value if is_dtensor(value) else of_local(value, leaf.spec))
     return pytree.tree_unflatten(leaves, traced.spec)

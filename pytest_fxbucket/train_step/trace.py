@@ -57,6 +57,8 @@ class Leaf:
     """"output" of the graph, "input" that is given back as it is, or "plain" value."""
     value: Any
     """FQN of the output, the :class:`Value` of the input, or the value itself."""
+    spec: Any = None
+    """How an output that is a DTensor is placed."""
 
 
 @dataclass(frozen=True)
@@ -198,16 +200,17 @@ class _Tracing:
         losses = {storage_key(loss) for loss in self.functions.losses}
         leaves: list[Leaf] = []
         outputs: list[tuple[Value, fx.Node]] = []
-        for path, leaf in paths:
+        for path, given in paths:
+            spec, leaf = spec_of(given), local_of(given)
             if id(leaf) in inputs:
-                leaves.append(Leaf("input", inputs[id(leaf)]))
+                leaves.append(Leaf("input", inputs[id(leaf)], spec))
             elif isinstance(leaf, PLAIN):
                 leaves.append(Leaf("plain", leaf))
             elif isinstance(leaf, torch.SymFloat):
                 leaves.append(Leaf("output", path))
                 outputs.append((Value("value", path, (), None), node_of(leaf)))
             else:
-                leaves.append(Leaf("output", path))
+                leaves.append(Leaf("output", path, spec))
                 role: Role = "loss" if leaf.dim() == 0 and storage_key(leaf) in losses else "value"
                 outputs.append((Value(role, path, tuple(leaf.shape), leaf.dtype), self.recorder.node(leaf)))
         return tuple(leaves), outputs

@@ -11,15 +11,30 @@ from suites.zoo.libraries import FOLDER
 from suites.zoo.visit import ROOT
 
 
-@pytest.mark.skipif(
+installed = pytest.mark.skipif(
     not FOLDER.is_dir(), reason="the libraries of the zoo are not installed: make zoo, or make suites, installs them"
 )
+
+
+@installed
 def test_torchtitans_own_step_is_the_plans_where_bytes_lie_as_fsdp2_lays_them() -> None:
-    """In a process of its own, which has torchtitan on its path."""
-    command = [sys.executable, "-m", "suites.zoo.titan_trainer"]
-    ran = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
-    assert ran.returncode == 0, ran.stdout + ran.stderr
-    ring, copies, executed = ran.stdout.splitlines()
+    ring, copies, executed = _printed("suites.zoo.titan_trainer")
     assert ring.startswith("round a ring: passed: 107 tensors a step")
     assert copies.startswith("two copies of two, in bfloat16: passed: 107 tensors a step")
     assert executed.startswith("executed order, round a ring: failed: step 0, rank 0: gradient ")
+
+
+@installed
+def test_trainers_of_torchtitan_and_transformers_are_captured_as_they_are() -> None:
+    assert _printed("suites.zoo.titan_captured") == [
+        "torchtitan: 3 steps as eager's; 61 launches, bucketed 11",
+        "torchtitan, bfloat16: 3 steps as eager's; 61 launches, bucketed 11",
+        "transformers: 3 steps as eager's; 121 launches, bucketed 17",
+    ]
+
+
+def _printed(module: str) -> list[str]:
+    """By a process of its own, which has the libraries on its path."""
+    ran = subprocess.run([sys.executable, "-m", module], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+    return ran.stdout.splitlines()
