@@ -10,7 +10,6 @@ import pytest
 from suites.zoo.libraries import FOLDER
 from suites.zoo.visit import ROOT
 
-
 installed = pytest.mark.skipif(
     not FOLDER.is_dir(), reason="the libraries of the zoo are not installed: make zoo, or make suites, installs them"
 )
