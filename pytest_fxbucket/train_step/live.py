@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.amp import GradScaler
 from torch.optim import Optimizer
 
 from pytest_fxbucket.capture.functional_operators import extent
@@ -17,6 +18,7 @@ from pytest_fxbucket.compat.fake_tensors import storage_key
 from pytest_fxbucket.compat.fsdp import Ranks
 from pytest_fxbucket.errors import CaptureError
 from pytest_fxbucket.step.roles import Role, Value
+from pytest_fxbucket.train_step.scaling import tensors_of
 from pytest_fxbucket.train_step.sharded import Sharding
 
 Pair = tuple[str, str]
@@ -30,9 +32,16 @@ class Live:
     Raises :class:`CaptureError` for an optimizer with a parameter that ``model`` does not have, or that another one has too.
     """
 
-    def __init__(self, model: nn.Module, optimizers: Sequence[Optimizer], averaged: Ranks | None = None) -> None:
+    def __init__(
+        self,
+        model: nn.Module,
+        optimizers: Sequence[Optimizer],
+        averaged: Ranks | None = None,
+        scaler: GradScaler | None = None,
+    ) -> None:
         """``averaged``: the ranks over which gradients are averaged that no module reduces."""
-        self.model, self.optimizers = model, optimizers
+        self.model, self.optimizers, self.scaler = model, optimizers, scaler
+        self.scaling = tensors_of(scaler)
         self.sharding = Sharding.of(model, averaged)
         self.params: dict[str, torch.Tensor] = dict(model.named_parameters())
         self.stored = {fqn: self.sharding.stored(fqn, parameter) for fqn, parameter in self.params.items()}
@@ -65,8 +74,8 @@ class Live:
                 yield f"optimizers.{i}.groups.{j}", group
 
     def states(self) -> dict[str, torch.Tensor]:
-        """What this rank holds of tensors of the optimizers' state, by ``<parameter>.<key>``."""
-        return {
+        """What this rank holds of tensors of the optimizers' state, by ``<parameter>.<key>``; and the scaler's."""
+        return self.scaling | {
             f"{fqn}.{key}": local_of(value)
             for fqn, optimizer in self.owners.items()
             for key, value in self.state_of(fqn, optimizer).items()

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
+from torch.amp import GradScaler
 from torch.optim import Optimizer
 
 from pytest_fxbucket.capture.override.overrides import Overrides, overrides_given
@@ -38,6 +39,7 @@ def capture_step(
     mesh: DeviceMesh | None = None,
     batch_dim: BatchDim = 0,
     sync: bool = False,
+    scaler: GradScaler | None = None,
     transforms: Sequence[Transform] = (),
     overrides: Mapping[str | type[nn.Module], Any] = {},
     guards: Guard | Iterable[Guard] = (),
@@ -66,6 +68,9 @@ def capture_step(
     tensor among the arguments a rank computes with its part along ``batch_dim``, a number, or a mapping by argument (0 for
     others), None for what all ranks take whole.
 
+    ``scaler`` is the ``torch.amp.GradScaler`` that the step uses: its scale is state of the graph, and where gradients are not
+    finite parameters and state are what they were before.
+
     ``transforms`` each get the traced :class:`StepGraph` (graph "joint") and its state by name, and give a step that fits; they
     run once a trace. ``overrides`` has modules that are not traced, by FQN or class, each with "call" (the real module is
     called when the graph runs), a ``callable(module)`` that gives a sub-graph, asked here and once for each module, or an
@@ -82,7 +87,7 @@ def capture_step(
         raise CaptureError("mesh is given without parallel, which says what is done on it")
     parted = None if parallel is None else part_model(model, given, parallel, mesh, batch_dim, sync)
     return CapturedStep(
-        function, model, given, tuple(transforms), overrides_given(model, overrides), Guards(model, guards), parted
+        function, model, given, tuple(transforms), overrides_given(model, overrides), Guards(model, guards), parted, scaler
     )
 
 
@@ -137,9 +142,10 @@ class CapturedStep:
         overrides: Overrides,
         guards: Guards,
         parted: Parted | None = None,
+        scaler: GradScaler | None = None,
     ) -> None:
         self._function, self._model, self._optimizers, self._transforms = function, model, optimizers, transforms
-        self._overrides, self._guards, self._parted = overrides, guards, parted
+        self._overrides, self._guards, self._parted, self._scaler = overrides, guards, parted, scaler
         self._crossing = Crossing() if any(traits_of(one).crosses_iterations for one in transforms) else None
         self._programs: dict[Hashable, list[_Program]] = {}
         self._traces = 0
@@ -174,7 +180,7 @@ class CapturedStep:
         if self._parted is not None:
             args, kwargs = self._parted.of_batch(self._function, args, kwargs)
         averaged = self._parted.averaged if self._parted is not None else None
-        arguments, live = Arguments(args, kwargs), Live(self._model, self._optimizers, averaged)
+        arguments, live = Arguments(args, kwargs), Live(self._model, self._optimizers, averaged, self._scaler)
         making = Making(live, self._removed, self._added)
 
         specs: dict[str, Any] = {}

@@ -35,6 +35,7 @@ from pytest_fxbucket.step.roles import Role, Value
 from pytest_fxbucket.train_step.guards import PLAIN, Arguments
 from pytest_fxbucket.train_step.live import Live, refuse_first_step
 from pytest_fxbucket.train_step.recorder import Gradients, StepFunctions, StepNamer, StepRecorder, watching_zero_grad
+from pytest_fxbucket.train_step.scaling import OF_OPTIMIZERS, traced_scaler
 from pytest_fxbucket.train_step.schedulers import Call, Schedulers
 from pytest_fxbucket.train_step.sharded import Wholes
 from pytest_fxbucket.train_step.stand_ins import (
@@ -123,6 +124,8 @@ class _Tracing:
         self.schedulers = Schedulers()
         self.stepping: Optimizer | None = None
         self.step = ExitStack()
+        self.skipped: torch.Tensor | None = None
+        """Not 0 if nothing is to come of the step that is taken."""
         self.anchors = Anchors(overrides, self.mode, unused="refused")
         self.anchors.states = {fqn: fake_twin(self.mode, first) for fqn, first in overrides.first_state.items()}
         for fqn, fake in self.anchors.states.items():
@@ -172,6 +175,7 @@ class _Tracing:
             inside.enter_context(draws_on_tape())
             inside.enter_context(self.wholes.in_place())
             inside.enter_context(self.schedulers.watched())
+            inside.enter_context(traced_scaler(self.live.scaler, self.inputs.twins, self._step_unless))
             inside.enter_context(self.functions)
             yield
 
@@ -267,6 +271,8 @@ class _Tracing:
         self.step.enter_context(stepped_by_parts(optimizer, self.inputs))
         with self.recorder.unseen():
             self._make_state(optimizer)
+        if self.skipped is not None:
+            self.step.enter_context(self._undone_if(optimizer, self.skipped))
         self.functions.in_optimizer = True
         self.before_step = len(self.recorder.graph.nodes)
 
@@ -275,6 +281,33 @@ class _Tracing:
             self._refuse_mixing(optimizer)
             self.step.close()
             self.stepping, self.functions.in_optimizer = None, False
+
+    def _step_unless(self, optimizer: Optimizer, skipped: torch.Tensor) -> None:
+        """A step of ``optimizer`` of which nothing comes if ``skipped`` is not 0."""
+        self.skipped = skipped
+        try:
+            optimizer.step()
+        finally:
+            self.skipped = None
+
+    @contextmanager
+    def _undone_if(self, optimizer: Optimizer, skipped: torch.Tensor) -> Iterator[None]:
+        """What ``optimizer`` writes in the block is, if ``skipped`` is not 0, what it was before."""
+
+        def written() -> dict[tuple[str, str], torch.Tensor]:
+            own = {fqn: part for fqn, part in self.inputs.updated.items() if self.live.owners.get(fqn) is optimizer}
+            found = {(fqn, ""): part for fqn, part in own.items()}
+            for fqn, part in own.items():
+                found |= {
+                    (fqn, key): one for key, one in optimizer.state.get(part, {}).items() if isinstance(one, torch.Tensor)
+                }
+            return found
+
+        with torch.no_grad():
+            before = {name: tensor.clone() for name, tensor in written().items()}
+            yield
+            for name, tensor in written().items():
+                tensor.copy_(torch.where(skipped != 0, before[name], tensor))
 
     def _refuse_mixing(self, optimizer: Optimizer) -> None:
         """Raise :class:`CaptureError` for an optimizer that looks at more than one element of a parameter that is parted."""
@@ -309,7 +342,7 @@ class _Tracing:
 
     def _now(self, value: Value, fake: torch.Tensor) -> torch.Tensor:
         """What stands in the place of an input after the step: an optimizer may put another tensor into its state."""
-        if value.role != "state" or value.fqn in self.anchors.states:
+        if value.role != "state" or value.fqn in self.anchors.states or value.fqn in self.live.scaling:
             return fake
         fqn, _, key = value.fqn.rpartition(".")
         found: torch.Tensor = self.live.owners[fqn].state[self.inputs.updated[fqn]][key]
@@ -330,13 +363,15 @@ class _Tracing:
 
 @contextmanager
 def _plain_rates(optimizer: Optimizer) -> Iterator[None]:
-    """While inside, learning rates are plain numbers, any: a state's first tensors do not depend on them."""
+    """While inside, learning rates are plain numbers, any, and no scaler has a say: first state does not depend on either."""
     groups = [group for group in optimizer.param_groups if "lr" in group]
     live = [group["lr"] for group in groups]
+    scaling = {name: vars(optimizer).pop(name) for name in OF_OPTIMIZERS if name in vars(optimizer)}
     for group in groups:
         group["lr"] = 1.0
     try:
         yield
     finally:
+        vars(optimizer).update(scaling)
         for group, rate in zip(groups, live, strict=True):
             group["lr"] = rate

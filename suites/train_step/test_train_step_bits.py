@@ -13,7 +13,7 @@ from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
 from pytest_fxbucket.train_step import capture_step
-from suites.train_step.step_twins import Optimizers, Step, Twins, adamw, batch, net, sgd, usual
+from suites.train_step.step_twins import Optimizers, Run, Step, Twins, adamw, batch, differing, net, sgd, usual
 
 KINDS = {"plain": {"foreach": False}, "foreach": {"foreach": True}, "fused": {"fused": True}}
 
@@ -131,6 +131,49 @@ def test_schedulers_that_the_step_calls_are_called_after_each_run() -> None:
     assert twins.step.traces == 1
     assert all(eagers == captured for eagers, captured in rates)
     assert len({tuple(eagers) for eagers, _ in rates}) == 6
+
+
+@pytest.mark.parametrize("fused", [False, True])
+def test_a_gradient_scaler_scales_and_skips_as_in_eager(fused: bool) -> None:
+    """The third batch is so large that gradients are not finite: nothing is updated, and the scale is halved."""
+
+    def scaled(scaler: torch.amp.GradScaler) -> Callable[..., Any]:
+        def make(model: Any, optimizers: Optimizers) -> Step:
+            def step(x: Any, y: Any) -> Any:
+                optimizers[0].zero_grad()
+                with torch.autocast("cpu", torch.bfloat16):
+                    loss = functional.mse_loss(model(x), y)
+                scaler.scale(loss).backward()
+                scaler.unscale_(optimizers[0])
+                nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+                scaler.step(optimizers[0])
+                scaler.update()
+                return loss.detach()
+
+            return step
+
+        return make
+
+    def run(scaler: torch.amp.GradScaler) -> Run:
+        torch.manual_seed(0)
+        model = nn.Linear(4, 2)
+        optimizers: Optimizers = [torch.optim.AdamW(model.parameters(), lr=0.1, fused=fused)]
+        return Run(model, optimizers, scaled(scaler)(model, optimizers))
+
+    scalers = [torch.amp.GradScaler("cpu", init_scale=1024.0, growth_interval=2) for _ in range(2)]
+    eager, captured = (run(scaler) for scaler in scalers)
+    step = capture_step(captured.step, model=captured.model, optimizers=captured.optimizers, scaler=scalers[1])
+    scales = []
+    for number in range(6):
+        draw = torch.Generator().manual_seed(number)
+        x, y = torch.randn(3, 4, generator=draw), torch.randn(3, 2, generator=draw)
+        given = x * (1e30 if number == 2 else 1), y
+        assert torch.equal(eager.step(*given).nan_to_num(), step(*given).nan_to_num())
+        assert differing(eager, captured) == []
+        assert scalers[0].state_dict() == scalers[1].state_dict()
+        scales.append(scalers[1].get_scale())
+    assert scales == [1024.0, 2048.0, 1024.0, 1024.0, 2048.0, 2048.0]
+    assert step.traces == 1
 
 
 def test_weights_averaged_in_the_step_and_an_evaluation_beside_it() -> None:
