@@ -48,7 +48,7 @@ class Gradients:
         output: fx.Node,
         outputs: Sequence[Value],
         role: Mapping[fx.Node, Role],
-        inputs: Sequence[Value] = (),
+        inputs: Sequence[Value],
     ) -> None:
         self.found, self.role = found, role
         self.held = {value.fqn: prod(value.shape) for value in inputs if value.role == "param"}

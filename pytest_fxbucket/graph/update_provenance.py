@@ -241,7 +241,7 @@ def reductions_of(graph: fx.Graph, inputs: Sequence[Value], outputs: Sequence[Va
     reducing = [node for node, sent in found.sent.items() if sent.launch.kind in REDUCTIONS]
     placeholders = graph.find_nodes(op="placeholder")
     roles = {node: value.role for node, value in zip(placeholders, inputs, strict=True)}
-    gradients = Gradients(found, graph.output_node(), outputs, roles)
+    gradients = Gradients(found, graph.output_node(), outputs, roles, inputs)
     _name_by_updates(graph, inputs, outputs, [node for node in reducing if _is_last(node)], gradients)
     return [_reduction(node, [piece.source for piece in found.sent[node].content], found, gradients) for node in reducing]
 

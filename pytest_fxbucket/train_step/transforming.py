@@ -107,8 +107,8 @@ class Crossing:
 
     def __init__(self) -> None:
         self._left: Iterating | None = None
-        self._seen: dict[tuple[str, str], tuple[torch.Tensor, int, int]] = {}
-        """Parameters and state that are a call behind, each with its version (how often it was written) and its address."""
+        self._seen: dict[tuple[str, str], tuple[int, int]] = {}
+        """Of parameters and state that are a call behind the version (how often each was written) and the address."""
 
     def step(
         self, iterating: Iterating, take: Callable[[], LiveValues], cleared: Sequence[str]
@@ -119,9 +119,9 @@ class Crossing:
         :class:`CaptureError` if somebody wrote to what is a call behind; nothing is changed then.
         """
         values = take()
-        for (role, fqn), (tensor, version, pointer) in self._seen.items():
+        for (role, fqn), (version, pointer) in self._seen.items():
             found = values.find(role, fqn)
-            if found is not tensor or (found._version, found.data_ptr()) != (version, pointer):
+            if found is None or (found._version, found.data_ptr()) != (version, pointer):
                 what = "parameter" if role == "param" else role
                 raise CaptureError(
                     f"{what} {fqn} was changed between two calls, while its update of the last one is still to come; make the "
@@ -132,7 +132,8 @@ class Crossing:
         results = iterating.step(values.gather)
         given = values.write([value for value, _ in results], [made for _, made in results], cleared)
         self._left = iterating
-        self._seen = {(v.role, v.fqn): (own := values.own(v), own._version, own.data_ptr()) for v in iterating.behind}
+        behind = {(value.role, value.fqn): values.find(value.role, value.fqn) for value in iterating.behind}
+        self._seen = {key: (tensor._version, tensor.data_ptr()) for key, tensor in behind.items() if tensor is not None}
         return values, given
 
     def finish(self, take: Callable[[], LiveValues]) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import nullcontext
+from functools import partial
 from typing import Any
 
 import torch
@@ -20,7 +21,8 @@ from pytest_fxbucket.capture import StepGraph
 from pytest_fxbucket.errors import CaptureError
 from pytest_fxbucket.passes import manual_overlap_bucketing
 from pytest_fxbucket.train_step import capture_step
-from suites.train_step.step_twins import Optimizers, Step, Twins, adamw, sgd
+from pytest_fxbucket.transforms.next_iteration import next_iteration
+from suites.train_step.step_twins import Optimizers, Step, Twins, adamw, differing, sgd
 
 
 class Block(nn.Module):
@@ -148,6 +150,18 @@ def train(rank: int, world: int, payload: dict[str, Any]) -> dict[str, int]:
     targets = [str(node.target) for node in graph.nodes]
     kinds = ("all_gather", "reduce_scatter", "all_reduce")
     return {kind: sum(f"_c10d_functional.{kind}" in target for target in targets) for kind in kinds}
+
+
+def across(rank: int, world: int, payload: None) -> list[str]:
+    """What of a trainer is not eager's when the reductions and updates of a block went into the next step each time, and the
+    last finished them."""
+    crossing = partial(next_iteration, entries=["1", "2"])
+    twins = Twins(adamw, trainer(clip=False), lambda: fsdp(7), [bucketed, crossing])
+    for number in range(4):
+        given = batch(rank, number, "")
+        twins.eager.step(*given)
+        twins.step(*given, last_step=number == 3)
+    return differing(*twins.each())
 
 
 # What is refused.

@@ -25,6 +25,10 @@ def test_a_trainer_that_is_parted_already_trains_as_eager(pools: Pools, name: st
         assert tuple(found[0].values()) == LAUNCHES[name]
 
 
+def test_a_trainers_work_goes_into_its_next_step(pools: Pools) -> None:
+    assert pools.get(4).run(f"{JOBS}:across", [None] * 4, timeout_s=120, paths=[str(ROOT)]) == [[]] * 4
+
+
 def test_what_no_graph_takes_over_is_named(pools: Pools) -> None:
     found = pools.get(4).run(f"{JOBS}:refusals", [None] * 4, timeout_s=120, paths=[str(ROOT)])
     assert found == [found[0]] * 4
