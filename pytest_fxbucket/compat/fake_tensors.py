@@ -49,6 +49,15 @@ def fresh_like(fake: FakeTensor) -> FakeTensor:
     return FakeTensor(fake.fake_mode, meta, fake.device)
 
 
+def symbolic_rows(mode: FakeTensorMode, tensor: torch.Tensor) -> FakeTensor:
+    """A fake tensor like ``tensor``, whose first size is symbolic; equal ones are one symbol."""
+    from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, StatelessSymbolicContext
+
+    mode.shape_env = mode.shape_env or ShapeEnv()
+    sizes = [DimDynamic.DUCK, *[DimDynamic.STATIC] * (tensor.dim() - 1)]
+    return mode.from_tensor(tensor, static_shapes=False, symbolic_context=StatelessSymbolicContext(dynamic_sizes=sizes))
+
+
 # Fake tensors that lie in memory as the CPU's kernels lay them, where torch's do not; in torch 2.11 to 2.15.
 #
 # Some pointwise operators have fake results by a decomposition, which takes operands in another order than the kernel does.

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from pytest_fxbucket.cost.costs import launched_bytes
 from pytest_fxbucket.fuzz.groups import fake_groups
+from pytest_fxbucket.fuzz.inputs import has_symbolic
 from pytest_fxbucket.fuzz.ours import run_pass
 from pytest_fxbucket.fuzz.program import copied
 from pytest_fxbucket.fuzz.trial import Trial
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     from torch import fx
 
     from pytest_fxbucket.fuzz.drawing import Drawing
+    from pytest_fxbucket.fuzz.program import Program
 
 MB = 1 << 20
 PLANS: tuple[tuple[tuple[str, ...], ...], ...] = (
@@ -102,7 +104,15 @@ class Chosen:
     def trial(self, drawing: Drawing) -> Trial:
         """The program of ``drawing``, finished, with this plan."""
         graph_module = drawing.finish()
-        plan: Any = self.entries([module.removeprefix(drawing.inside) for module in drawing.modules])
+        return self.of(drawing.program, graph_module, [module.removeprefix(drawing.inside) for module in drawing.modules])
+
+    def of(self, program: Program, graph_module: fx.GraphModule, modules: Sequence[str]) -> Trial:
+        """``program``, which gave ``graph_module``, with this plan; ``modules`` have launches."""
+        if has_symbolic(graph_module) and (self.schedule == "auto" or self.by == "overlap"):
+            return replace(self, schedule="manual", by="plan", in_flight=None).of(
+                program, graph_module, modules
+            )  # it goes by sizes
+        plan: Any = self.entries(modules)
         options = self.options(plan) if self.keywords is None else dict(self.keywords)
         if self.wrong:
             plan = WRONG[self.wrong](plan)
@@ -112,7 +122,7 @@ class Chosen:
                 node.meta.pop("fwd_nn_module_stack", None)
         if self.wrong == "an unknown bucket_mode":
             options["bucket_mode"] = "costum_ops"
-        found = Trial(drawing.program, graph_module, plan, options, self.wrong)
+        found = Trial(program, graph_module, plan, options, self.wrong)
         return found if self.in_flight is None else _limited(found, self.in_flight)
 
 

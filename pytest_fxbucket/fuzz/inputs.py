@@ -20,13 +20,20 @@ class Given:
     storage: int
 
 
-def given(graph_module: fx.GraphModule) -> Iterator[Given]:
-    """What inputs to make for ``graph_module``."""
+def has_symbolic(graph_module: fx.GraphModule) -> bool:
+    """Whether an input has a symbolic size."""
+    values = [node.meta["val"] for node in graph_module.graph.find_nodes(op="placeholder")]
+    return any(not isinstance(size, int) for value in values for size in value.shape)
+
+
+def given(graph_module: fx.GraphModule, times: int = 1) -> Iterator[Given]:
+    """What inputs to make for ``graph_module``; symbolic sizes are ``times`` those that it was traced with."""
     storages: dict[object, int] = {}
     for node in graph_module.graph.find_nodes(op="placeholder"):
         value = node.meta["val"]
         storage = storages.setdefault(value.untyped_storage()._cdata, len(storages))
-        yield Given(tuple(value.shape), value.stride(), value.storage_offset(), value.dtype, storage)
+        shape = tuple(size if isinstance(size, int) else times * int(size.node.hint) for size in value.shape)
+        yield Given(shape, value.stride(), value.storage_offset(), value.dtype, storage)
 
 
 def inputs_of(inputs: Sequence[Given], seed: int, rank: int) -> list[Tensor]:

@@ -109,6 +109,7 @@ def _run(trial: Trial, subject: Subject, rank: int) -> fx.GraphModule:
         raise PassError(f"it returned a graph with {inputs[1]} inputs, expected {inputs[0]} as before it")
     try:
         after.graph.lint()
+        after.graph.output_node()  # raises if it is not the last node
     except (RuntimeError, AssertionError) as error:
         raise PassError(f"it returned a graph that is not in order: {' '.join(str(error).split())}") from error
     return after
@@ -117,6 +118,8 @@ def _run(trial: Trial, subject: Subject, rank: int) -> fx.GraphModule:
 def _raised(error: BaseException) -> str:
     if isinstance(error, FxbucketError):
         return f"{type(error).__name__}: {error}"
+    if isinstance(error, RecursionError):  # where it was then depends on how deep the caller is
+        return "RecursionError: it calls itself without end"
     frames = traceback.extract_tb(error.__traceback__)
     return f"{type(error).__name__} in {frames[-1].name}: {text_of(error)[:400]}"
 

@@ -13,7 +13,7 @@ from pytest_fxbucket.compat.c10d import untwinned
 from pytest_fxbucket.compat.fx import after
 from pytest_fxbucket.fuzz.differing import differences
 from pytest_fxbucket.fuzz.groups import Groups
-from pytest_fxbucket.fuzz.inputs import given, inputs_of
+from pytest_fxbucket.fuzz.inputs import given, has_symbolic, inputs_of
 from pytest_fxbucket.graph import collectives
 
 Env = dict[fx.Node, list[Any]]
@@ -133,6 +133,12 @@ def _exchange(said: collectives.Launch, sent: list[Tensor]) -> list[Tensor]:
     if said.kind == "all_gather":
         whole = torch.cat([tensor.view(-1).view(torch.uint8) for tensor in sent]).view(sent[0].dtype)
         return [whole.clone().view(sent[0].shape[0] * ranks, *sent[0].shape[1:]) for _ in sent]
+    if said.kind == "all_to_all":
+        rows = [tensor.chunk(ranks) for tensor in sent]
+        return [torch.cat([row[rank] for row in rows]) for rank in range(ranks)]
+    if said.kind == "broadcast":
+        root: Any = collectives.argument(said.node, "src")
+        return [sent[root].clone() for _ in sent]
     total = sent[0].clone()
     for other in sent[1:]:
         total = torch.maximum(total, other) if said.op == "max" else total + other
@@ -152,11 +158,23 @@ def compare(
 ) -> list[str]:
     """What differs between the two on any of ``world`` ranks, as of :func:`pytest_fxbucket.fuzz.on_ranks.compare`.
 
-    ``own`` is as of :func:`run`, of the graph ``after``.
+    ``own`` is as of :func:`run`, of the graph ``after``. Symbolic sizes are once as traced, and once twice that.
     """
+    times = (1, 2) if has_symbolic(before) else (1,)
+    return [text for one in times for text in _compare(before, after, world, groups, own, one)]
+
+
+def _compare(
+    before: fx.GraphModule,
+    after: fx.GraphModule,
+    world: int,
+    groups: Groups | None,
+    own: Sequence[fx.Graph],
+    times: int,
+) -> list[str]:
     results = []
     for one, late in ((before, False), (after, False), (after, True)):
-        inputs = [inputs_of(tuple(given(before)), 0, rank) for rank in range(world)]
+        inputs = [inputs_of(tuple(given(before, times)), 0, rank) for rank in range(world)]
         torch.manual_seed(0)
         mine = own if one is after else ()
         outputs = run(one.graph, inputs, groups, late=late, own=mine)[one.graph.output_node()]

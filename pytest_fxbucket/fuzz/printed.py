@@ -6,9 +6,9 @@ import keyword
 import re
 import runpy
 from collections.abc import Iterator
-from operator import getitem
+from operator import floordiv, getitem, mul
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import fx
@@ -17,9 +17,6 @@ from pytest_fxbucket.errors import FxbucketError, named
 from pytest_fxbucket.fuzz.finds import KINDS, Find
 from pytest_fxbucket.fuzz.trial import Trial
 from pytest_fxbucket.graph.modules import module_stack
-
-if TYPE_CHECKING:
-    pass
 
 _HEAD = '''"""{kind}, found by fxbucket fuzz --pass {name}.
 
@@ -45,10 +42,15 @@ def test_{test}() -> None:
 """
 
 
+_FUNCTIONS = {one.__name__: one for one in (floordiv, getitem, mul)}
+"""What graphs call that is no operator of torch."""
+
+
 def text_of_test(trial: Trial, find: Find, name: str) -> str:
     """Red while the pass ``name`` has the fault, green when it is mended."""
     lines = list(_program(trial))
-    imports = "\nfrom operator import getitem\n" if any("(getitem, " in line for line in lines) else ""
+    functions = [one for one in _FUNCTIONS if any(f"({one}, " in line for line in lines)]
+    imports = f"\nfrom operator import {', '.join(functions)}\n" if functions else ""
     says = re.sub(r'["\\]', "'", find.says)
     head = _HEAD.format(kind=find.kind, name=name, says="\n".join(_wrapped(says)), imports=imports)
     lines = [line if '"' in line else line.replace("'", '"') for line in lines]
@@ -115,13 +117,16 @@ def _names_group(node: fx.Node, name: str) -> bool:
 
 def _given(node: fx.Node) -> str:
     value = node.meta["val"]
+    if any(not isinstance(size, int) for size in value.shape):
+        sizes = [size if isinstance(size, int) else size.node.hint for size in value.shape]
+        return f"made.dynamic({', '.join([repr(node.name), *map(repr, sizes)])})"
     dtype = "" if value.dtype == torch.float32 else f", dtype={value.dtype}"
     return f"made.given({', '.join([repr(node.name), *map(repr, value.shape)])}{dtype})"
 
 
 def _call(node: fx.Node, names: _Names) -> Iterator[str]:
     target: Any = node.target
-    yield "getitem" if target is getitem else f"torch.ops.{target}"
+    yield target.__name__ if target in _FUNCTIONS.values() else f"torch.ops.{target}"
     for argument in node.args:
         yield names.shown(argument)
     for name, argument in node.kwargs.items():
@@ -133,7 +138,7 @@ class _Names:
 
     def __init__(self, graph: fx.Graph) -> None:
         self.known: dict[fx.Node, str] = {}
-        taken = {"made", "torch", "graph_module", "getitem"}
+        taken = {"made", "torch", "graph_module", *_FUNCTIONS}
         for node in graph.nodes:
             short = re.sub(r"_(default|tensor|into_tensor|int|scalar)(?=_|$)", "", node.name.lower()).strip("_") or "value"
             short = f"{short}_" if keyword.iskeyword(short) else short

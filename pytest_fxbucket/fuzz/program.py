@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Sequence
-from operator import getitem
+from operator import floordiv, getitem, mul
 from typing import Any
 
 import torch
@@ -52,6 +52,19 @@ class Program:
         node.meta["val"] = value
         return node
 
+    def dynamic(self, name: str, *shape: int) -> fx.Node:
+        """An input whose rows are a symbolic size, ``shape`` at the one that it is traced with; of equal rows one size."""
+        from pytest_fxbucket.compat.fake_tensors import symbolic_rows
+
+        return self.shown(name, symbolic_rows(self.mode, torch.empty(shape)))
+
+    def rows(self, node: fx.Node, by: Callable[[Any, Any], Any], number: int) -> Any:
+        """Rows of ``node``, times ``number`` or divided by it; of a symbolic size a node that computes it."""
+        size = node.meta["val"].shape[0]
+        if isinstance(size, int):
+            return by(size, number)
+        return self.call(by, self.call(aten.sym_size.int, node, 0), number)
+
     def shards(self, names: str, *shape: int, dtype: torch.dtype = torch.float32) -> list[fx.Node]:
         """An input for each letter of ``names``, of shape (2, 3) unless said."""
         return [self.given(name, *(shape or (2, COLUMNS)), dtype=dtype) for name in names]
@@ -93,6 +106,24 @@ class Program:
         """All-reduce ``node``; gives the launch."""
         return self.call(c10d.all_reduce.default, node, op, group)
 
+    def launch_gather_into(self, node: fx.Node, buffer: fx.Node, group: str = "0") -> fx.Node:
+        """All-gather ``node`` into ``buffer``; gives the launch."""
+        return self.call(c10d.all_gather_into_tensor_out.default, node, self.ranks(group), group, out=buffer)
+
+    def launch_all_reduce_in_place(self, node: fx.Node, op: str = "sum", group: str = "0") -> fx.Node:
+        """All-reduce ``node`` where it lies; gives the launch."""
+        return self.call(c10d.all_reduce_.default, node, op, group)
+
+    def launch_all_to_all(self, node: fx.Node, group: str = "0") -> fx.Node:
+        """Send every rank its part of the rows of ``node``; gives the launch."""
+        ranks = self.ranks(group)
+        rows = [self.rows(node, floordiv, ranks)] * ranks
+        return self.call(c10d.all_to_all_single.default, node, rows, rows, group)
+
+    def launch_broadcast(self, node: fx.Node, group: str = "0") -> fx.Node:
+        """Give every rank what the last of the group has in ``node``; gives the launch."""
+        return self.call(c10d.broadcast.default, node, self.ranks(group) - 1, group)
+
     def wait(self, launch: fx.Node) -> fx.Node:
         """Wait for ``launch``."""
         return self.call(c10d.wait_tensor.default, launch)
@@ -116,16 +147,16 @@ class Program:
     def buffer_for(self, node: fx.Node, group: str = "0") -> fx.Node:
         """Room for what ``node`` is gathered to."""
         value = node.meta["val"]
-        shape = [value.shape[0] * self.ranks(group), *value.shape[1:]]
+        shape = [self.rows(node, mul, self.ranks(group)), *value.shape[1:]]
         return self.call(aten.empty.memory_format, shape, dtype=value.dtype, device=torch.device("cpu"))
 
     def gather_into(self, node: fx.Node, buffer: fx.Node, group: str = "0") -> fx.Node:
         """All-gather ``node`` into ``buffer``; gives the wait."""
-        return self.wait(self.call(c10d.all_gather_into_tensor_out.default, node, self.ranks(group), group, out=buffer))
+        return self.wait(self.launch_gather_into(node, buffer, group))
 
     def all_reduce_in_place(self, node: fx.Node, op: str = "sum", group: str = "0") -> fx.Node:
         """All-reduce ``node`` where it lies; gives the wait."""
-        return self.wait(self.call(c10d.all_reduce_.default, node, op, group))
+        return self.wait(self.launch_all_reduce_in_place(node, op, group))
 
     def coalesced(self, kind: str, nodes: Sequence[fx.Node], op: str = "sum", group: str = "0") -> list[fx.Node]:
         """One launch of several tensors; gives a wait for each."""

@@ -1,8 +1,9 @@
-"""Looks for trials that a pass is not well on, round after round, until the time is over; each find is cut short.
+"""Looks for trials that a pass is not well on until the time is over; each find is cut short.
 
-A round is a run of hypothesis with some of the kinds of steps left out: what hides behind a fault that nearly every program
-has comes up in rounds that lack what this fault needs. Every other round looks for nothing but what is worst. What a round
-finds first is what it cuts short; what is known is passed over.
+First come small programs with one thing each that a pass may trip over, then rounds of what is drawn, and between them small
+programs with one option each. A round is a run of hypothesis with some of the kinds of steps left out: what hides behind a
+fault that nearly every program has comes up in rounds that lack what this fault needs. Every other round looks for nothing
+but what is worst. What a round finds first is what it cuts short; what is known is passed over.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from pytest_fxbucket.fuzz.finds import PLAN, TWICE, VALUES, Find
 from pytest_fxbucket.fuzz.judge import judged
 from pytest_fxbucket.fuzz.smaller import smaller
 from pytest_fxbucket.fuzz.subject import Subject
+from pytest_fxbucket.fuzz.sweep import sweeps
 from pytest_fxbucket.fuzz.trial import Trial
 
 _EXAMPLES = 40
@@ -58,18 +60,38 @@ class Search:
 
     def finds(self) -> Iterator[tuple[Trial, Find]]:
         """Each find that is not known, with the smallest trial that shows it."""
-        number = 0
+        number, swept = 0, sweeps(self.ranks, self.subject)
         while time.monotonic() < self.until:
+            yield from self.look_at(next(swept, iter(())))
             self._round(number)
             number += 1
             if self._best is None:
                 continue
             (steps, chosen, inside), find = self._best
-            trial = self.trial(steps, chosen, inside)
-            self.say(f"{self.tried} tried; cutting short: {find.kind}")
-            trial, find = smaller(trial, find, self._same)
-            self.known.append(find)
-            yield trial, find
+            yield self._cut_short(self.trial(steps, chosen, inside), find)
+
+    def look_at(self, trials: Iterator[Trial]) -> Iterator[tuple[Trial, Find]]:
+        """Each find of ``trials`` that is not known, with the smallest trial that shows it."""
+        for trial in trials:
+            if time.monotonic() > self.until:
+                return
+            self.tried += 1
+            if self.tried % _EXAMPLES == 0:
+                self.say(f"{self.tried} tried, {len(self.known)} found")
+            find = judged(trial, self.subject, self._last(TWICE))
+            if find is not None and not find.is_of(self.known):
+                self._shrink_until = time.monotonic()
+                yield self._cut_short(trial, find)
+
+    def _cut_short(self, trial: Trial, find: Find) -> tuple[Trial, Find]:
+        self.say(f"{self.tried} tried; cutting short: {find.kind}")
+        trial, find = smaller(trial, find, self._same)
+        self.known.append(find)
+        return trial, find
+
+    def _last(self, kind: str) -> str:
+        """``kind``; a second run that is known to differ would be a waste of time."""
+        return PLAN if kind == TWICE and any(one.kind == TWICE for one in self.known) else kind
 
     def trial(self, steps: Sequence[Step], chosen: Chosen, inside: str) -> Trial:
         """What hypothesis drew, as a trial."""
@@ -78,10 +100,8 @@ class Search:
     def _round(self, number: int) -> None:
         self._best = None
         chance = random.Random(f"{self.number} {number}")
-        names, last = _some(chance), TWICE if number % 2 else VALUES
+        names, last = _some(chance), self._last(TWICE if number % 2 else VALUES)
         most, reach = chance.choice((8, 16, 44)), chance.choice((1, 3, 5, 11))
-        if last == TWICE and any(one.kind == TWICE for one in self.known):
-            last = PLAN  # a second run that is known to differ would be a waste of time
         self.say(f"{self.tried} tried, {len(self.known)} found")
 
         @seed(chance.getrandbits(32))

@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from pytest_fxbucket.compat.fake_tensors import fresh_like
 from pytest_fxbucket.fuzz.program import copied
 from pytest_fxbucket.graph import collectives
 from pytest_fxbucket.graph.effects import written_arguments
-from pytest_fxbucket.graph.ops import operator_name
+from pytest_fxbucket.graph.ops import is_view, operator_name
 from pytest_fxbucket.graph.storages import base
 
 if TYPE_CHECKING:
@@ -56,6 +57,9 @@ def _less(trial: Trial) -> Iterator[Trial]:
         going = _going(node)
         if going:
             yield _without(trial, going)
+    for node in graph.nodes:
+        if _can_be_given(node):
+            yield _given_instead(trial, node)
 
 
 def _without_options(trial: Trial) -> Iterator[Trial]:
@@ -78,6 +82,12 @@ def _returning(trial: Trial, outputs: list[fx.Node]) -> Trial:
     graph = made.graph
     nodes = {node.name: node for node in graph.nodes}
     graph.output_node().args = ([nodes[name] for name in names],)
+    _erase_unread(graph)
+    made.recompile()
+    return trial.of(made)
+
+
+def _erase_unread(graph: fx.Graph) -> None:
     again = True
     while again:
         again = False
@@ -86,6 +96,31 @@ def _returning(trial: Trial, outputs: list[fx.Node]) -> Trial:
                 _erase(graph, going)
                 again = True
                 break
+
+
+def _can_be_given(node: fx.Node) -> bool:
+    """Whether what ``node`` computes, in a storage of its own, could as well be an input."""
+    value = node.meta.get("val")
+    if node.op != "call_function" or not isinstance(value, torch.Tensor) or not node.users or is_view(node):
+        return False
+    if collectives.launch_kind(node) or written_arguments(node) or operator_name(node) == "aten::empty":
+        return False
+    launch = node.all_input_nodes[0] if collectives.is_wait(node) else None
+    if launch is not None and (operator_name(launch).endswith("_out") or operator_name(launch).endswith("_")):
+        return False  # it gives what was there before
+    return value.is_contiguous() and all(isinstance(size, int) for size in value.shape)
+
+
+def _given_instead(trial: Trial, node: fx.Node) -> Trial:
+    made = copied(trial.graph_module)
+    graph = made.graph
+    old = next(one for one in graph.nodes if one.name == node.name)
+    last = graph.find_nodes(op="placeholder")[-1:]
+    with graph.inserting_after(last[0]) if last else graph.inserting_before():
+        new = graph.placeholder(f"given_{node.name}")
+    new.meta["val"] = fresh_like(old.meta["val"])
+    old.replace_all_uses_with(new)
+    _erase_unread(graph)
     made.recompile()
     return trial.of(made)
 
@@ -102,10 +137,11 @@ def _going(node: fx.Node, writes: bool = True) -> list[fx.Node]:
         return [] if writing and not writes else [node]
     source = node.all_input_nodes[0]
     launch = source if collectives.launch_kind(source) else source.all_input_nodes[0]
+    assert isinstance(launch.target, torch._ops.OpOverload)
     waits = collectives.waits_of(launch)
     if _fills(launch):
         return []
-    if any(wait.users for wait in waits) or (not writes and launch.target._schema.is_mutable):  # type: ignore[union-attr]
+    if any(wait.users for wait in waits) or (not writes and launch.target._schema.is_mutable):
         return [node] if len([wait for wait in source.users if collectives.is_wait(wait)]) > 1 else []
     return [*waits, *(user for user in launch.users if user not in waits), launch]
 

@@ -28,6 +28,23 @@ KEYWORDS: dict[str, tuple[Any, ...]] = {
     "max_in_flight_gb": (5, 5, 1e-6, 1e-7),
 }
 """Values that a pass which is not ours is given for those keywords that it takes; None: it is not given."""
+OPTIONS: dict[str, tuple[Any, ...]] = {
+    "by": ("size",),
+    "caps": ((60,), (200, 1000)),
+    "dtypes": ("mixed",),
+    "enabled": (False,),
+    "layout": ("execution",),
+    "prefetch": (0, 2),
+    "defer_reduce": (False,),
+    "gather_group": ("own",),
+    "insert_overlap_deps": (True,),
+    "updates": ("ready",),
+    "transforms": (SAME_BITS,),
+    "launch_at": ((2, 0, 0), (0, 1, 1)),
+    "wait_before": ((1, 0, 1),),
+    "schedule": ("auto",),
+}
+"""Of our pass: other values than those by default, one at a time."""
 INSIDE = ("", "", "", "net.", "L['self'].", "L['model'].")
 """What modules may lie in, as tracers spell it."""
 
@@ -98,8 +115,28 @@ def plans(subject: Subject, *, wrong: bool = True) -> st.SearchStrategy[Chosen]:
     right = st.builds(Chosen, plan=_plans, keywords=given)
     if not subject.takes_plan or not wrong:
         return right
-    names = [one for one in WRONG if one != "an unknown bucket_mode" or "bucket_mode" in subject.keywords]
+    names = [one.wrong for one in wrong_plans(subject)]
     return st.one_of(*[right] * 7, st.builds(Chosen, plan=_plans, keywords=given, wrong=st.sampled_from(names)))
+
+
+def wrong_plans(subject: Subject) -> list[Chosen]:
+    """Every plan that is wrong, of those that ``subject`` takes."""
+    if not subject.takes_plan:
+        return []
+    takes_mode = not subject.is_ours and "bucket_mode" in subject.keywords
+    keywords: dict[str, Any] | None = None if subject.is_ours else {}
+    return [Chosen(keywords=keywords, wrong=one) for one in WRONG if one != "an unknown bucket_mode" or takes_mode]
+
+
+def one_at_a_time(subject: Subject) -> list[Chosen]:
+    """Plain options, then for each other value of each option that ``subject`` takes these with that."""
+    if subject.is_ours:
+        return [Chosen(), *(Chosen(**{name: value}) for name, values in OPTIONS.items() for value in values)]
+    values: dict[str, tuple[Any, ...]] = {name: found for name, found in KEYWORDS.items() if name in subject.keywords}
+    if "custom_runtime_estimation" in subject.keywords:
+        values["costs"] = (0, 1)
+    given = [{name: one} for name, found in values.items() for one in dict.fromkeys(found) if one is not None]
+    return [Chosen(keywords=keywords) for keywords in ({}, *given)]
 
 
 def trials(pass_name: str, ranks: int = 2) -> st.SearchStrategy[Trial]:

@@ -244,13 +244,20 @@ def _shape(table: Table, number: int) -> object:
 
 
 def waste(before: Walk, after: Walk, read: set[int]) -> list[Waste]:
-    """What the graph after computes more often than the one before; ``read``: all that its outputs are made of."""
+    """What the graph after computes more often than the one before; ``read``: all that its outputs are made of.
+
+    Sizes are not looked at: they cost nothing, and stand for numbers wherever they are read.
+    """
     more = [n for n, count in after.computed.items() if count > before.computed.get(n, 0)]
     return [
         Waste(after.node_of[n], n, (before.computed.get(n, 0), after.computed[n]))
         for n in more
-        if before.computed.get(n, 0) or n not in read
+        if (before.computed.get(n, 0) or n not in read) and not _is_size(after.node_of[n])
     ]
+
+
+def _is_size(node: fx.Node) -> bool:
+    return isinstance(node.meta.get("val"), (int, torch.SymInt))
 
 
 def crosswise(sent: Mapping[int, Sequence[tuple[tuple[int, ...], int]]]) -> tuple[tuple[int, ...], int] | None:

@@ -8,9 +8,9 @@ import re
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from subprocess import PIPE
 from typing import Any
 
 import pytest
@@ -24,6 +24,8 @@ from suites.fuzz.broken import BROKEN, HEAD, MENDED, SEVERAL
 
 PAGE = (ROOT / "docs/reference/cli.md").read_text(encoding="utf-8").partition("\n## fuzz\n")[2].partition("\n## ")[0]
 Capsys = pytest.CaptureFixture[str]
+FOUND = re.compile(r"tried, [1-9]\d* found")
+"""As progress says it."""
 LAUNCH = re.compile(r"made\.call\(torch\.ops\._c10d_functional\.(?!wait)")
 
 
@@ -110,14 +112,14 @@ def test_one_fault_does_not_hide_another_and_what_is_kept_is_tried_first(
 
 def test_ctrl_c_gives_what_was_found_so_far(folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capsys) -> None:
     (folder / "mine.py").write_text(HEAD + BROKEN["exception"])
-    looked = Search._look
+    last = Search._last
 
-    def look(self: Search, *args: Any) -> None:
+    def then(self: Search, kind: str) -> str:
         if self.known:
             raise KeyboardInterrupt
-        looked(self, *args)
+        return last(self, kind)
 
-    monkeypatch.setattr(Search, "_look", look)
+    monkeypatch.setattr(Search, "_last", then)
     assert main(["fuzz", "--pass", "mine:broken", "--seconds", "60"]) == 130
     said = capsys.readouterr()
     (path,) = (folder / "fuzz-corpus").glob("*.py")
@@ -129,14 +131,14 @@ def test_ctrl_c_gives_what_was_found_so_far(folder: Path, monkeypatch: pytest.Mo
 
 def test_an_error_of_the_search_itself_loses_no_find(folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capsys) -> None:
     (folder / "mine.py").write_text(HEAD + BROKEN["exception"])
-    looked = Search._look
+    last = Search._last
 
-    def look(self: Search, *args: Any) -> None:
+    def then(self: Search, kind: str) -> str:
         if self.known:
             raise ZeroDivisionError("of its own")
-        looked(self, *args)
+        return last(self, kind)
 
-    monkeypatch.setattr(Search, "_look", look)
+    monkeypatch.setattr(Search, "_last", then)
     assert main(["fuzz", "--pass", "mine:broken", "--seconds", "60"]) == 2
     said = capsys.readouterr()
     assert "new: fuzz-corpus/test_fuzz_exception_" in said.out
@@ -148,12 +150,12 @@ def test_a_real_ctrl_c_ends_it_with_what_was_found(folder: Path) -> None:
     (folder / "mine.py").write_text(HEAD + BROKEN["exception"])
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     command = [sys.executable, "-m", "pytest_fxbucket.cli", "fuzz", "--pass", "mine:broken", "--seconds", "120"]
-    with subprocess.Popen(command, cwd=folder, env=environment, stdout=subprocess.PIPE, text=True) as running:
-        until = time.monotonic() + 60
-        while not list(folder.glob("fuzz-corpus/*.py")) and time.monotonic() < until:
-            time.sleep(0.1)
+    with subprocess.Popen(command, cwd=folder, env=environment, stdout=PIPE, stderr=PIPE, text=True) as running:
+        assert running.stderr is not None
+        seen = next(line for line in running.stderr if FOUND.search(line))
         running.send_signal(signal.SIGINT)
-        said, _ = running.communicate(timeout=30)
+        said, rest = running.communicate(timeout=30)
+    assert "Traceback" not in rest, seen
     assert running.returncode == 130
     assert {path.name for path in folder.iterdir()} <= {"mine.py", "fuzz-corpus", "__pycache__"}
     assert "stopped, this is what was found so far" in said
@@ -189,6 +191,9 @@ def test_faults_of_torchs_automatic_pass_are_found(folder: Path, capsys: Capsys)
         (["--pass", "nowhere:broken"], 2, 'pass nowhere:broken: there is no module "nowhere" in the folders on the path'),
         (["--pass", "mine:alone"], 2, "pass mine:alone cannot be called as (gm, plans): too many positional arguments"),
         (["--seconds", "0"], 2, "--seconds 0: expected a number above 0"),
+        (["--seconds", "-5"], 2, "--seconds -5: expected a number above 0"),
+        (["--seconds", "nan"], 2, "--seconds nan: expected a number above 0"),
+        (["--at-most", "0"], 2, "--at-most 0: expected a number above 0"),
         (["--ranks", "1"], 2, "--ranks 1: expected a number above 1"),
         (["--ranks", "9"], 2, "--ranks 9: expected 2 to 8"),
         (["--pass", "mine:well", "--corpus", "old"], 2, "test_fuzz_old.py holds no trial: KeyError: 'trial'"),

@@ -23,6 +23,7 @@ from pytest_fxbucket.graph.effects import written_arguments
 from pytest_fxbucket.step.portable import digest, encode_module
 from suites.passes.partings import PARTINGS, Parting
 from suites.passes.test_beside_torch import VERSION, of_a_version_in_the_table
+from suites.soak.known_faults import trial_of
 
 KIND_OF = {
     "raises": RAISED,
@@ -34,13 +35,6 @@ KIND_OF = {
 }
 EACH = pytest.mark.parametrize("parting", PARTINGS, ids=lambda parting: parting.name.replace("`", ""))
 DROPIN = "pytest_fxbucket.passes:manual_overlap_bucketing"
-
-
-def trial_of(parting: Parting) -> Trial:
-    program = parting.program()
-    options = {} if parting.mode is None else {"bucket_mode": parting.mode}
-    wrong = "" if parting.launches else "something"
-    return Trial(program, program.returns(*parting.build(program)), parting.plan, options, wrong)
 
 
 def drawing(number: int, count: int) -> settings:

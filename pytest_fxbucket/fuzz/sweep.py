@@ -1,0 +1,41 @@
+"""Small programs one after the other, each with one thing that a pass may trip over: what every search begins with.
+
+Chance finds what nobody thought of, but needs long for two things that must meet. Here each way to launch meets each twist.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import chain
+from typing import TYPE_CHECKING
+
+from pytest_fxbucket.fuzz import strategies
+from pytest_fxbucket.fuzz.program import Program
+from pytest_fxbucket.fuzz.twists import OFTEN, OTHER, STEP, Build, programs
+from pytest_fxbucket.graph.collectives import launch_kind
+from pytest_fxbucket.graph.modules import module_stack
+
+if TYPE_CHECKING:
+    from pytest_fxbucket.fuzz.chosen import Chosen
+    from pytest_fxbucket.fuzz.subject import Subject
+    from pytest_fxbucket.fuzz.trial import Trial
+
+
+def sweeps(ranks: int, subject: Subject) -> Iterator[Iterator[Trial]]:
+    """Every program with plain options, and every plan that is wrong; then a sweep for each other value of an option."""
+    plain, *others = strategies.one_at_a_time(subject)
+    yield chain(
+        (_trial(ranks, build, plain) for build in programs()),
+        (_trial(ranks, STEP, chosen) for chosen in strategies.wrong_plans(subject)),
+    )
+    for chosen in others:
+        yield (_trial(ranks, build, chosen) for build in programs(OFTEN))
+
+
+def _trial(ranks: int, build: Build, chosen: Chosen) -> Trial:
+    everybody = list(range(ranks))
+    made = Program(ranks, {OTHER: [everybody], "alone": [[rank] for rank in everybody]})
+    outputs = build(made)
+    graph_module = made.returns(*outputs)
+    stacks = [module_stack(node) for node in graph_module.graph.nodes if launch_kind(node) is not None]
+    return chosen.of(made, graph_module, [stack[-1][0][-1] for stack in stacks])

@@ -1,0 +1,326 @@
+"""Small programs with one thing each that a pass may trip over: ways to launch, and twists of what stands around launches."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING
+
+import torch
+
+from pytest_fxbucket.fuzz.program import Program, aten
+
+if TYPE_CHECKING:
+    from torch import fx
+
+Launching = Callable[[Program, "fx.Node", str], "fx.Node"]
+Build = Callable[[Program], "list[fx.Node]"]
+OTHER = "again"
+"""A second group of all ranks."""
+
+
+@dataclass(frozen=True)
+class Form:
+    """A way to launch one tensor."""
+
+    launch: Launching
+    reduces: bool = True
+    """Whether what it brings is a gradient, which nobody computes with unless a twist does."""
+    writes: bool = False
+    """Whether it launches what must be new."""
+
+    def given(self, made: Program, name: str, *shape: int, dtype: torch.dtype = torch.float32) -> fx.Node:
+        """An input to launch, which two reductions can be made of, unless ``shape`` is said."""
+        node = made.given(name, *(shape or (made.world * made.world, 3)), dtype=dtype)
+        return made.neg(node) if self.writes else node
+
+    def brought(self, made: Program, node: fx.Node, group: str = "0") -> fx.Node:
+        """Launched and waited for."""
+        return made.wait(self.launch(made, node, group))
+
+    def read(self, made: Program, wait: fx.Node) -> fx.Node:
+        """As it is read in the end."""
+        return wait if self.reduces else made.neg(wait)
+
+
+def _gather_into(made: Program, node: fx.Node, group: str) -> fx.Node:
+    return made.launch_gather_into(node, made.buffer_for(node, group), group)
+
+
+FORMS: dict[str, Form] = {
+    "gather": Form(lambda made, node, group: made.launch_gather(node, group), reduces=False),
+    "reduce": Form(lambda made, node, group: made.launch_reduce(node, "sum", group)),
+    "all_reduce": Form(lambda made, node, group: made.launch_all_reduce(node, "sum", group)),
+    "gather_into": Form(_gather_into, reduces=False),
+    "all_reduce_in_place": Form(lambda made, node, group: made.launch_all_reduce_in_place(node, "sum", group), writes=True),
+    "all_to_all": Form(lambda made, node, group: made.launch_all_to_all(node, group)),
+    "broadcast": Form(lambda made, node, group: made.launch_broadcast(node, group)),
+}
+Twist = Callable[[Program, Form], "list[fx.Node]"]
+
+
+# Twists: what stands around two launches of a form. Each gives what its program returns.
+
+
+def _one_by_one(made: Program, form: Form) -> list[fx.Node]:
+    return [form.read(made, form.brought(made, form.given(made, name))) for name in "pq"]
+
+
+def _together(made: Program, form: Form) -> list[fx.Node]:
+    launches = [form.launch(made, form.given(made, name), "0") for name in "pq"]
+    return [form.read(made, made.wait(launch)) for launch in launches]
+
+
+def _read_early(made: Program, form: Form) -> list[fx.Node]:
+    first = made.neg(form.brought(made, form.given(made, "p")))
+    return [first, form.read(made, form.brought(made, made.neg(form.given(made, "q"))))]
+
+
+def _written_before(made: Program, form: Form) -> list[fx.Node]:
+    p, q = form.given(made, "p"), form.given(made, "q")
+    first = form.brought(made, p)
+    made.call(aten.mul_.Tensor, q, 2.0)
+    return [form.read(made, first), form.read(made, form.brought(made, q))]
+
+
+def _written_before_through_an_alias(made: Program, form: Form) -> list[fx.Node]:
+    p, q = form.given(made, "p"), form.given(made, "q")
+    alias = made.call(aten.view.default, q, [-1])
+    first = form.brought(made, p)
+    made.call(aten.mul_.Tensor, alias, 2.0)
+    return [form.read(made, first), form.read(made, form.brought(made, q))]
+
+
+def _written_behind(made: Program, form: Form) -> list[fx.Node]:
+    sent = made.neg(form.given(made, "p"))
+    first = form.brought(made, sent)
+    made.call(aten.mul_.Tensor, sent, 0.0)
+    return [form.read(made, first), form.read(made, form.brought(made, form.given(made, "q")))]
+
+
+def _result_written(made: Program, form: Form) -> list[fx.Node]:
+    first, second = (form.brought(made, form.given(made, name)) for name in "pq")
+    made.call(aten.add_.Tensor, first, 1)
+    return [made.neg(first), form.read(made, second)]
+
+
+def _waited_for_twice(made: Program, form: Form) -> list[fx.Node]:
+    launch = form.launch(made, form.given(made, "p"), "0")
+    waits = [made.wait(launch), made.wait(launch), form.brought(made, form.given(made, "q"))]
+    return [form.read(made, wait) for wait in waits]
+
+
+def _of_what_was_launched(made: Program, form: Form) -> list[fx.Node]:
+    twice = form.brought(made, form.brought(made, form.given(made, "p")))
+    return [form.read(made, twice), form.read(made, form.brought(made, form.given(made, "q")))]
+
+
+def _over_two_groups(made: Program, form: Form) -> list[fx.Node]:
+    return [form.read(made, form.brought(made, form.brought(made, form.given(made, name), OTHER))) for name in "pq"]
+
+
+def _in_opposite_nesting(made: Program, form: Form) -> list[fx.Node]:
+    first = form.brought(made, form.brought(made, form.given(made, "p"), OTHER))
+    second = form.brought(made, form.brought(made, form.given(made, "q")), OTHER)
+    return [form.read(made, first), form.read(made, second)]
+
+
+def _then_all_reduced(made: Program, form: Form) -> list[fx.Node]:
+    return [made.all_reduce(form.brought(made, form.given(made, name), OTHER)) for name in "pq"]
+
+
+def _added(made: Program, form: Form) -> list[fx.Node]:
+    made.backward = True
+    u, v, x, y = (form.brought(made, form.given(made, name)) for name in "uvxy")
+    return [made.add(u, v), made.add(x, y)]
+
+
+def _to_an_optimizer(made: Program, form: Form) -> list[fx.Node]:
+    made.backward = True
+    brought = [form.brought(made, form.given(made, name)) for name in "xy"]
+    given = [made.given(name, *one.meta["val"].shape) for name, one in zip("pq", brought, strict=True)]
+    return [made.call(aten.add.Tensor, p, one, alpha=-0.5) for p, one in zip(given, brought, strict=True)]
+
+
+def _in_the_backward(made: Program, form: Form) -> list[fx.Node]:
+    made.backward = True
+    return [form.read(made, form.brought(made, made.neg(form.given(made, name)))) for name in "xy"]
+
+
+def _in_both_directions(made: Program, form: Form) -> list[fx.Node]:
+    given = {name: form.given(made, name) for name in "pq"}
+    found = [form.read(made, form.brought(made, given[name])) for name in "pq"]
+    made.backward = True
+    return [*found, *(form.read(made, form.brought(made, given[name])) for name in "qp")]
+
+
+def _of_two_dtypes(made: Program, form: Form) -> list[fx.Node]:
+    given = [form.given(made, "p", dtype=torch.bfloat16), form.given(made, "q")]
+    return [form.read(made, form.brought(made, one)) for one in given]
+
+
+def _of_two_dtypes_and_odd_sizes(made: Program, form: Form) -> list[fx.Node]:
+    given = [form.given(made, "p", made.world, 1, dtype=torch.bfloat16), form.given(made, "q", made.world, 3)]
+    return [form.read(made, form.brought(made, one)) for one in given]
+
+
+def _cast_before(made: Program, form: Form) -> list[fx.Node]:
+    casts = [made.call(aten._to_copy.default, form.given(made, name), dtype=torch.bfloat16) for name in "pq"]
+    return [form.read(made, form.brought(made, cast)) for cast in casts]
+
+
+def _cast_and_then_written(made: Program, form: Form) -> list[fx.Node]:
+    given = [form.given(made, name) for name in "pq"]
+    casts = [made.call(aten._to_copy.default, one, dtype=torch.bfloat16) for one in given]
+    made.call(aten.add_.Tensor, given[0], 1)
+    return [form.read(made, form.brought(made, cast)) for cast in casts]
+
+
+def _of_views(made: Program, form: Form) -> list[fx.Node]:
+    size = made.world * made.world
+    given = [made.call(aten.t.default, form.given(made, name, size, size)) for name in "pq"]
+    return [form.read(made, form.brought(made, one)) for one in given]
+
+
+def _seen_as_views(made: Program, form: Form) -> list[fx.Node]:
+    waits = [form.brought(made, form.given(made, name)) for name in "pq"]
+    return [made.neg(made.call(aten.view.default, wait, [-1])) for wait in waits]
+
+
+def _on_another_group(made: Program, form: Form) -> list[fx.Node]:
+    return [form.read(made, form.brought(made, form.given(made, name), group)) for name, group in (("p", "0"), ("q", OTHER))]
+
+
+def _on_groups_of_one(made: Program, form: Form) -> list[fx.Node]:
+    return [form.read(made, form.brought(made, form.given(made, name), "alone")) for name in "pq"]
+
+
+def _without_elements(made: Program, form: Form) -> list[fx.Node]:
+    given = [form.given(made, "p", 0, 3), form.given(made, "q")]
+    return [form.read(made, form.brought(made, one)) for one in given]
+
+
+def _of_one_value(made: Program, form: Form) -> list[fx.Node]:
+    p = form.given(made, "p")
+    return [form.read(made, form.brought(made, p)) for _ in range(2)]
+
+
+def _beside_random_numbers(made: Program, form: Form) -> list[fx.Node]:
+    p, q = form.given(made, "p"), form.given(made, "q")
+    first = form.brought(made, p)
+    chance = made.call(aten.randint_like.default, q, 5)
+    return [form.read(made, first), form.read(made, form.brought(made, made.add(q, chance))), made.neg(p)]
+
+
+def _handed_on_as_it_is(made: Program, form: Form) -> list[fx.Node]:
+    given = [form.given(made, name) for name in "pq"]
+    return [*(form.brought(made, one) for one in given), *given]
+
+
+def _in_another_module(name: str) -> Twist:
+    """Two launches of a module that lies in another, or in a model of that name."""
+
+    def twist(made: Program, form: Form) -> list[fx.Node]:
+        made.module = f"{name}a"
+        return _one_by_one(made, form)
+
+    return twist
+
+
+def _of_a_symbolic_size(made: Program, form: Form) -> list[fx.Node]:
+    given = [made.dynamic(name, made.world * made.world, 3) for name in "pq"]
+    given = [made.neg(one) for one in given] if form.writes else given
+    return [form.read(made, form.brought(made, one)) for one in given]
+
+
+TWISTS: tuple[Twist, ...] = (
+    _one_by_one,
+    _together,
+    _read_early,
+    _written_before,
+    _written_before_through_an_alias,
+    _written_behind,
+    _result_written,
+    _waited_for_twice,
+    _of_what_was_launched,
+    _over_two_groups,
+    _in_opposite_nesting,
+    _then_all_reduced,
+    _added,
+    _to_an_optimizer,
+    _in_the_backward,
+    _in_both_directions,
+    _of_two_dtypes,
+    _of_two_dtypes_and_odd_sizes,
+    _in_another_module("net."),
+    _in_another_module("L['model']."),
+    _cast_before,
+    _cast_and_then_written,
+    _of_views,
+    _seen_as_views,
+    _on_another_group,
+    _on_groups_of_one,
+    _without_elements,
+    _of_one_value,
+    _beside_random_numbers,
+    _handed_on_as_it_is,
+    _of_a_symbolic_size,
+)
+
+
+def _coalesced(kind: str) -> Build:
+    """Two tensors in one launch, and a third beside it."""
+
+    def build(made: Program) -> list[fx.Node]:
+        form = FORMS[{"all_gather": "gather", "reduce_scatter": "reduce"}.get(kind, kind)]
+        p, q, r = (form.given(made, name) for name in "pqr")
+        waits = [*made.coalesced(kind, [p, q]), form.brought(made, r)]
+        return [form.read(made, wait) for wait in waits]
+
+    return build
+
+
+def _buffers_that_are_read(made: Program) -> list[fx.Node]:
+    """Two gathers, each into a buffer that is read besides."""
+    nodes = []
+    for shard in made.shards("pq"):
+        buffer = made.buffer_for(shard)
+        nodes += [made.neg(made.gather_into(shard, buffer)), made.neg(buffer)]
+    return nodes
+
+
+def _a_step(made: Program) -> list[fx.Node]:
+    """Three layers, forward and backward, whose gradients are reduced and all-reduced."""
+    x, shards = made.given("x", made.world * made.world, 3), {name: made.given(name, made.world, 3) for name in "abc"}
+    for name, shard in shards.items():
+        made.module = name
+        x = made.call(aten.mul.Tensor, x, made.gather(shard))
+    made.backward = True
+    reduced = []
+    for name, shard in reversed(shards.items()):
+        made.module = name
+        gathered = made.gather(shard)
+        reduced += [made.reduce(made.call(aten.mul.Tensor, x, gathered), "avg"), made.all_reduce(made.neg(gathered))]
+        x = made.call(aten.mul.Tensor, x, gathered)
+    return [x, *reduced]
+
+
+STEP = _a_step
+"""The usual."""
+OFTEN = "gather"
+"""The form that every step has."""
+
+
+def _twisted(twist: Twist, form: Form, made: Program) -> list[fx.Node]:
+    return twist(made, form)
+
+
+def programs(*forms: str) -> Iterator[Build]:
+    """What builds each program: twists of these forms, or of all of them, the plainest first; then what has more launches."""
+    for twist in TWISTS:
+        for form in forms or FORMS:
+            yield partial(_twisted, twist, FORMS[form])
+    if not forms:
+        yield from (*map(_coalesced, ("all_gather", "reduce_scatter", "all_reduce")), _buffers_that_are_read)
+    yield STEP

@@ -1,0 +1,53 @@
+"""The small programs that each search begins with: legal, of everything that may meet, and enough for torch's known faults."""
+
+from __future__ import annotations
+
+from itertools import chain
+
+import pytest
+
+from pytest_fxbucket.fuzz.features import features_of
+from pytest_fxbucket.fuzz.finds import PLAN
+from pytest_fxbucket.fuzz.judge import judged, problems
+from pytest_fxbucket.fuzz.subject import subject_of
+from pytest_fxbucket.fuzz.sweep import sweeps
+from suites.passes.test_beside_torch import of_a_version_in_the_table
+from suites.soak.known_faults import known_faults, missing
+
+SCHEDULER = "pytest_fxbucket.compat.torch_scheduler:schedule_overlap_bucketing"
+FEATURES = {
+    *("all_gather_into_tensor", "all_gather_into_tensor_out", "all_gather_into_tensor_coalesced", "all_reduce", "all_reduce_"),
+    *("all_reduce_coalesced", "reduce_scatter_tensor", "reduce_scatter_tensor_coalesced", "all_to_all_single", "broadcast"),
+    *("a buffer that is read", "a write", "a write through an alias", "a view", "a cast", "random numbers", "no elements"),
+    *("a launch of what was launched", "a launch of what was launched on another group", "another group", "a group of one"),
+    *("waited for twice", "several dtypes", "both directions", "a symbolic size", "a model inside another module"),
+    *("a reduction that is read", "a reduction that is read before the next", "reductions that are added"),
+    "a model of another name",
+}
+
+
+@pytest.mark.parametrize("ranks", [2, 3])
+def test_small_programs_are_legal_and_have_everything_that_may_meet(ranks: int) -> None:
+    found: set[str] = set()
+    for trial in next(sweeps(ranks, subject_of("torch"))):
+        said = problems(trial.program, [trial.graph_module.graph] * ranks)
+        assert [text for text in said if "is waited for 2 times" not in text] == []
+        found |= features_of(trial)
+    assert found >= FEATURES
+
+
+@of_a_version_in_the_table
+@pytest.mark.parametrize(("name", "faults"), [("torch", 23), (SCHEDULER, 6)], ids=["manual", "automatic"])
+def test_they_show_each_known_fault_of_torchs_passes(name: str, faults: int) -> None:
+    subject = subject_of(name)
+    everything = chain(*sweeps(2, subject))
+    trials = [one for one in everything if one.wrong or one.options in ({}, {"bucket_mode": "custom_ops_multidtype"})]
+    finds = [find for trial in trials if (find := judged(trial, subject, PLAN)) is not None]
+    assert len(known_faults(subject)) >= faults
+    assert missing(subject, finds) == []
+
+
+def test_nothing_is_found_of_ours() -> None:
+    subject = subject_of("manual")
+    for trial in next(sweeps(2, subject)):
+        assert judged(trial, subject) is None, trial.graph_module.graph
