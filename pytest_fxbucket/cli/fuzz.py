@@ -130,7 +130,7 @@ class _Hunt:
             else:
                 self.again.append(kept)
         known = [one.find for one in self.again]
-        search = Search(subject, options.ranks, options.seed, until, say, known)
+        search = Search(subject, options.ranks, options.seed, until, say, known, options.at_most)
         pools = Pools(warm=("pytest_fxbucket.fuzz.rank_job",))
         home = TemporaryDirectory()  # hypothesis keeps what it reads of the sources
         set_hypothesis_home_dir(home.name)

@@ -11,6 +11,7 @@ from pytest_fxbucket.fuzz.groups import fake_groups
 from pytest_fxbucket.fuzz.inputs import has_symbolic
 from pytest_fxbucket.fuzz.ours import run_pass
 from pytest_fxbucket.fuzz.program import copied
+from pytest_fxbucket.fuzz.transformed import ROUNDS, sums_exactly
 from pytest_fxbucket.fuzz.trial import Trial
 from pytest_fxbucket.graph import collectives
 
@@ -42,7 +43,7 @@ WRONG: dict[str, Callable[[list[list[str]]], Any]] = {
     "an unknown bucket_mode": lambda plan: plan,
 }
 """What may be wrong, and the plan that is wrong so."""
-_BOTH = ("by", "enabled", "dtypes", "layout", "gather_group", "insert_overlap_deps")
+_BOTH = ("by", "enabled", "dtypes", "layout", "packer", "gather_group", "insert_overlap_deps")
 _MANUAL = (*_BOTH, "prefetch", "defer_reduce", "updates", "transforms")
 _AUTO = (*_BOTH, "schedule", "max_prefetch")
 
@@ -57,6 +58,8 @@ class Chosen:
     dtypes: str = "separate"
     enabled: bool = True
     layout: str = "registration"
+    packer: str = "default"
+    """Another than by default only of one dtype, which is all that it needs to know of."""
     prefetch: int = 1
     defer_reduce: bool = True
     gather_group: str = "same"
@@ -73,6 +76,8 @@ class Chosen:
     """By how much more may be in flight than the largest collective has that the pass makes without this limit."""
     max_memory_increase: float | None = None
     """Where nothing is merged: buckets may need more."""
+    max_memory_increase_gb: float | None = None
+    """The same."""
     costs: int = 0
     """Which seconds nodes take, for schedules that go by them."""
     keywords: Mapping[str, Any] | None = None
@@ -89,8 +94,10 @@ class Chosen:
         """ManualPass's, but for what may be in flight; no key that is as by default."""
         automatic = self.schedule == "auto"
         names: tuple[str, ...] = _AUTO if automatic else _MANUAL
-        names += ("max_memory_increase",) if automatic and not self.enabled else ()
+        names += ("max_memory_increase", "max_memory_increase_gb") if automatic and not self.enabled else ()
         found = {name: getattr(self, name) for name in names if getattr(self, name) != getattr(_DEFAULT, name)}
+        if self.dtypes == "mixed":
+            found.pop("packer", None)
         caps = self.caps[:1] if automatic else self.caps
         if caps != (0,):
             found["cap_mb"] = tuple(size / MB for size in caps)
@@ -112,6 +119,8 @@ class Chosen:
             return replace(self, schedule="manual", by="plan", in_flight=None).of(
                 program, graph_module, modules
             )  # it goes by sizes
+        if ROUNDS in self.transforms and not sums_exactly(graph_module.graph, program.world):
+            return replace(self, transforms=()).of(program, graph_module, modules)
         plan: Any = self.entries(modules)
         options = self.options(plan) if self.keywords is None else dict(self.keywords)
         if self.wrong:

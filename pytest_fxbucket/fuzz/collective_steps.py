@@ -36,11 +36,16 @@ def _fits(drawing: Drawing, value: Drawn, kind: str, group: str) -> bool:
     fake, ranks = value.fake, drawing.program.ranks(group)
     if kind == "all_gather":
         return fake.dim() > 0 and fake.numel() * ranks <= MOST
-    return kind == "all_reduce" or (fake.dim() > 0 and fake.shape[0] % ranks == 0)
+    return kind in ("all_reduce", "broadcast") or (fake.dim() > 0 and fake.shape[0] % ranks == 0)
 
 
 def launch(drawing: Drawing, kind: str, sent: Sequence[Drawn], op: int, group: str) -> None:
     """Launch the collective ``kind`` of all of ``sent``; ``op`` chooses the reduction."""
+    if kind in ("all_to_all", "broadcast"):
+        send = getattr(drawing.program, f"launch_{kind}")
+        for value in sent:
+            drawing.fly([send(value.node, group)], [value], False)
+        return
     integers = any(not value.fake.is_floating_point() for value in sent)
     ops = ["max", "sum"] if integers else ["max", "avg", "sum"]
     says: list[Any] = [] if kind == "all_gather" else [pick(ops, op)]
@@ -99,6 +104,37 @@ def cast_and_launch(drawing: Drawing, step: Step) -> None:
         launch(drawing, kind, [Drawn(cast, drawing.new_storage(), value.plain)], step.b, "0")
 
 
+def accumulate(drawing: Drawing, step: Step) -> None:
+    """Two gradients that are reduced, and that nobody reads but their sum."""
+    kind = KINDS[1 + step.c % 2]
+    fitting = drawing.readable(lambda v: _fits(drawing, v, kind, "0"))
+    first = pick(fitting, step.a)
+    both = [first, pick([value for value in fitting if value.is_like(first)], step.c)] if fitting else []
+    brought = []
+    for value in both:
+        launch(drawing, kind, [value], step.b, "0")
+        drawing.wait()
+        brought.append(drawing.values.pop())
+    if brought:
+        drawing.add(drawing.call(aten.add.Tensor, *brought))
+
+
+def symbolic(drawing: Drawing, step: Step) -> None:
+    """A launch of rows of a symbolic size."""
+    if len(drawing.symbolic) < 2 or step.b % 4 == 3:
+        rows = (2 * drawing.world * drawing.world, drawing.world)[step.b % 2]
+        drawing.add(drawing.program.dynamic(f"s{len(drawing.symbolic)}", rows, 3), plain=True)
+    kind = KINDS[step.c % 3]
+    ranks = drawing.world if kind == "reduce_scatter" else 1
+    fitting = [value for value in drawing.symbolic if 0 < value.rows <= 256 and value.rows % ranks == 0]
+    value = pick(fitting, step.a)
+    if step.b % 3 == 0:
+        value = drawing.add(drawing.call(aten.neg.default, value))
+    launch(drawing, kind, [value], step.b, "0")
+    if step.a % 2 == 0:
+        drawing.wait()
+
+
 def wait(drawing: Drawing, step: Step) -> None:
     """Wait for what is in flight."""
     drawing.wait(step.a)
@@ -119,6 +155,10 @@ STEPS: dict[str, tuple[Callable[[Drawing, Step], None], int]] = {
     "gather_into": (gather_into, 2),
     "all_reduce_in_place": (all_reduce_in_place, 1),
     "cast_and_launch": (cast_and_launch, 2),
+    "all_to_all": (partial(start, "all_to_all"), 1),
+    "broadcast": (partial(start, "broadcast"), 1),
+    "accumulate": (accumulate, 1),
+    "symbolic": (symbolic, 1),
     "wait": (wait, 3),
     "wait_again": (wait_again, 1),
 }

@@ -51,6 +51,12 @@ class Drawn:
         """Whether each element lies in a place of its own."""
         return all(size < 2 or stride for size, stride in zip(self.fake.shape, self.fake.stride(), strict=True))
 
+    @property
+    def rows(self) -> int:
+        """Of a symbolic size, as it was traced."""
+        size: Any = self.fake.shape[0]
+        return size if isinstance(size, int) else int(size.node.hint)
+
     def is_like(self, other: Drawn) -> bool:
         """Whether both have one shape and dtype."""
         return self.fake.shape == other.fake.shape and self.fake.dtype == other.fake.dtype
@@ -80,6 +86,8 @@ class Drawing:
     values: list[Drawn] = field(default_factory=list)
     open: list[InFlight] = field(default_factory=list)
     waited: list[InFlight] = field(default_factory=list)
+    symbolic: list[Drawn] = field(default_factory=list)
+    """What has a symbolic size, which only few steps read: to compare one with a number would settle it."""
     returned: list[fx.Node] = field(default_factory=list)
     modules: list[str] = field(default_factory=list)
     """Of launches."""
@@ -101,8 +109,10 @@ class Drawing:
 
     def add(self, node: fx.Node, *, storage: int | None = None, plain: bool = False) -> Drawn:
         """``node`` as a value that steps may read; without ``storage`` in one of its own."""
-        self.values.append(Drawn(node, self.new_storage() if storage is None else storage, plain))
-        return self.values[-1]
+        drawn = Drawn(node, self.new_storage() if storage is None else storage, plain)
+        is_symbolic = any(not isinstance(size, int) for size in drawn.fake.shape)
+        (self.symbolic if is_symbolic else self.values).append(drawn)
+        return drawn
 
     def new_storage(self) -> int:
         """A number that no storage has yet."""
@@ -143,7 +153,8 @@ class Drawing:
         """Wait for all that is in flight, and return what was given and what nobody read."""
         while self.open:
             self.wait()
-        unread = [value.node for value in self.values if not value.node.users and value.node.op == "call_function"]
+        everything = [*self.values, *self.symbolic]
+        unread = [value.node for value in everything if not value.node.users and value.node.op == "call_function"]
         return self.program.returns(*self.returned, *(node for node in unread if node not in self.returned))
 
 

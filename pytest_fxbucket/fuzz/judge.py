@@ -18,6 +18,7 @@ from pytest_fxbucket.fuzz.groups import fake_groups, members_of
 from pytest_fxbucket.fuzz.limited import limited
 from pytest_fxbucket.fuzz.program import copied
 from pytest_fxbucket.fuzz.subject import Subject, subject_of
+from pytest_fxbucket.fuzz.transformed import before_the_pass
 from pytest_fxbucket.graph.calls import Call, calls_of, joint_problems
 from pytest_fxbucket.graph.reading import read_graph
 from pytest_fxbucket.passes.keep_order import without_kept_order
@@ -164,6 +165,7 @@ def differs(made: Made) -> Iterator[tuple[str, ...]]:
         if texts:
             yield VALUES, *sorted(dict.fromkeys(texts), key=lambda text: DIFFERS not in text)
     if made.subject.is_ours:
+        before = before_the_pass(before, made.trial.options.get("transforms", ()))
         for rank in (0, program.world - 1):
             members = twinned(members_of(program.world, program.groups, rank))
             plain = fx.GraphModule(made.after[rank], without_kept_order(made.after[rank].graph))

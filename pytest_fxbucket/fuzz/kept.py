@@ -69,11 +69,17 @@ def _parted_by_direction(report: PassReport, kind: str) -> bool:
 
 def _limits(trial: Trial, graph: fx.Graph) -> Iterator[str]:
     rules = Overlap(**{name: value for name, value in trial.options.items() if name in _RULES})
+    if rules.schedule != "auto":  # which alone has limits, and never symbolic sizes, that counting bytes would settle
+        return
     yield from in_flight_problems(rules, graph)
-    if rules.max_memory_increase is not None:
-        was, now = (liveness_of(one, *ends(one)).peak for one in (trial.graph_module.graph, graph))
-        if now > was * (1 + rules.max_memory_increase):
-            yield f"{now} bytes live at once, {was} before, and max_memory_increase = {rules.max_memory_increase}"
+    share, more = rules.max_memory_increase, rules.max_memory_increase_gb
+    if share is None and more is None:
+        return
+    was, now = (liveness_of(one, *ends(one)).peak for one in (trial.graph_module.graph, graph))
+    if share is not None and now > was * (1 + share):
+        yield f"{now} bytes live at once, {was} before, and max_memory_increase = {share}"
+    if more is not None and now > was + more * (1 << 30):
+        yield f"{now} bytes live at once, {was} before, and max_memory_increase_gb = {more}"
 
 
 def gathers_anew(graph: fx.Graph) -> bool:

@@ -31,7 +31,10 @@ _EXAMPLES = 40
 _SHRINKING_S = 20.0
 _IDLE = 40
 """Trials in a row of which none has fewer steps: then which values steps choose is all that hypothesis still works at."""
-_LAUNCHING = ("gather", "reduce", "all_reduce", "coalesced", "gather_into", "all_reduce_in_place", "cast_and_launch")
+_LAUNCHING = (
+    *("gather", "reduce", "all_reduce", "coalesced", "gather_into", "all_reduce_in_place", "cast_and_launch"),
+    *("all_to_all", "broadcast", "accumulate", "symbolic"),
+)
 Draws = tuple[list[Step], Chosen, str]
 """Steps, plan, and what modules lie in."""
 
@@ -52,6 +55,8 @@ class Search:
     """``time.monotonic()`` at which it ends."""
     say: Callable[[str], None] = lambda _: None
     known: list[Find] = field(default_factory=list)
+    enough: int = 50
+    """Finds that end it, as far as its caller is concerned."""
     tried: int = 0
     """Trials that were judged."""
     _best: tuple[Draws, Find] | None = None
@@ -71,16 +76,22 @@ class Search:
             yield self._cut_short(self.trial(steps, chosen, inside), find)
 
     def look_at(self, trials: Iterator[Trial]) -> Iterator[tuple[Trial, Find]]:
-        """Each find of ``trials`` that is not known, with the smallest trial that shows it."""
+        """Each find of ``trials`` that is not known, with a small trial; all are judged before one is cut short."""
+        met: list[tuple[Trial, Find]] = []
         for trial in trials:
-            if time.monotonic() > self.until:
-                return
+            if time.monotonic() > self.until or len(met) >= self.enough:
+                break
             self.tried += 1
             if self.tried % _EXAMPLES == 0:
                 self.say(f"{self.tried} tried, {len(self.known)} found")
-            find = judged(trial, self.subject, self._last(TWICE))
-            if find is not None and not find.is_of(self.known):
-                self._shrink_until = time.monotonic()
+            find = judged(trial, self.subject, self._last(TWICE, met))
+            if find is not None and not find.is_of([*self.known, *(one for _, one in met)]):
+                met.append((trial, find))
+        for number, (trial, find) in enumerate(met):
+            if not find.is_of(self.known):
+                now = time.monotonic()
+                share = (self.until - now) / (2 * (len(met) - number))
+                self._shrink_until = now - _SHRINKING_S + max(0.0, min(_SHRINKING_S, share))
                 yield self._cut_short(trial, find)
 
     def _cut_short(self, trial: Trial, find: Find) -> tuple[Trial, Find]:
@@ -89,9 +100,10 @@ class Search:
         self.known.append(find)
         return trial, find
 
-    def _last(self, kind: str) -> str:
+    def _last(self, kind: str, met: Sequence[tuple[Trial, Find]] = ()) -> str:
         """``kind``; a second run that is known to differ would be a waste of time."""
-        return PLAN if kind == TWICE and any(one.kind == TWICE for one in self.known) else kind
+        found = [*self.known, *(one for _, one in met)]
+        return PLAN if kind == TWICE and any(one.kind == TWICE for one in found) else kind
 
     def trial(self, steps: Sequence[Step], chosen: Chosen, inside: str) -> Trial:
         """What hypothesis drew, as a trial."""

@@ -105,6 +105,8 @@ def _can_be_given(node: fx.Node) -> bool:
         return False
     if collectives.launch_kind(node) or written_arguments(node) or operator_name(node) == "aten::empty":
         return False
+    if any(collectives.is_wait(user) for user in node.users):
+        return False
     launch = node.all_input_nodes[0] if collectives.is_wait(node) else None
     if launch is not None and (operator_name(launch).endswith("_out") or operator_name(launch).endswith("_")):
         return False  # it gives what was there before

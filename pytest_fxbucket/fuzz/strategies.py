@@ -15,8 +15,9 @@ from hypothesis import strategies as st
 from pytest_fxbucket.fuzz.chosen import BYTES, PLANS, WRONG, Chosen
 from pytest_fxbucket.fuzz.drawing import Step
 from pytest_fxbucket.fuzz.drawn import NAMES, drawn
+from pytest_fxbucket.fuzz.packing import JOINED
 from pytest_fxbucket.fuzz.subject import Subject, subject_of
-from pytest_fxbucket.fuzz.transformed import SAME_BITS
+from pytest_fxbucket.fuzz.transformed import ROUNDS, SAME_BITS
 from pytest_fxbucket.fuzz.trial import Trial
 
 _MODES = (None, None, "default", "custom_ops", "custom_ops_multidtype")
@@ -39,7 +40,8 @@ OPTIONS: dict[str, tuple[Any, ...]] = {
     "gather_group": ("own",),
     "insert_overlap_deps": (True,),
     "updates": ("ready",),
-    "transforms": (SAME_BITS,),
+    "packer": (JOINED,),
+    "transforms": (SAME_BITS, (ROUNDS,)),
     "launch_at": ((2, 0, 0), (0, 1, 1)),
     "wait_before": ((1, 0, 1),),
     "schedule": ("auto",),
@@ -52,6 +54,7 @@ _small = st.integers(0, 11)
 _plans = st.integers(0, len(PLANS) - 1)
 _deps = st.sampled_from([False, False, False, True])
 _own = st.sampled_from(["same", "same", "same", "own"])
+_packers = st.sampled_from(["default", "default", "default", JOINED])
 _places = st.one_of(st.just(()), st.just(()), st.tuples(st.integers(0, 2), st.integers(0, 2), st.integers(0, 1)))
 by_hand = st.builds(
     Chosen,
@@ -66,7 +69,8 @@ by_hand = st.builds(
     gather_group=_own,
     insert_overlap_deps=_deps,
     updates=st.sampled_from(["last", "last", "ready"]),
-    transforms=st.sampled_from([(), (), (), (), SAME_BITS]),
+    packer=_packers,
+    transforms=st.sampled_from([(), (), (), (), SAME_BITS, (ROUNDS,)]),
     launch_at=_places,
     wait_before=_places,
 )
@@ -84,7 +88,9 @@ automatic = st.builds(
     schedule=st.just("auto"),
     max_prefetch=st.sampled_from([None, None, 1, 2]),
     in_flight=st.sampled_from([None, None, 1.0, 1.5, 3.0]),
+    packer=_packers,
     max_memory_increase=st.sampled_from([None, 0.0, 0.1]),
+    max_memory_increase_gb=st.sampled_from([None, None, 0.0, 1e-7]),
     costs=st.integers(0, 99),
 )
 """Our pass, and a schedule that it finds by itself."""

@@ -114,10 +114,10 @@ def test_ctrl_c_gives_what_was_found_so_far(folder: Path, monkeypatch: pytest.Mo
     (folder / "mine.py").write_text(HEAD + BROKEN["exception"])
     last = Search._last
 
-    def then(self: Search, kind: str) -> str:
+    def then(self: Search, kind: str, *met: Any) -> str:
         if self.known:
             raise KeyboardInterrupt
-        return last(self, kind)
+        return last(self, kind, *met)
 
     monkeypatch.setattr(Search, "_last", then)
     assert main(["fuzz", "--pass", "mine:broken", "--seconds", "60"]) == 130
@@ -133,10 +133,10 @@ def test_an_error_of_the_search_itself_loses_no_find(folder: Path, monkeypatch: 
     (folder / "mine.py").write_text(HEAD + BROKEN["exception"])
     last = Search._last
 
-    def then(self: Search, kind: str) -> str:
+    def then(self: Search, kind: str, *met: Any) -> str:
         if self.known:
             raise ZeroDivisionError("of its own")
-        return last(self, kind)
+        return last(self, kind, *met)
 
     monkeypatch.setattr(Search, "_last", then)
     assert main(["fuzz", "--pass", "mine:broken", "--seconds", "60"]) == 2

@@ -97,7 +97,7 @@ def test_every_step_and_every_option_is_drawn() -> None:
     assert set(options) == {
         *("by", "enabled", "dtypes", "layout", "cap_mb", "prefetch", "defer_reduce", "updates", "gather_group"),
         *("insert_overlap_deps", "launch_at", "wait_before", "transforms", "schedule", "costs"),
-        *("max_prefetch", "max_in_flight_gb", "max_memory_increase"),
+        *("max_prefetch", "max_in_flight_gb", "max_memory_increase", "max_memory_increase_gb", "packer"),
     }
 
 
