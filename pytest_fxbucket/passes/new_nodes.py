@@ -65,8 +65,8 @@ def alone(value: FakeTensor) -> bool:
 
 
 def has_numbers(value: torch.Tensor) -> bool:
-    """Whether no size of ``value`` is symbolic."""
-    return all(isinstance(size, int) for size in value.shape)
+    """Whether no size of ``value`` is symbolic, nor where it begins: behind what is of a symbolic size."""
+    return all(isinstance(size, int) for size in (*value.shape, value.storage_offset()))
 
 
 def moved(mode: FakeTensorMode, value: FakeTensor) -> FakeTensor:
@@ -132,10 +132,10 @@ def _called(mode: FakeTensorMode, target: Any, args: Sequence[Any], kwargs: Mapp
 
 
 def _sizes(args: Sequence[Any]) -> Iterator[Any]:
-    """All numbers among ``args``, and all sizes of tensors among them."""
+    """All numbers among ``args``, and of tensors among them all sizes, and where they begin."""
     for arg in args:
         if isinstance(arg, torch.Tensor):
-            yield from arg.shape
+            yield from (*arg.shape, arg.storage_offset())
         elif isinstance(arg, (list, tuple)):
             yield from _sizes(arg)
         elif isinstance(arg, (int, torch.SymInt)):

@@ -93,6 +93,16 @@ def test_a_step_of_symbolic_sizes_stays_right_at_other_sizes(sizes: list[tuple[i
             assert list(differences((wanted, []), (got, []))) == []
 
 
+@pytest.mark.parametrize("form", ["gather", "reduce", "all_reduce"])
+def test_a_fixed_size_behind_a_symbolic_one_does_not_settle_that(form: str) -> None:
+    made = Program(RANKS)
+    gm = made.returns(*made.together(form, [made.dynamic("s", 8, 3), made.given("p", 4, 3)]))
+    with fake_world(0, RANKS):
+        assert [bucket.launches_before for bucket in run_pass(gm.graph, (), by="size", cap_mb=(1.0,)).buckets] == [2]
+    assert made.mode.shape_env is not None
+    assert dict(made.mode.shape_env.replacements) == {}
+
+
 def test_sizes_that_are_numbers_need_no_nodes() -> None:
     gm = traced(of_all(gather), torch.ones(4, 5), torch.ones(6), mode="fake")
     after, _, _ = assert_same(gm.graph, RANKS)
