@@ -11,7 +11,7 @@ from pytest_fxbucket.fuzz.groups import fake_groups
 from pytest_fxbucket.fuzz.inputs import has_symbolic
 from pytest_fxbucket.fuzz.ours import run_pass
 from pytest_fxbucket.fuzz.program import copied
-from pytest_fxbucket.fuzz.transformed import ROUNDS, sums_exactly
+from pytest_fxbucket.fuzz.transformed import fit
 from pytest_fxbucket.fuzz.trial import Trial
 from pytest_fxbucket.graph import collectives
 
@@ -119,7 +119,7 @@ class Chosen:
             return replace(self, schedule="manual", by="plan", in_flight=None).of(
                 program, graph_module, modules
             )  # it goes by sizes
-        if ROUNDS in self.transforms and not sums_exactly(graph_module.graph, program.world):
+        if not fit(self.transforms, graph_module.graph, program.world):
             return replace(self, transforms=()).of(program, graph_module, modules)
         plan: Any = self.entries(modules)
         options = self.options(plan) if self.keywords is None else dict(self.keywords)

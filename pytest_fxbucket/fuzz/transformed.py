@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from pytest_fxbucket.fuzz.program import copied
@@ -21,7 +21,15 @@ ROUNDS = "add_before_reducing"
 """Leaves them only where sums are exact."""
 
 
-def sums_exactly(graph: fx.Graph, world: int) -> bool:
+def fit(names: Sequence[str], graph: fx.Graph, world: int) -> bool:
+    """Whether all bits can be held to what they were: a copy of what same tells as a whole is another expression to it."""
+    kinds = {collectives.launch_kind(node) for node in graph.nodes}
+    if SAME_BITS[0] in names and kinds & {"all_to_all", "broadcast"}:
+        return False
+    return ROUNDS not in names or _sums_exactly(graph, world)
+
+
+def _sums_exactly(graph: fx.Graph, world: int) -> bool:
     """Whether reductions give the same in any order: of integers, and of halves and quarters of them, in more than 16 bits."""
     for node in graph.nodes:
         said = collectives.read_launch(node)
