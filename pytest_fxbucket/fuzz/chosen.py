@@ -115,6 +115,8 @@ class Chosen:
 
     def of(self, program: Program, graph_module: fx.GraphModule, modules: Sequence[str]) -> Trial:
         """``program``, which gave ``graph_module``, with this plan; ``modules`` have launches."""
+        if has_symbolic(graph_module) and self.packer != "default":  # ours for the trial is written for numbers
+            return replace(self, packer="default").of(program, graph_module, modules)
         if has_symbolic(graph_module) and (self.schedule == "auto" or self.by == "overlap"):
             return replace(self, schedule="manual", by="plan", in_flight=None).of(
                 program, graph_module, modules
