@@ -1,4 +1,4 @@
-"""What ``torch.distributed.fsdp.fully_shard`` made of a model's modules, read from its states; in torch 2.11 to 2.15."""
+"""What ``torch.distributed.fsdp.fully_shard`` made of a model's modules, read from its states; run with torch 2.13 only."""
 
 from __future__ import annotations
 
