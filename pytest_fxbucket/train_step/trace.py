@@ -121,7 +121,7 @@ class _Tracing:
         self.schedulers = Schedulers()
         self.stepping: Optimizer | None = None
         self.step = ExitStack()
-        self.anchors = Anchors(overrides, self.mode, unused="refused")
+        self.anchors = Anchors(overrides, self.mode)
         self.anchors.states = {fqn: fake_twin(self.mode, first) for fqn, first in overrides.first_state.items()}
         for fqn, fake in self.anchors.states.items():
             self.inputs.add("state", fqn, fake)
