@@ -237,6 +237,11 @@ class Plan:
         return self.model or self.graph
 
     @property
+    def crosses_iterations(self) -> bool:
+        """Whether ``next_iteration`` is among its transformations."""
+        return any(one.name == "next_iteration" for one in self.transform)
+
+    @property
     def stages(self) -> int:
         """How many stages the model is cut into; 1 without ``[pipeline]``."""
         return 1 if self.pipeline is None else self.pipeline.stages or len(self.pipeline.cuts) + 1
