@@ -51,7 +51,8 @@ def item_names(plan: Plan) -> list[str]:
     row = f"[{plan.matrix_id}]" if plan.matrix_id else ""
     checks = [check for check in CHECKS if getattr(plan.checks, check)]
     if plan.checks.benchmark:
-        checks += [f"benchmark:{variant}" for variant in ("unbucketed", *plan.checks.benchmark.against)]
+        others = ("unbucketed", *(["in_one_call"] if plan.crosses_iterations else []), *plan.checks.benchmark.against)
+        checks += [f"benchmark:{variant}" for variant in others]
     return [check + (small if check.partition(":")[0] in ON_RANKS else "") + row for check in checks]
 
 

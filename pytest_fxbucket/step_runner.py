@@ -116,6 +116,16 @@ def state_and_batches(
     return state, lambda number: followed.tensors(batch(here, number), number)
 
 
+def begun_with(
+    start: Sequence[torch.Tensor], task: StepTask, inputs: Sequence[Value], first_state: Mapping[str, torch.Tensor]
+) -> list[torch.Tensor]:
+    """What ``inputs`` begin with, where those of ``task`` begin with ``start``: others are state, of ``first_state``."""
+    kept = (value for value in task.inputs if value.role in KEPT)
+    known = {(value.role, value.fqn): tensor for value, tensor in zip(kept, start, strict=True)}
+    wanted = ((value.role, value.fqn) for value in inputs if value.role in KEPT)
+    return [known[key] if key in known else first_state[key[1]] for key in wanted]
+
+
 def update(state: list[torch.Tensor], results: Sequence[Any], step: StepTask) -> None:
     """What the step made of parameters and state; of a step without optimizer one SGD step on the local shards."""
     made = {(v.role, v.fqn): r for v, r in zip(step.outputs, results, strict=True)}
@@ -219,12 +229,12 @@ class ThreeGraphs(StepRun):
         of_step = f"step {number} of {count}"
         mark(f"{self.iterating.phase} {of_step}")
         was_pending = self.iterating.pending
-        results = _by_key(self.iterating.step(lambda values: self.take(values, self.state, batch)))
+        results = by_key(self.iterating.step(lambda values: self.take(values, self.state, batch)))
         self.keep(self.state, results)
         late: dict[Key, Any] = {key: results.pop(key) for key in self.moved if was_pending}
         state = self.state if number == count else [tensor.clone() for tensor in self.state]
         mark(f"cleanup {of_step}")
-        rest = _by_key(self.iterating.rest(lambda values: self.take(values, state, batch)))
+        rest = by_key(self.iterating.rest(lambda values: self.take(values, state, batch)))
         self.keep(state, rest)
         results.update(rest)
         if number == count:
@@ -246,7 +256,8 @@ class ThreeGraphs(StepRun):
                 tensor.copy_(results[value.role, value.fqn])
 
 
-def _by_key(results: Results) -> dict[Key, Any]:
+def by_key(results: Results) -> dict[Key, Any]:
+    """``results`` by role and name."""
     return {(value.role, value.fqn): made for value, made in results}
 
 

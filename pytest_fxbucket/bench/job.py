@@ -27,36 +27,20 @@ from torch import fx
 
 from pytest_fxbucket.bench.staged import StagedStep, StagedTask
 from pytest_fxbucket.bench.stats import Pacing, has_settled, is_enough, is_warm
+from pytest_fxbucket.bench.timed_graphs import TimingPhase, timed_graph
 from pytest_fxbucket.bench.timeline.marks import Span
 from pytest_fxbucket.bench.timeline.traced_steps import traced_steps
 from pytest_fxbucket.bench.turns import REST_STEPS, TurnClient
-from pytest_fxbucket.capture.from_plan import import_model
-from pytest_fxbucket.checks.devices import place
-from pytest_fxbucket.graph.groups import ensure_twins
 from pytest_fxbucket.process import collector
 from pytest_fxbucket.ranks import device, mark
-from pytest_fxbucket.step.mesh import make_groups
-from pytest_fxbucket.step.portable import decode, digest, encode_module
-from pytest_fxbucket.step_runner import StepTask, state_and_batches, update
 
 if TYPE_CHECKING:
-    from pytest_fxbucket.bench.timeline.marks import Mark
-    from pytest_fxbucket.step.portable import PortableGraph
+    pass
 
 
 _COMPUTE, _COMMUNICATION = 1, 2  # priorities
 _RESET_PEAK = "5"
 """To /proc/self/clear_refs: https://docs.kernel.org/filesystems/proc.html"""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TimingPhase(StepTask):
-    """One graph of a step in all its variants; a step runs its phases one after another."""
-
-    graphs: Mapping[str, PortableGraph]
-    """By variant."""
-    marks: Mapping[str, tuple[Mark, ...]] = field(default_factory=dict)
-    """By variant, where the clock is read in a traced step."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,6 +83,8 @@ def run(rank: int, world: int, task: TimingTask) -> Timed:
         timed.peak_bytes = {name: peak_bytes_of(step.run, device()) for name, step in steps.items()}
         if task.traced_steps:
             timed.spans = {name: step.traced(task.traced_steps) for name, step in steps.items()}
+        for step in steps.values():
+            step.finish()
     return timed
 
 
@@ -132,23 +118,10 @@ class TimedStep:
     """One variant of the step with state of its own, which its steps update as training would."""
 
     def __init__(self, name: str, rank: int, phases: Sequence[TimingPhase]) -> None:
-        self.name = name
-        self._phases = phases
-        for phase in phases:
-            if phase.model is not None:
-                import_model(phase.model, phase.where)  # it may register operators that the graph calls
-        self.graphs = [decode(phase.graphs[name]) for phase in phases]
-        self.digests = tuple(digest(encode_module(graph)) for graph in self.graphs)
-        self.states: list[list[torch.Tensor]] = []
-        self._batches = []
-        for phase, graph in zip(phases, self.graphs, strict=True):
-            make_groups(phase.mesh, rank)
-            ensure_twins(graph.graph)
-            place(graph, device())
-            start, batches = state_and_batches(rank, phase)
-            self.states.append([tensor.to(device(), copy=True) for tensor in start])
-            self._batches.append([tensor.to(device()) for tensor in batches(0)])
-        self._seed = phases[0].seed
+        self.name, self._phases, self._seed = name, phases, phases[0].seed
+        self._parts = [timed_graph(rank, phase, name) for phase in phases]
+        self.graphs, self.states = [part.graph for part in self._parts], [part.state for part in self._parts]
+        self.digests = tuple(one for part in self._parts for one in part.digests)
 
     def run(self) -> None:
         """One step, and the update of its state."""
@@ -174,9 +147,7 @@ class TimedStep:
     def prepare(self) -> None:
         """Everything before the step that does not count."""
         torch.manual_seed(self._seed)
-        self._given = [
-            [*state, *(tensor.clone() for tensor in batch)] for state, batch in zip(self.states, self._batches, strict=True)
-        ]
+        self._given = [part.given() for part in self._parts]
 
     def call(self, graphs: Sequence[fx.GraphModule] | None = None) -> None:
         """The step itself: every phase."""
@@ -184,9 +155,14 @@ class TimedStep:
 
     def settle(self) -> None:
         """What the step made becomes the state, outside of the clock, since a graph hands it out and others would keep it."""
-        for phase, state, results in zip(self._phases, self.states, self.results, strict=True):
-            update(state, list(results) if isinstance(results, list | tuple) else [results], phase)
+        for part, results in zip(self._parts, self.results, strict=True):
+            part.took(list(results) if isinstance(results, list | tuple) else [results])
         self._given, self.results = [], []
+
+    def finish(self) -> None:
+        """Do what the last step left to another."""
+        for part in self._parts:
+            part.finish()
 
 
 def step_of(name: str, rank: int, phases: Sequence[TimingPhase], staged: StagedTask | None) -> TimedStep | StagedStep:
@@ -275,7 +251,9 @@ def take_turns(rank: int, world: int, task: TurnTask) -> TurnsTaken:
             seconds = _slowest([_timed(step) for _ in range(REST_STEPS + steps)][REST_STEPS:])
             if turn is not None:
                 turn.done(seconds)
-        return TurnsTaken(step.digests, peak_bytes_of(step.run, device()), has_priority)
+        peak_bytes = peak_bytes_of(step.run, device())
+        step.finish()
+        return TurnsTaken(step.digests, peak_bytes, has_priority)
 
 
 def _steps_asked(turn: TurnClient | None) -> int:

@@ -6,14 +6,17 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, cast
 
-from pytest_fxbucket.bench.job import Timed, TimingPhase, TimingTask
+from pytest_fxbucket.bench.job import Timed, TimingTask
 from pytest_fxbucket.bench.staged_tasks import pipeline_facts, stage_readings, staged_graphs, staged_task
 from pytest_fxbucket.bench.stats import Pacing, Series
+from pytest_fxbucket.bench.timed_graphs import TimedVariant, TimingPhase
 from pytest_fxbucket.bench.timeline.marks import UNBUCKETED, labels_of, marks_of
 from pytest_fxbucket.bench.timeline.spans import Steps, exposed, middle_step
+from pytest_fxbucket.checks.bitwise.crossing import crosses, crossing_graphs
+from pytest_fxbucket.checks.on_ranks import final_values
 from pytest_fxbucket.errors import BenchmarkError
 from pytest_fxbucket.step.portable import digest
-from pytest_fxbucket.step_runner import fields_of
+from pytest_fxbucket.step_runner import PhaseGraph, fields_of
 
 if TYPE_CHECKING:
     from pytest_fxbucket.bench.record import BucketTime, GraphFacts, PipelineFacts
@@ -21,7 +24,6 @@ if TYPE_CHECKING:
     from pytest_fxbucket.graph.buckets import GraphAnalysis
     from pytest_fxbucket.plan.schema import Benchmark
     from pytest_fxbucket.plan_on_mesh import PlanOnMesh
-    from pytest_fxbucket.step.portable import PortableGraph
     from pytest_fxbucket.step.roles import Phase
 
 
@@ -78,8 +80,10 @@ def tasks_of(worlds: Worlds, pacing: Pacing, traced_steps: int = 0) -> list[Timi
             variants=tuple(worlds),
             phases=tuple(
                 TimingPhase(
-                    graphs={name: timed_graph(name, world, rank, phase) for name, world in worlds.items()},
-                    marks={name: marks_of(world, rank, phase, name) for name, world in worlds.items()} if traced_steps else {},
+                    variants={name: timed_variant(name, world, rank, phase) for name, world in worlds.items()},
+                    marks={name: marks_of(world, rank, timed_phase(name, world, phase), name) for name, world in worlds.items()}
+                    if traced_steps
+                    else {},
                     **fields_of(first.plan, first.mesh, first.step(rank), phase),
                 )
                 for phase in ([] if first.plan.pipeline else first.step(rank).graphs)
@@ -108,7 +112,8 @@ def _facts(name: str, world: PlanOnMesh, series: Series, traced: Sequence[Timed]
     elif name == UNBUCKETED:
         readings = list(world.reference_reading(0).values())
     else:
-        readings = [passed.reading for passed in world.final(0).values()]
+        phases = dict.fromkeys(timed_phase(name, world, phase) for phase in world.step(0).graphs)
+        readings = [world.final(0)[phase].reading for phase in phases]
     for number, reading in enumerate(readings):
         rows += bucket_rows(reading, world.entry_of, name, [timed.spans[name][number] for timed in traced])
     return {
@@ -166,24 +171,27 @@ def _drawn(timed: Sequence[Timed]) -> dict[str, tuple[Span, ...]]:
     return drawn
 
 
-def timed_graph(name: str, world: PlanOnMesh, rank: int, phase: Phase) -> PortableGraph:
-    """What rank ``rank`` runs as ``name``: the step as captured, or as passes and transformations made it.
+def timed_phase(name: str, world: PlanOnMesh, phase: Phase) -> Phase:
+    """The graph that is timed as ``phase``: of a step whose work crosses iterations the steady one."""
+    return "steady" if name != UNBUCKETED and crosses(world) else phase
 
-    Raises :class:`BenchmarkError` for a step whose work crosses iterations.
-    """
+
+def timed_variant(name: str, world: PlanOnMesh, rank: int, phase: Phase) -> TimedVariant:
+    """What rank ``rank`` runs as ``name``: the step as captured, or as passes and transformations made it."""
+    step = world.step(rank)
     if name == UNBUCKETED:
-        return world.unbucketed(rank, phase)
-    final = world.final(rank)
-    if phase not in final:
-        raise BenchmarkError(
-            f"{world.plan.path}: the step runs as graphs {', '.join(final)}, which cannot be timed as one step; leave "
-            "[[transform]] next_iteration out to time it"
-        )
-    return final[phase].portable
+        only = PhaseGraph(phase, world.unbucketed(rank, phase), step.inputs[phase], step.outputs[phase])
+        return TimedVariant((only,), step.inputs[phase], step.outputs[phase], step.first_state)
+    final, (inputs, outputs) = world.final_step(rank), final_values(world, rank, phase)
+    graphs = crossing_graphs(world, rank) or (
+        PhaseGraph(phase, world.final(rank)[phase].portable, final.inputs[phase], final.outputs[phase]),
+    )
+    return TimedVariant(graphs, inputs or step.inputs[phase], outputs or step.outputs[phase], final.first_state)
 
 
 def digests(name: str, world: PlanOnMesh, rank: int) -> tuple[str, ...]:
     """Of the graphs that rank ``rank`` runs as ``name``, one a phase."""
     if world.plan.pipeline is not None:
         return tuple(digest(one.graph) for one in staged_graphs(name, world, rank).graphs)
-    return tuple(digest(timed_graph(name, world, rank, phase)) for phase in world.step(rank).graphs)
+    variants = (timed_variant(name, world, rank, phase) for phase in world.step(rank).graphs)
+    return tuple(digest(one.graph) for variant in variants for one in variant.graphs)

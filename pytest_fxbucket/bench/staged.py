@@ -80,6 +80,9 @@ class StagedStep:
         update(self._run.state, self._took.results, self._task)
         self._given, self._took = [], None
 
+    def finish(self) -> None:
+        """Nothing is left of a step."""
+
     def traced(self, steps: int) -> tuple[tuple[tuple[Span, ...], ...], ...]:
         """The spans of some steps with clocks in them, as those of one phase."""
         mark(f"timeline of {self.name}")

@@ -6,7 +6,7 @@ import os
 import platform
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -18,7 +18,7 @@ from pytest_fxbucket.backends import BACKENDS, MAX_RANKS, BackendChoice, row_of
 from pytest_fxbucket.bench.measure import BUCKETED, Measured, Worlds, measure
 from pytest_fxbucket.bench.provenance import commit_of, machine_kind, workload_of
 from pytest_fxbucket.bench.stats import Estimate, ratio_of
-from pytest_fxbucket.bench.timeline.marks import UNBUCKETED
+from pytest_fxbucket.bench.timeline.marks import IN_ONE_CALL, UNBUCKETED
 from pytest_fxbucket.checks.verdict import Verdict, passed, skipped
 from pytest_fxbucket.errors import BenchmarkError, FxbucketError
 from pytest_fxbucket.plan.consistency import refuse_too_many_ranks
@@ -160,8 +160,15 @@ def _record(world: PlanOnMesh, measured: Measured, backend: str, commit: tuple[s
 
 
 def worlds_of(world: PlanOnMesh, options: Benchmark) -> Worlds:
-    """What is timed: unbucketed and bucketed as ``world``'s pass has it, and each pass of ``options.against``."""
-    return {UNBUCKETED: world, BUCKETED: world, **{name: world.by_pass(name) for name in options.against}}
+    """What is timed: unbucketed and bucketed as ``world``'s pass has it, and each pass of ``options.against``.
+
+    Where ``next_iteration`` moves work into the next call, the same without it, too.
+    """
+    worlds = {UNBUCKETED: world, BUCKETED: world}
+    if world.plan.crosses_iterations:
+        others = tuple(one for one in world.plan.transform if one.name != "next_iteration")
+        worlds[IN_ONE_CALL] = world.under(replace(world.plan, transform=others))
+    return worlds | {name: world.by_pass(name) for name in options.against}
 
 
 def run(context: Context) -> Verdict:

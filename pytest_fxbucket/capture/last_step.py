@@ -57,10 +57,12 @@ def as_traced(plan: Plan) -> Plan:
     bucket, overlap = plan.bucket, plan.overlap
     if not plan.optimizer:
         bucket, overlap = Bucket(plan=bucket.plan, by=bucket.by, unplanned=bucket.unplanned), Overlap()
+    model = replace(plan.model, may_be_idle=()) if plan.model else None
     pipeline = replace(plan.pipeline, schedule=Pipeline().schedule) if plan.pipeline else None
     return replace(
         plan,
         matrix_id=None,
+        model=model,
         pipeline=pipeline,
         bucket=bucket,
         overlap=overlap,

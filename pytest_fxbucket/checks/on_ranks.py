@@ -9,6 +9,7 @@ from math import prod
 from typing import TYPE_CHECKING, Any
 
 from pytest_fxbucket.errors import RankError
+from pytest_fxbucket.plan.selectors import parameters_of
 from pytest_fxbucket.ranks.launch import available_memory
 from pytest_fxbucket.step.iterations import CROSSING
 
@@ -53,6 +54,18 @@ class OnRanks:
         """The back end, what kept it from GPUs, or how many ranks share one, for people."""
         said = self.choice.lacking or self.choice.shares
         return f"{self.backend} ({said})" if said else self.backend
+
+    @property
+    def idle_key(self) -> str:
+        """The plan's key for gradients that may be zero, for people."""
+        return f"[{'model' if self.world.plan.graph is None else 'graph'}] may_be_idle"
+
+    def may_be_idle(self) -> set[str]:
+        """Trainable parameters whose gradients the plan lets be zero. Raises :class:`PlanError` for what names none."""
+        plan, step = self.world.plan, self.world.step(0)
+        names = {name: one.fqn for one in step.parameters if one.trainable for name in (one.fqn, *one.aliases)}
+        entries = plan.traced.may_be_idle if plan.traced else ()
+        return parameters_of(entries, names, step.modules, f"{plan.path}: {self.idle_key}", "trainable parameters")
 
     def say(self, message: str) -> None:
         """Say what is waited for."""

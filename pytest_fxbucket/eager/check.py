@@ -77,7 +77,8 @@ class Eager(OnRanks):
         graphs = [task_of(world, "joint", rank, self.backend) for rank in range(world.size)]
         pipe, removed = self.pipe if localise is None else "", tuple(removed_state(world))
         unread = _unread(world.step(0)) if world.plan.pipeline is not None else ()
-        tasks = [EagerTask(world.plan, graph, localise, removed, unread, pipe, self.steady) for graph in graphs]
+        idle = frozenset(self.may_be_idle())
+        tasks = [EagerTask(world.plan, graph, localise, removed, idle, unread, pipe, self.steady) for graph in graphs]
         self.say(f"waiting for {world.size} ranks to run {steps_of(world)} steps, and as many of {self._torchs}")
         return cast("list[Seen]", self.ask("pytest_fxbucket.eager.job:run", tasks, "eager"))
 

@@ -46,6 +46,8 @@ class EagerTask:
     """Step to follow module by module; None: compare results only."""
     removed: tuple[str, ...] = ()
     """State that transformations took out of the graph, by name."""
+    may_be_idle: frozenset[str] = frozenset()
+    """Parameters that torch's own step may leave without a gradient where the graph has zeros."""
     unread: tuple[tuple[str, str], ...] = ()
     """Role and name of what no pipeline stage reads, and so no stage's graph has: it stays as it is."""
     pipe: str = ""
@@ -253,6 +255,7 @@ def _compare(found: Seen, rank: int, step: int, ours: Left, theirs: Left, task: 
             found.differences += compare(step, rank, words.get(role, role), fqn, value, mine)
         elif fqn not in removed:
             found.lacking.append(f"the graph has no {words.get(role, role)} {fqn}")
-    for role, fqn in ours:
-        if role == "grad" and (role, fqn) not in theirs:
+    for (role, fqn), value in ours.items():
+        is_idle = fqn in task.may_be_idle and not bool(value.any())
+        if role == "grad" and (role, fqn) not in theirs and not is_idle:
             found.one_sided.append(f"torch's own step has no gradient {fqn}")

@@ -345,10 +345,6 @@ def _next_iteration(plan: Plan, where: str) -> None:
     if moving[0] < len(plan.transform):
         after = plan.transform[moving[0]].name
         raise PlanError(f"{at}: next_iteration gives three graphs, and {after} stands behind it; list it last")
-    if plan.checks.benchmark:
-        raise PlanError(
-            f"{at}: next_iteration gives three graphs, and [checks] benchmark times one; leave one of them out, by a matrix row"
-        )
     if plan.step.clip_norm:
         raise PlanError(
             f"{at}: next_iteration moves updates, and [step] clip_norm makes each of them need the reductions of all; leave "

@@ -14,7 +14,7 @@ from typing import Any, Literal, NamedTuple
 
 from pytest_fxbucket.backends import CHOICES, PLACES
 from pytest_fxbucket.plan.cluster import Cluster, MemoryLimits, Overlapped
-from pytest_fxbucket.plan.entries import Entry, entry_list
+from pytest_fxbucket.plan.entries import Entry
 from pytest_fxbucket.plan.rules import (
     DEGREES,
     Rule,
@@ -110,13 +110,6 @@ class Run:
         ),
     )
     ring: Ring | None = field(default=None, metadata=table_of('the ring of `reduce = "ring"`', Ring))
-    zero_gradients: tuple[Entry, ...] = field(
-        default=(),
-        metadata=entry_list(
-            "parameters whose gradients are zero by the model's design, so that bitwise can check nothing about them; "
-            "it fails where another's is zero, or one of these is not"
-        ),
-    )
     ranks_per_gpu: int = field(
         default=0,
         metadata=whole(
@@ -237,6 +230,16 @@ class Plan:
     cluster: Cluster | None = field(default=None, metadata={"table": Cluster})
     """Left out: nothing is simulated."""
     checks: Checks = field(default_factory=Checks, metadata={"table": Checks})
+
+    @property
+    def traced(self) -> Model | Graph | None:
+        """What the step comes from."""
+        return self.model or self.graph
+
+    @property
+    def crosses_iterations(self) -> bool:
+        """Whether ``next_iteration`` is among its transformations."""
+        return any(one.name == "next_iteration" for one in self.transform)
 
     @property
     def stages(self) -> int:

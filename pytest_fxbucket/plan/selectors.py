@@ -76,6 +76,18 @@ def resolve(
     return Resolution(tuple(resolved), left, tuple(notes))
 
 
+def parameters_of(
+    entries: Sequence[Entry], names: Mapping[str, str], modules: Sequence[str], where: str, what: str = "parameters"
+) -> set[str]:
+    """Canonical FQNs of the parameters that ``entries`` name; ``names`` has the canonical one of every name.
+
+    Raises PlanError as :func:`resolve`.
+    """
+    fqns = list(dict.fromkeys(names.values()))
+    named = resolve(entries, fqns, modules, aliases=names, unplanned="allow", where=where, what=what)
+    return {fqn for entry in named.entries for fqn in entry.parameters}
+
+
 # Below, an entry in the making is its name, the text it came from, and {parameter as the entry spells it: canonical}.
 _Found = tuple[str, str, dict[str, str]]
 

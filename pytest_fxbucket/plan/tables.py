@@ -30,6 +30,10 @@ from pytest_fxbucket.plan.table_rules import (
 from pytest_fxbucket.words import MOST_RANKS
 
 _DTYPES = ("float32", "bfloat16", "float16", "float64")
+_MAY_BE_IDLE = entry_list(
+    "parameters whose gradients may be zero, on every rank in every step: of experts that may get no token, or by the model's "
+    "design; bitwise learns nothing about those that are, and says so; it fails where another's is zero"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +64,7 @@ class Model:
             '`"0.ids"`: `ids` in the first item, `"0.*"`: all in it; left out: what forward takes'
         ),
     )
+    may_be_idle: tuple[Entry, ...] = field(default=(), metadata=_MAY_BE_IDLE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +76,7 @@ class Graph:
             "instead of `[model]`, graphs that somebody else traced: `callable() -> TracedStep`, called on every rank"
         )
     )
+    may_be_idle: tuple[Entry, ...] = field(default=(), metadata=_MAY_BE_IDLE)
 
 
 @dataclass(frozen=True, slots=True)

@@ -53,23 +53,31 @@ class Iterating:
 
         Its results are new values of this step, and of what moved those of the step before.
         """
-        results = self._run(self.phase, take)
-        self._carried = {value.fqn: made for value, made in results if value.role == "carried"}
-        return [(value, made) for value, made in results if value.role != "carried"]
+        phase = self.phase
+        with torch.no_grad():
+            return self.took(phase, self._graphs[phase](*self.given(phase, take)))
+
+    def given(self, phase: Phase, take: Take) -> list[Any]:
+        """What the graph ``phase`` is to be called with."""
+        inputs = self._inputs[phase]
+        given = iter(take([value for value in inputs if value.role != "carried"]))
+        carried = self._carried or {}
+        return [carried[value.fqn] if value.role == "carried" else next(given) for value in inputs]
+
+    def took(self, phase: Phase, made: Sequence[Any]) -> Results:
+        """The results of a step, of what the graph ``phase`` made in it; what is carried is kept for the next."""
+        results = list(zip(self._outputs[phase], made, strict=True))
+        self._carried = {value.fqn: one for value, one in results if value.role == "carried"}
+        return [(value, one) for value, one in results if value.role != "carried"]
 
     def rest(self, take: Take) -> Results:
         """Do what the last step left, on parameters and state as they are behind it; :meth:`forget` says that it is done."""
-        return self._run("cleanup", take) if self.pending else []
+        if not self.pending:
+            return []
+        with torch.no_grad():
+            made = self._graphs["cleanup"](*self.given("cleanup", take))
+        return list(zip(self._outputs["cleanup"], made, strict=True))
 
     def forget(self) -> None:
         """Nothing is left of the last step; the next one begins anew."""
         self._carried = None
-
-    def _run(self, phase: Phase, take: Take) -> Results:
-        inputs = self._inputs[phase]
-        given = iter(take([value for value in inputs if value.role != "carried"]))
-        carried = self._carried or {}
-        tensors = [carried[value.fqn] if value.role == "carried" else next(given) for value in inputs]
-        with torch.no_grad():
-            results = self._graphs[phase](*tensors)
-        return list(zip(self._outputs[phase], results, strict=True))

@@ -42,6 +42,7 @@ def capture_step(
     scaler: GradScaler | None = None,
     transforms: Sequence[Transform] = (),
     overrides: Mapping[str | type[nn.Module], Any] = {},
+    may_be_idle: Sequence[str] = (),
     guards: Guard | Iterable[Guard] = (),
 ) -> CapturedStep:
     """Capture ``function``, a training step, as one that runs as a graph and is called alike.
@@ -74,7 +75,8 @@ def capture_step(
     ``transforms`` each get the traced :class:`StepGraph` (graph "joint") and its state by name, and give a step that fits; they
     run once a trace. ``overrides`` has modules that are not traced, by FQN or class, each with "call" (the real module is
     called when the graph runs), a ``callable(module)`` that gives a sub-graph, asked here and once for each module, or an
-    :class:`pytest_fxbucket.capture.Override`.
+    :class:`pytest_fxbucket.capture.Override`. ``may_be_idle`` names parameters of modules that are called, such as
+    "layers.*.moe.experts.*", whose gradient is zero where a call has none; else such a call is an error.
 
     Raises :class:`CaptureError` for what is no model, optimizer, override or guard.
     """
@@ -87,7 +89,14 @@ def capture_step(
         raise CaptureError("mesh is given without parallel, which says what is done on it")
     parted = None if parallel is None else part_model(model, given, parallel, mesh, batch_dim, sync)
     return CapturedStep(
-        function, model, given, tuple(transforms), overrides_given(model, overrides), Guards(model, guards), parted, scaler
+        function,
+        model,
+        given,
+        tuple(transforms),
+        overrides_given(model, overrides, may_be_idle),
+        Guards(model, guards),
+        parted,
+        scaler,
     )
 
 

@@ -126,7 +126,7 @@ class _Tracing:
         self.step = ExitStack()
         self.skipped: torch.Tensor | None = None
         """Not 0 if nothing is to come of the step that is taken."""
-        self.anchors = Anchors(overrides, self.mode, unused="refused")
+        self.anchors = Anchors(overrides, self.mode)
         self.anchors.states = {fqn: fake_twin(self.mode, first) for fqn, first in overrides.first_state.items()}
         for fqn, fake in self.anchors.states.items():
             self.inputs.add("state", fqn, fake)

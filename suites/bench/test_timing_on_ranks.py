@@ -9,18 +9,19 @@ import pytest
 import torch
 
 from pytest_fxbucket.bench.job import Timed, TimingTask
-from pytest_fxbucket.bench.measure import SETS, TRACED_STEPS, measure, tasks_of, timed_graph
+from pytest_fxbucket.bench.measure import SETS, TRACED_STEPS, digests, measure, tasks_of
 from pytest_fxbucket.bench.stats import Pacing
 from pytest_fxbucket.bench.step_time import worlds_of
+from pytest_fxbucket.bench.timeline.marks import IN_ONE_CALL
 from pytest_fxbucket.errors import BenchmarkError
-from pytest_fxbucket.plan.load import parse_plans
+from pytest_fxbucket.plan.load import load_plans, parse_plans
 from pytest_fxbucket.plan.schema import Benchmark
 from pytest_fxbucket.plan_on_mesh import PlanOnMesh, mesh_of
 from pytest_fxbucket.ranks.failure import RankFailure
 from pytest_fxbucket.ranks.pools import Pools
-from pytest_fxbucket.run import PlanRun
+from pytest_fxbucket.run import PlanRun, item_names
 from pytest_fxbucket.settings import RunSettings
-from pytest_fxbucket.step.portable import digest
+from pytest_fxbucket.step.portable import decode, digest
 from suites.bench.timing_jobs import Clocked
 
 PLAN = """
@@ -119,8 +120,8 @@ def test_ranks_that_ran_another_graph_are_an_error(world: PlanOnMesh, pools: Poo
         others = []
         for task in tasks:
             (phase,) = task.phases
-            graphs = {"unbucketed": phase.graphs["unbucketed"], "bucketed": phase.graphs["unbucketed"]}
-            others.append(replace(task, phases=(replace(phase, graphs=graphs),)))
+            variants = dict.fromkeys(phase.variants, phase.variants["unbucketed"])
+            others.append(replace(task, phases=(replace(phase, variants=variants),)))
         return pools.get(2, "gloo:plain").run("pytest_fxbucket.bench.job:run", others, timeout_s=60)
 
     with pytest.raises(BenchmarkError, match="rank 0 timed another bucketed graph than the one that it was sent"):
@@ -181,10 +182,60 @@ def test_state_goes_on_from_step_to_step_and_apart_for_each_variant(world: PlanO
     assert not torch.equal(other_before, other_after)
 
 
-def test_a_step_that_crosses_iterations_is_refused_and_unbucketed_is_not(tmp_path: Path) -> None:
-    text = CROSSING
-    (plan,) = parse_plans(text, tmp_path / "plan.toml")
+@pytest.fixture(scope="module")
+def crossing(tmp_path_factory: pytest.TempPathFactory) -> PlanOnMesh:
+    (plan,) = parse_plans(CROSSING, ROOT / "plan.toml")
+    return PlanOnMesh(plan, mesh_of(plan), "manual", lambda _: None)
+
+
+def test_of_a_step_that_crosses_iterations_the_steady_graph_is_timed_beside_the_step_without_that(
+    crossing: PlanOnMesh,
+) -> None:
+    worlds = worlds_of(crossing, Benchmark())
+    assert list(worlds) == ["unbucketed", "bucketed", IN_ONE_CALL]
+    (phase,) = tasks_of(worlds, Pacing(1, 0.5), traced_steps=1)[0].phases
+    graphs = {name: [one.phase for one in variant.graphs] for name, variant in phase.variants.items()}
+    assert graphs == {"unbucketed": ["joint"], "bucketed": ["setup", "steady", "cleanup"], IN_ONE_CALL: ["joint"]}
+    assert digests("bucketed", crossing, 0) == tuple(digest(one.graph) for one in phase.variants["bucketed"].graphs)
+    assert digest(phase.variants[IN_ONE_CALL].graphs[0].graph) == crossing.passed(0)["joint"].digest
+    nodes = {node.name for node in decode(phase.variants["bucketed"].graphs[1].graph).graph.nodes}
+    assert {mark.node for mark in phase.marks["bucketed"]} <= nodes
+    assert item_names(crossing.plan)[-1:] != [f"benchmark:{IN_ONE_CALL}"]
+    timed = replace(crossing.plan, checks=replace(crossing.plan.checks, benchmark=Benchmark()))
+    assert item_names(timed)[-2:] == ["benchmark:unbucketed", f"benchmark:{IN_ONE_CALL}"]
+
+
+def test_steps_that_cross_iterations_leave_what_as_many_steps_without_that_leave(crossing: PlanOnMesh, pools: Pools) -> None:
+    """Set-up and clean-up included: the state of a timed step is that of training."""
+    tasks = tasks_of(worlds_of(crossing, Benchmark()), Pacing(0.01, 0.5))
+    for found in pools.get(2, "gloo:plain").run("suites.bench.timing_jobs:trained", tasks, timeout_s=60):
+        crossed, alone = found  # type: ignore[misc]  # jobs give objects
+        assert len(crossed) == len(alone) > 8
+        assert all(torch.equal(one, other) for one, other in zip(crossed, alone, strict=True))
+
+
+def test_a_plan_that_crosses_iterations_is_timed_with_launches_of_the_steady_graph(pools: Pools, tmp_path: Path) -> None:
+    (plan,) = parse_plans(CROSSING, ROOT / "plan.toml")
+    found = PlanRun(plan, RunSettings(ROOT, tmp_path / "golden", tmp_path), pools).step_time(Benchmark(budget_s=0.01))
+    record = found.record
+    assert {name: len(rounds) for name, rounds in record.samples.items()} == dict.fromkeys(
+        ("unbucketed", "bucketed", IN_ONE_CALL), SETS
+    )
+    labels = {name: [(row["direction"], row["label"]) for row in record.graphs[name]["buckets"]] for name in record.samples}
+    late = [label for _, label in labels["bucketed"][:6] if label.startswith("reduce_scatter")]
+    assert sorted(late) == ["reduce_scatter c", "reduce_scatter d"]
+    assert sorted(labels["bucketed"]) == sorted(labels[IN_ONE_CALL])
+    assert f"; against {IN_ONE_CALL} " in found.summary()
+    assert {span.rank for span in found.spans["bucketed"]} == {0, 1}
+
+
+@pytest.mark.parametrize("row", [None, "after"])
+def test_a_step_with_state_that_a_transformation_added_is_timed(row: str | None, pools: Pools) -> None:
+    (plan,) = [plan for plan in load_plans(ROOT / "fixtures/plans/averaged.toml") if plan.matrix_id == row]
     world = PlanOnMesh(plan, mesh_of(plan), "manual", lambda _: None)
-    with pytest.raises(BenchmarkError, match=r"plan.toml: the step runs as graphs setup, steady, cleanup, which"):
-        timed_graph("bucketed", world, 0, "joint")
-    assert digest(timed_graph("unbucketed", world, 0, "joint")) == digest(world.unbucketed(0, "joint"))
+    tasks = tasks_of(worlds_of(world, Benchmark()), Pacing(0.01, 0.5))
+    for found in pools.get(2, "gloo:plain").run("suites.bench.timing_jobs:trained", tasks, timeout_s=60):
+        averaged, alone = found  # type: ignore[misc]  # jobs give objects
+        assert len(averaged) > len(alone) > 8
+        parameters = len(world.step(0).parameters)
+        assert all(torch.equal(one, other) for one, other in zip(averaged[:parameters], alone, strict=False))

@@ -53,6 +53,19 @@ def states(rank: int, world: int, task: TimingTask) -> tuple[torch.Tensor, torch
     return before, step.states[0][0]
 
 
+def trained(rank: int, world: int, task: TimingTask) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+    """State behind steps of the bucketed step, finished, and behind as many of the unbucketed one: set-up is a step, too."""
+    last = "in_one_call" if "in_one_call" in task.variants else "unbucketed"
+    found = []
+    for name, steps in (("bucketed", 3), (last, 4 if last == "in_one_call" else 3)):
+        step = job.TimedStep(name, rank, task.phases)
+        for _ in range(steps):
+            step.run()
+        step.finish()
+        found.append(step.states[0])
+    return found[0], found[1]
+
+
 def met(rank: int, world: int, task: TimingTask) -> list[str]:
     """What happened, in order: the ranks met, and the clock was read around a step."""
     seen: list[str] = []

@@ -116,15 +116,21 @@ def _cells(world: PlanOnMesh, sets: Sequence[Any]) -> Iterator[str]:
     samples: dict[str, Samples] = {name: tuple(tuple(one.samples[name]) for one in firsts) for name in firsts[0].samples}
     parameters = sum(torch.Size(parameter.shape).numel() for parameter in world.step(0).parameters)
     yield f"{parameters / 1e6:.2f} M"
-    yield f"{_median_ms(samples[BUCKETED])}"
+    yield median_ms(samples[BUCKETED])
     for other in ("unbucketed", "torch", FSDP2):
-        estimate = ratio_of(samples[BUCKETED], samples[other])
-        low, high = (f"{value:.2f}" for value in (torch.tensor(estimate.low).exp(), torch.tensor(estimate.high).exp()))
-        yield f"{_median_ms(samples[other])}, x {estimate.ratio:.2f} ({low} to {high})"
+        yield beside(samples[BUCKETED], samples[other])
     yield str(sum(map(len, samples[BUCKETED])))
 
 
-def _median_ms(samples: Samples) -> str:
+def beside(ours: Samples, theirs: Samples) -> str:
+    """Median of ``theirs``, and the ratio of ``ours`` to them with its interval."""
+    estimate = ratio_of(ours, theirs)
+    low, high = (f"{value:.2f}" for value in (torch.tensor(estimate.low).exp(), torch.tensor(estimate.high).exp()))
+    return f"{median_ms(theirs)}, x {estimate.ratio:.2f} ({low} to {high})"
+
+
+def median_ms(samples: Samples) -> str:
+    """Of all rounds."""
     return f"{1e3 * median(second for rounds in samples for second in rounds):.1f} ms"
 
 

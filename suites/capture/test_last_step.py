@@ -47,6 +47,7 @@ def is_same(plans: Sequence[Plan]) -> bool:
         "run.steps = 5",
         "checks.same = false",
         'cluster.preset = "b200"',
+        'model.may_be_idle = ["layers.0"]',
     ],
 )
 def test_what_comes_behind_tracing_does_not_trace_again(tmp_path, row):

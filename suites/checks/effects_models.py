@@ -8,7 +8,9 @@ from operator import getitem
 import torch
 from torch import Tensor, fx, nn
 
+from fixtures.models import traced
 from pytest_fxbucket.capture import StepGraph
+from pytest_fxbucket.capture.traced import TracedStep
 from pytest_fxbucket.passes import packers
 from pytest_fxbucket.passes.new_nodes import Maker
 from pytest_fxbucket.passes.packers import Packing, Unpack
@@ -48,6 +50,19 @@ def two_inputs(rank: int, step: int) -> tuple[Tensor, Tensor]:
 def scaled(module: nn.Module, by: float = 1.0) -> Callable[[Mapping[str, Tensor], Tensor], Tensor]:
     """A sub-graph for ``scale``."""
     return lambda tensors, x: x * tensors["weight"] * by
+
+
+def unmoved() -> TracedStep:
+    """A traced step whose first gradient is zero."""
+    found = traced.step()
+    graph = found.graphs["joint"].graph
+    loss, first, *others = graph.output_node().args[0]
+    with graph.inserting_before(graph.output_node()):
+        zero = graph.call_function(torch.ops.aten.mul.Tensor, (first, 0.0))
+    zero.meta = dict(first.meta)
+    graph.output_node().args = ([loss, zero, *others],)
+    found.graphs["joint"].recompile()
+    return found
 
 
 def trainer(mesh: Mapping[str, int], word: str = "nothing") -> None:

@@ -102,11 +102,16 @@ class TestJudging:
         (line,) = unusable_data([outcome(zero=["a", "b"], batches=["x"]), outcome(zero=["b"], batches=["y"])])
         assert line.startswith("the gradient of b is zero on every rank in every step")
 
-    def test_a_gradient_that_the_plan_says_to_be_zero_must_be(self) -> None:
+    def test_a_gradient_that_may_be_zero_is_no_reason_and_need_not_be(self) -> None:
         outcomes = [outcome(zero=["a", "b"], still=["a"]), outcome(zero=["a", "b"], still=["a"], batches=["y"])]
-        assert unusable_data(outcomes, {"a", "b"}) == []
-        (line,) = unusable_data(outcomes, {"a", "b", "c"})
-        assert line == "[run] zero_gradients names c, but its gradient is not zero; take it out"
+        assert unusable_data(outcomes, {"a", "b", "c"}) == []
+        (line,) = unusable_data(outcomes, {"a", "c"})
+        assert line.startswith("the gradient of b is zero on every rank in every step")
+        assert line.endswith("name it in [model] may_be_idle")
+
+    def test_what_may_be_idle_and_is_not_must_be_moved_by_its_optimizer(self) -> None:
+        (line,) = unusable_data([outcome(still=["a"]), outcome(still=["a"], batches=["y"])], {"a"})
+        assert line.startswith("the optimizer leaves a as it was on every rank in every step")
 
     def test_values_that_are_not_finite_on_one_rank_are_named(self) -> None:
         (line,) = unusable_data([outcome(), outcome(not_finite=["the loss"], batches=["y"])])

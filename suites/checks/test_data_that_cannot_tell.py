@@ -10,7 +10,9 @@ import torch
 
 from pytest_fxbucket.capture.parallel.modes import Sharded
 from pytest_fxbucket.checks.verdict import Verdict
-from pytest_fxbucket.plan.schema import Optimizer, Parallel, Step
+from pytest_fxbucket.errors import PlanError
+from pytest_fxbucket.plan.entries import parse_entries
+from pytest_fxbucket.plan.schema import Optimizer, Parallel, Run, Step
 
 SGD = (Optimizer("torch.optim:SGD", {"lr": 0.1}),)
 STILL = (Optimizer("torch.optim:SGD", {"lr": 0.0}),)
@@ -40,6 +42,32 @@ def test_data_that_cannot_tell_right_from_wrong_is_red(bitwise: Callable[..., Ve
     verdict = bitwise(**changed)
     assert verdict.outcome == "failed"
     assert words in verdict.lines[0]
+
+
+IDLE = {"args": {"used": 0.0}, "may_be_idle": parse_entries(["scale"], "test")}
+
+
+def test_a_gradient_that_may_be_zero_is_said_and_no_fault(bitwise: Callable[..., Verdict]) -> None:
+    verdict = bitwise(model=IDLE, optimizer=SGD)
+    assert verdict.outcome == "passed", verdict
+    assert "(nothing of scale.weight, idle in every step)" in verdict.summary
+    busy = bitwise(model={**IDLE, "args": {}}, optimizer=SGD)
+    assert busy.outcome == "passed", busy
+    assert "idle" not in busy.summary
+
+
+def test_another_gradient_that_is_zero_is_red_all_the_same(bitwise: Callable[..., Verdict]) -> None:
+    verdict = bitwise(model={**IDLE, "factory": "bitwise_models:build_by_seed"}, run=Run(steps=2, seed=7))
+    assert verdict.outcome == "failed"
+    assert verdict.lines == (
+        "the gradient of down.weight, up.bias, up.weight is zero on every rank in every step, so nothing about it was checked; "
+        "give the batch or the loss values that reach it, or, if it may get none, name it in [model] may_be_idle",
+    )
+
+
+def test_what_may_be_idle_and_is_not_there_is_named_beside_the_nearest(bitwise: Callable[..., Verdict]) -> None:
+    with pytest.raises(PlanError, match=r'\[model\] may_be_idle: entry "scales" matches nothing; did you mean "scale"'):
+        bitwise(model={"may_be_idle": parse_entries(["scales"], "test")})
 
 
 def test_an_update_that_moves_something_and_clipping_that_bites_are_checked(bitwise: Callable[..., Verdict]) -> None:

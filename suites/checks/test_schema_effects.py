@@ -133,6 +133,10 @@ CASES: dict[tuple[str, str], Case] = {
     ("model", "inputs"): Case(
         "[0]", "unbucketed", also='model.factory = "effects_models:shifted"\nmodel.batch = "effects_models:two_inputs"'
     ),
+    ("model", "may_be_idle"): Case('["scale"]', "bitwise", "passed", also="model.args = { used = 0.0 }"),
+    ("graph", "may_be_idle"): Case(
+        '["layers.*"]', "bitwise", "passed", also='graph.factory = "effects_models:unmoved"', base=GRAPH
+    ),
     ("graph", "factory"): Case('"fixtures.models.traced:bare"', "audit", "needs the roles of the graph", base=GRAPH),
     ("parallel", "mode"): Case('"replicate"\nparallel.dp_shard = 1\nparallel.dp_replicate = 2', "unbucketed"),
     ("parallel", "dp_shard"): Case("4", "unbucketed"),
@@ -203,7 +207,6 @@ CASES: dict[tuple[str, str], Case] = {
     ("run", "steps"): Case("3", "bitwise", "in 3 steps"),
     ("run", "seed"): Case("7", "bitwise", "is zero on every rank", also='model.factory = "bitwise_models:build_by_seed"'),
     ("run", "timeout_s"): Case("0.001", "bitwise", "0.001"),
-    ("run", "zero_gradients"): Case('["scale"]', "bitwise", "passed", also="model.args = { used = 0.0 }"),
     ("run", "reduce"): Case('"ring"', "bitwise", "since round a ring both may rightly part"),
     ("run", "ring"): Case("{ nodes = 3 }", "error", "does not divide the 2 ranks", also='run.reduce = "ring"'),
     ("run", "ranks_per_gpu"): Case(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 
 import pytest
@@ -9,7 +10,9 @@ import torch
 from torch import fx
 
 from pytest_fxbucket.pipeline.captured import StagedStep
+from pytest_fxbucket.plan.entries import parse_entries
 from pytest_fxbucket.plan.load import load_plans
+from pytest_fxbucket.plan.schema import Optimizer
 from pytest_fxbucket.step.mesh import Mesh
 from pytest_fxbucket.step.roles import StepGraph
 from suites.eager.eager_net import ROOT, Run
@@ -98,6 +101,24 @@ def test_a_parameter_without_a_gradient_is_none_for_ddp_either(run: Run) -> None
     verdict = run(plan_of("Unused", '["a", "b"]', '[parallel]\nmode = "replicate"\ndp_replicate = 2\n'))
     assert verdict, verdict
     assert "torch's DistributedDataParallel" in verdict.summary
+
+
+def test_zeros_for_what_torch_leaves_without_a_gradient_are_right_where_it_may_be_idle(run: Run) -> None:
+    (idle,) = [plan for plan in load_plans(ROOT / "fixtures/plans/override.toml") if plan.matrix_id == "idle"]
+    assert idle.model is not None
+    found = run(idle)
+    assert found, found
+    asked = run(replace(idle, model=replace(idle.model, may_be_idle=parse_entries(["layers.0.moe.experts.3"], "test"))))
+    assert asked.outcome == "failed"
+    assert asked.lines == tuple(f"torch's own step has no gradient layers.1.moe.experts.3.w{i}.weight" for i in (1, 2))
+
+
+def test_an_update_that_torch_leaves_out_is_red_also_of_what_may_be_idle(run: Run) -> None:
+    """Weights decay in the graph."""
+    (idle,) = [plan for plan in load_plans(ROOT / "fixtures/plans/override.toml") if plan.matrix_id == "idle"]
+    verdict = run(replace(idle, optimizer=(Optimizer("torch.optim:AdamW", {"lr": 0.01, "weight_decay": 0.1}),)))
+    assert verdict.outcome == "failed"
+    assert verdict.lines[0].startswith("step 0, rank 0: parameter layers.0.moe.experts.3.w1.weight")
 
 
 UNREAD = '["a", "b", "rest"]'

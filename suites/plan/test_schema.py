@@ -13,8 +13,8 @@ def test_every_key_says_what_it_is_for_and_what_it_takes() -> None:
 
 def test_the_keys_are_those_of_the_design() -> None:
     assert {(key.table, key.key) for key in KEYS} == {
-        *[("model", key) for key in ("factory", "args", "batch", "loss", "inputs")],
-        ("graph", "factory"),
+        *[("model", key) for key in ("factory", "args", "batch", "loss", "inputs", "may_be_idle")],
+        *[("graph", key) for key in ("factory", "may_be_idle")],
         *[("parallel", key) for key in ("mode", "dp_shard", "dp_replicate", "tp", "pp", "param_dtype", "reduce_dtype")],
         *[("parallel", key) for key in ("reshard_after_forward", "reduce_order", "tp_plan", "ep", "ep_plan")],
         *[("pipeline", key) for key in ("cuts", "stages", "balance", "schedule")],
@@ -26,10 +26,7 @@ def test_the_keys_are_those_of_the_design() -> None:
         *[("overlap", key) for key in ("launch_at", "wait_before", "updates", "schedule", "max_memory_increase")],
         *[("overlap", key) for key in ("max_memory_increase_gb", "max_in_flight_gb", "max_prefetch")],
         *[("transform", key) for key in ("name", "args")],
-        *[
-            ("run", key)
-            for key in ("backend", "world", "steps", "seed", "timeout_s", "zero_gradients", "reduce", "ring", "ranks_per_gpu")
-        ],
+        *[("run", key) for key in ("backend", "world", "steps", "seed", "timeout_s", "reduce", "ring", "ranks_per_gpu")],
         *[("checks", key) for key in ("audit", "golden", "collectives", "same", "bitwise", "eager", "benchmark")],
         ("checks", "overlap"),
         ("checks", "memory"),

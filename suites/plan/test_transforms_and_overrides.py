@@ -19,8 +19,9 @@ MOVES = '[[transform]]\nname = "next_iteration"\nargs = { entries = ["b"] }\n'
             "1: next_iteration gives three graphs, and m:mine stands behind it; list it last",
         ),
         (
-            "[checks]\nbenchmark = true\n" + MOVES,
-            "1: next_iteration gives three graphs, and [checks] benchmark times one; leave one of them out, by a matrix row",
+            "[step]\nclip_norm = 1.0\n" + MOVES,
+            "1: next_iteration moves updates, and [step] clip_norm makes each of them need the reductions of all; leave one of "
+            "them out",
         ),
         (
             '[overlap]\ninsert_overlap_deps = true\n[[transform]]\nname = "bucket"\n' + MOVES,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
@@ -22,8 +23,9 @@ def diffusers(name: str, **settings: Any) -> nn.Module:
     return made.train()
 
 
-def add(short: str, name: str, draw: Draw, run: dict[str, object] | None = None, **settings: Any) -> None:
-    SHELF.add(short, partial(diffusers, name, **settings), draw, mean_square, tables={"run": run} if run else {})
+def add(short: str, name: str, draw: Draw, may_be_idle: Sequence[str] = (), **settings: Any) -> None:
+    tables = {"model": {"may_be_idle": list(may_be_idle)}} if may_be_idle else {}
+    SHELF.add(short, partial(diffusers, name, **settings), draw, mean_square, tables=tables)
 
 
 def times(generator: Generator) -> Tensor:
@@ -124,7 +126,7 @@ add(
     caption_projection_dim=16,
     pooled_projection_dim=10,
     pos_embed_max_size=8,
-    run={"zero_gradients": ["transformer_blocks.1.attn.add_q_proj"]},  # the last block drops what it asks text for
+    may_be_idle=["transformer_blocks.1.attn.add_q_proj"],  # the last block drops what it asks text for
 )
 
 

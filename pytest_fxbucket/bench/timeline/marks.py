@@ -46,6 +46,9 @@ class Span:
 UNBUCKETED = "unbucketed"
 """The variant whose launches the plan's entries do not name: each is of a parameter."""
 
+IN_ONE_CALL = "in_one_call"
+"""The variant of a step whose work crosses iterations that it would be without that."""
+
 ELSEWHERE = "what another graph launched"
 """Label of a wait in a backward graph for what the forward graph launched."""
 

@@ -87,18 +87,15 @@ ANCHOR_BACKWARD: torch._ops.OpOverload = _define(
 class Anchors:
     """Anchors of one trace.
 
-    ``param_dtype`` is what modules read parameters in, None: their own. ``unused`` says what a call of the real module does
-    where a gradient that is asked for is not there: ``zeros``, or it is ``refused``.
+    ``param_dtype`` is what modules read parameters in, None: their own.
     """
 
-    def __init__(
-        self, overrides: Overrides, fake_mode: FakeTensorMode, param_dtype: torch.dtype | None = None, unused: str = "zeros"
-    ) -> None:
+    def __init__(self, overrides: Overrides, fake_mode: FakeTensorMode, param_dtype: torch.dtype | None = None) -> None:
         self.overrides, self.fake_mode = overrides, fake_mode
         self.by_key = {one.key: one for one in overrides.of.values()}
         self.states: Mapping[str, torch.Tensor] = {}
         """What state is while the step is traced, by FQN: inputs of the graph."""
-        self._param_dtype, self._unused = param_dtype, unused
+        self._param_dtype = param_dtype
         self._known: dict[object, ModuleCall] = {}
         self._called: set[str] = set()
         self._numbers = count()
@@ -174,7 +171,10 @@ class Anchors:
         trained = {name for name, parameter in one.module.named_parameters() if parameter.requires_grad}
         asks = [i for i, name in enumerate(names) if name in trained and torch.is_grad_enabled()]
         asks += [i for i, fake in enumerate(fakes, len(names)) if fake.requires_grad]
-        return ModuleCall(tuple(names), given, gives, tuple(map(looks, results)), tuple(asks), self._unused)
+        idle = [i for i, name in enumerate(names) if name in trained and self.overrides.may_be_idle(f"{one.fqn}.{name}")]
+        all_idle = len(idle) == len(trained)  # nothing that reads an input needs to run then
+        needed = tuple(i for i in asks if not (i in idle if i < len(names) else all_idle))
+        return ModuleCall(tuple(names), given, gives, tuple(map(looks, results)), tuple(asks), needed)
 
     def _call_of_subgraph(self, subgraph: Subgraph, one: Overridden, given: Any, fakes: Tensors) -> ModuleCall:
         held: dict[str, torch.Tensor] = {}

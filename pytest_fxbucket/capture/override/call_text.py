@@ -33,8 +33,8 @@ class ModuleCall:
     """What each tensor in the result is like, by :func:`looks`."""
     asks: tuple[int, ...]
     """Those of held, then of the tensors given, by number, that a gradient is asked for; none where gradients are off."""
-    unused: str = "zeros"
-    """What is done where backward has no gradient for one that is asked for: ``zeros``, or it is ``refused``."""
+    needed: tuple[int, ...] = ()
+    """Those of asks that backward must have a gradient for; others have zeros where it has none."""
 
     def text(self) -> str:
         """All of it, in one line."""

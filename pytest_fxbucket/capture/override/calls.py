@@ -146,10 +146,11 @@ def call_backward(
     with torch.enable_grad():
         found = gradients(results, [twins[i] for i in wanted], dict(zip(of, grads, strict=True)))
     for i, grad in zip(wanted, found, strict=True):
-        if grad is None and made.unused == "refused":
+        if grad is None and i in made.needed:
             raise CaptureError(
                 f"{made.name_of(i)} of module {fqn_of(module)} has no gradient in this call, where eager would leave .grad as "
-                "it is and a graph cannot; let every call use it, an expert without tokens too, or set requires_grad = False"
+                "it is and a graph cannot; let every call use it, set requires_grad = False, or name it in may_be_idle: it has "
+                "zeros then"
             )
     promised = []
     for i, grad in zip(wanted, found, strict=True):

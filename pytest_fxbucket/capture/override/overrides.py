@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
 from typing import Any, Literal
 
@@ -17,6 +17,7 @@ from pytest_fxbucket.errors import CaptureError, PlanError
 from pytest_fxbucket.plan.factories import import_callable
 from pytest_fxbucket.plan.schema import Override as OverrideTable
 from pytest_fxbucket.plan.schema import Plan
+from pytest_fxbucket.plan.selectors import parameters_of, parse_entries
 from pytest_fxbucket.user_frame import naming_user_frame
 from pytest_fxbucket.words import some
 
@@ -73,9 +74,15 @@ class Overrides:
     """All modules of a model that are overridden, by FQN."""
 
     of: Mapping[str, Overridden] = field(default_factory=dict)
+    idle: frozenset[str] | None = None
+    """Parameters that a call may leave without a gradient, by every name; None: all."""
 
     def __bool__(self) -> bool:
         return bool(self.of)
+
+    def may_be_idle(self, fqn: str) -> bool:
+        """Whether the parameter ``fqn`` has zeros where a call leaves it without a gradient."""
+        return self.idle is None or fqn in self.idle
 
     @property
     def first_state(self) -> dict[str, torch.Tensor]:
@@ -111,8 +118,11 @@ def overrides_of(model: nn.Module, plan: Plan, forwards: Forwards) -> Overrides:
     return _asked(model, named, lambda fqn: fqn)
 
 
-def overrides_given(model: nn.Module, given: Mapping[Any, Any]) -> Overrides:
-    """The same of what ``capture_step`` is given: FQNs or classes, each with "call", a callable or an :class:`Override`."""
+def overrides_given(model: nn.Module, given: Mapping[Any, Any], may_be_idle: Sequence[str] = ()) -> Overrides:
+    """The same of what ``capture_step`` is given: FQNs or classes, each with "call", a callable or an :class:`Override`.
+
+    ``may_be_idle`` are entries of parameters that a call may leave without a gradient.
+    """
 
     def listed() -> Iterator[tuple[str, Override, str]]:
         for key, value in given.items():
@@ -125,7 +135,27 @@ def overrides_given(model: nn.Module, given: Mapping[Any, Any]) -> Overrides:
     asked = _asked(model, _once_each(listed(), CaptureError), fresh_key)
     for one in asked.of.values():
         know(one.key, one.module)
-    return asked
+    return replace(asked, idle=_idle(model, asked, may_be_idle))
+
+
+def _idle(model: nn.Module, asked: Overrides, entries: Sequence[str]) -> frozenset[str]:
+    """Every name of the parameters that ``entries`` name. Raises :class:`CaptureError` for what names none that is called."""
+    named = [(name, one) for name, one in model.named_parameters(remove_duplicate=False) if one.requires_grad]
+    first = {id(one): name for name, one in reversed(named)}
+    names = {name: first[id(one)] for name, one in named}
+    modules = [fqn for fqn, _ in model.named_modules(remove_duplicate=False)]
+    try:
+        found = parameters_of(parse_entries(entries, "may_be_idle"), names, modules, "may_be_idle", "trainable parameters")
+    except PlanError as error:
+        raise CaptureError(str(error)) from None
+    idle = frozenset(name for name, fqn in names.items() if fqn in found)
+    called = [fqn for fqn, one in asked.of.items() if one.subgraph is None]
+    if idle and not any(_lies_in(name, fqn) for name in idle for fqn in called):
+        raise CaptureError(
+            f'may_be_idle names {some(sorted(idle))}, of no module that is overridden by "call"; leave it out: what is traced '
+            "has a gradient where eager has one"
+        )
+    return idle
 
 
 _Named = dict[str, tuple[Override, str]]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, cast
 
@@ -19,10 +19,10 @@ from pytest_fxbucket.checks.bitwise.crossing import (
 from pytest_fxbucket.checks.bitwise.job import FEWEST_STEPS, BitwiseOutcome, BitwiseTask
 from pytest_fxbucket.checks.on_ranks import OnRanks, added_state, final_values, refuse_too_large, removed_state
 from pytest_fxbucket.checks.verdict import Verdict, failed, failed_on_ranks, passed
-from pytest_fxbucket.plan.selectors import resolve
 from pytest_fxbucket.ranks.failure import RankFailure
 from pytest_fxbucket.step.portable import digest
 from pytest_fxbucket.step_runner import fields_of
+from pytest_fxbucket.words import some
 
 if TYPE_CHECKING:
     from pytest_fxbucket.checks.context import Context
@@ -41,14 +41,16 @@ class Bitwise(OnRanks):
         """Run every graph of the step. Raises what capture and passes raise, and RankError for ranks that cannot be had."""
         plan, world, lines, largest = self.world.plan, self.world, list[str](), 0
         refuse_too_large(world.step(0).parameters, world.size, self.name)
-        stated = self._zero_gradients()
+        may_be_idle, idle = self.may_be_idle(), set[str]()
         try:
             for phase in world.step(0).graphs:
                 outcomes = self._outcomes(phase)
                 largest = max(largest, *(outcome.peak_bytes for outcome in outcomes))
                 lines += judge.wrong_graphs(outcomes, self._digests(phase))
                 lines += self._nowhere(phase)
-                lines += judge.unusable_data(outcomes, stated, world.mesh.data_ranks if plan.graph is None else None)
+                data_ranks = world.mesh.data_ranks if plan.graph is None else None
+                lines += judge.unusable_data(outcomes, may_be_idle, data_ranks, self.idle_key)
+                idle |= judge.idle(outcomes)
                 lines += judge.differing_copies(outcomes, self._copies())
                 lines += judge.differing_losses(outcomes, world.mesh.sharing_batches() if plan.graph is None else ())
                 lines += judge.never_clipped(outcomes, plan.step.clip_norm, self._copies())
@@ -62,7 +64,9 @@ class Bitwise(OnRanks):
             return failed_on_ranks("bitwise", failure)
         if lines:
             return failed("bitwise", "bucketed and unbucketed runs are not shown to be the same program", lines)
-        return replace(passed("bitwise", f"{self._equal()}; largest rank {largest >> 20} MiB"), lines=outcomes[0].ran_on)
+        return replace(
+            passed("bitwise", f"{self._equal()}{_idle(idle)}; largest rank {largest >> 20} MiB"), lines=outcomes[0].ran_on
+        )
 
     def _localised(self, phase: Phase, step: int) -> list[str]:
         """Where the runs part in ``step``; of stages no node stands where one of the whole step does."""
@@ -70,15 +74,6 @@ class Bitwise(OnRanks):
         if self.world.plan.pipeline is not None:
             return judge.crossed_lines(outcomes, self.world.mesh)
         return judge.first_node_lines(outcomes)
-
-    def _zero_gradients(self) -> set[str]:
-        """The parameters that the plan says to have none."""
-        plan, step = self.world.plan, self.world.step(0)
-        trainable = {name: one.fqn for one in step.parameters if one.trainable for name in (one.fqn, *one.aliases)}
-        fqns, where = list(dict.fromkeys(trainable.values())), f"{plan.path}: [run] zero_gradients"
-        what = {"unplanned": "allow", "where": where, "what": "trainable parameters"}
-        named = resolve(plan.run.zero_gradients, fqns, step.modules, aliases=trainable, **what)
-        return {fqn for entry in named.entries for fqn in entry.parameters}
 
     def _outcomes(self, phase: Phase, localise: int | None = None) -> list[BitwiseOutcome]:
         tasks = [task_of(self.world, phase, rank, self.backend, localise) for rank in range(self.world.size)]
@@ -165,6 +160,10 @@ def steps_of(world: PlanOnMesh) -> int:
 def _not_compared(names: Sequence[str], how: str) -> str:
     more = f" and {len(names) - 1} more" if names[1:] else ""
     return f" (not {names[0]}{more}, which a transformation {how})" if names else ""
+
+
+def _idle(fqns: Collection[str]) -> str:
+    return f" (nothing of {some(sorted(fqns))}, idle in every step)" if fqns else ""
 
 
 def run(context: Context) -> Verdict:

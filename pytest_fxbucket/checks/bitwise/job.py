@@ -29,6 +29,7 @@ from pytest_fxbucket.step_runner import (
     StepTask,
     ThreeGraphs,
     Took,
+    begun_with,
     decay,
     state_and_batches,
 )
@@ -217,9 +218,7 @@ def _final(task: BitwiseTask) -> BitwiseTask:
 
 
 def _final_start(task: BitwiseTask, start: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-    known = dict(zip((_key(value) for value in task.inputs if value.role in KEPT), start, strict=True))
-    kept = [value for value in _final(task).inputs if value.role in KEPT]
-    return [known[_key(value)] if _key(value) in known else task.first_state[value.fqn] for value in kept]
+    return begun_with(start, task, _final(task).inputs, task.first_state)
 
 
 def _copies(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:

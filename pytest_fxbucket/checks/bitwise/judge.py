@@ -27,25 +27,32 @@ RUNS = ("unbucketed", "bucketed")
 """The first word of what a rank's mark says in a step."""
 
 
-def unusable_data(outcomes: Sequence[BitwiseOutcome], stated: Collection[str] = (), data_ranks: int | None = None) -> list[str]:
+def idle(outcomes: Sequence[BitwiseOutcome]) -> set[str]:
+    """Parameters whose gradients are zero on every rank in every step."""
+    return set.intersection(*(set(outcome.zero) for outcome in outcomes))
+
+
+def unusable_data(
+    outcomes: Sequence[BitwiseOutcome],
+    may_be_idle: Collection[str] = (),
+    data_ranks: int | None = None,
+    key: str = "[model] may_be_idle",
+) -> list[str]:
     """Why the data could not tell right from wrong, one sentence each; empty if it can.
 
-    ``stated`` are parameters whose gradients the plan says to be zero by design; ``data_ranks`` is how many batches there are,
-    one for each rank if left out.
+    ``may_be_idle`` are parameters whose gradients ``key`` of the plan lets be zero; ``data_ranks`` is how many batches there
+    are, one for each rank if left out.
     """
     found = []
-    zero = set.intersection(*(set(outcome.zero) for outcome in outcomes))
-    if unasked := zero.difference(stated):
+    if unasked := idle(outcomes).difference(may_be_idle):
         found.append(
             f"the gradient of {some(sorted(unasked))} is zero on every rank in every step, so nothing about it was checked; "
-            "give the batch or the loss values that reach it, or name it in [run] zero_gradients if nothing can"
+            f"give the batch or the loss values that reach it, or, if it may get none, name it in {key}"
         )
-    if reached := sorted(set(stated) - zero):
-        found.append(f"[run] zero_gradients names {some(reached)}, but its gradient is not zero; take it out")
     infinite = sorted({fqn for outcome in outcomes for fqn in outcome.not_finite})
     if infinite:
         found.append(f"the values of {some(infinite)} are not finite, so equal bits mean nothing; scale batch or loss")
-    still = set.intersection(*(set(outcome.still) for outcome in outcomes)).difference(stated)
+    still = set.intersection(*(set(outcome.still) for outcome in outcomes)) - idle(outcomes).intersection(may_be_idle)
     if still:
         found.append(
             f"the optimizer leaves {some(sorted(still))} as it was on every rank in every step, so nothing about its update "

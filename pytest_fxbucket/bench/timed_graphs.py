@@ -1,0 +1,128 @@
+"""Runs in the ranks: one graph of a step as it is timed, with state of its own; or the steady one of the three of a step."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import fx
+
+from pytest_fxbucket.capture.from_plan import import_model
+from pytest_fxbucket.checks.devices import place
+from pytest_fxbucket.graph.groups import ensure_twins
+from pytest_fxbucket.ranks import device
+from pytest_fxbucket.step.mesh import make_groups
+from pytest_fxbucket.step.portable import decode, digest, encode_module
+from pytest_fxbucket.step_runner import (
+    KEPT,
+    PhaseGraph,
+    StepTask,
+    ThreeGraphs,
+    begun_with,
+    by_key,
+    state_and_batches,
+    update,
+)
+
+if TYPE_CHECKING:
+    from pytest_fxbucket.bench.timeline.marks import Mark
+    from pytest_fxbucket.step.roles import Value
+
+
+@dataclass(frozen=True, slots=True)
+class TimedVariant:
+    """A variant of one graph of a step; plain data."""
+
+    graphs: tuple[PhaseGraph, ...]
+    """One; set-up, steady and clean-up where work crosses iterations."""
+    inputs: tuple[Value, ...]
+    """Of all of them, but for what is carried: a transformation may have added some."""
+    outputs: tuple[Value, ...]
+    first_state: Mapping[str, torch.Tensor]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TimingPhase(StepTask):
+    """One graph of a step in all its variants; a step runs its phases one after another."""
+
+    variants: Mapping[str, TimedVariant]
+    """By name."""
+    marks: Mapping[str, tuple[Mark, ...]] = field(default_factory=dict)
+    """By variant, where the clock is read in a traced step."""
+
+
+class TimedGraph:
+    """A variant of one phase: ``graph`` is what is timed; its state goes on from step to step, as training would have it."""
+
+    def __init__(self, rank: int, phase: TimingPhase, variant: TimedVariant) -> None:
+        if phase.model is not None:
+            import_model(phase.model, phase.where)  # it may register operators that the graph calls
+        self._graphs = {one.phase: decode(one.graph) for one in variant.graphs}
+        self.digests = tuple(digest(encode_module(graph)) for graph in self._graphs.values())
+        make_groups(phase.mesh, rank)
+        for graph in self._graphs.values():
+            ensure_twins(graph.graph)
+            place(graph, device())
+        start, batches = state_and_batches(rank, phase)
+        begun = begun_with(start, phase, variant.inputs, variant.first_state)
+        self._task = replace(phase, inputs=variant.inputs, outputs=variant.outputs)
+        self.state = [tensor.to(device(), copy=True) for tensor in begun]
+        self._batch = [tensor.to(device()) for tensor in batches(0)]
+
+    @property
+    def graph(self) -> fx.GraphModule:
+        """What is timed."""
+        (graph,) = self._graphs.values()
+        return graph
+
+    def given(self) -> Sequence[Any]:
+        """What a call of it gets."""
+        kept, others = iter(self.state), (tensor.clone() for tensor in self._batch)
+        return [next(kept) if value.role in KEPT else next(others) for value in self._task.inputs]
+
+    def took(self, made: Sequence[Any]) -> None:
+        """What a call made becomes the state."""
+        update(self.state, made, self._task)
+
+    def finish(self) -> None:
+        """Do what the last step left."""
+
+
+class SteadyGraph(TimedGraph):
+    """The same of a step whose work crosses iterations: set-up runs before the first call, clean-up behind the last."""
+
+    def __init__(self, rank: int, phase: TimingPhase, variant: TimedVariant) -> None:
+        super().__init__(rank, phase, variant)
+        self._run = ThreeGraphs(self._graphs, variant.graphs, self.state, self._task)
+
+    @property
+    def graph(self) -> fx.GraphModule:
+        """What is timed."""
+        return self._graphs["steady"]
+
+    def given(self) -> Sequence[Any]:
+        """What a call of it gets; of the first one, behind set-up."""
+        iterating = self._run.iterating
+        if not iterating.pending:
+            self._run.keep(self.state, by_key(iterating.step(self._take)))
+        return iterating.given("steady", self._take)
+
+    def took(self, made: Sequence[Any]) -> None:
+        """What a call made becomes the state, and what it hands on goes to the next one."""
+        self._run.keep(self.state, by_key(self._run.iterating.took("steady", made)))
+
+    def finish(self) -> None:
+        """Do what the last step left."""
+        self._run.keep(self.state, by_key(self._run.iterating.rest(self._take)))
+        self._run.iterating.forget()
+
+    def _take(self, values: Sequence[Value]) -> Sequence[torch.Tensor]:
+        return self._run.take(values, self.state, [tensor.clone() for tensor in self._batch])
+
+
+def timed_graph(rank: int, phase: TimingPhase, name: str) -> TimedGraph:
+    """The variant ``name`` of ``phase``."""
+    variant = phase.variants[name]
+    return (SteadyGraph if variant.graphs[1:] else TimedGraph)(rank, phase, variant)
