@@ -4,13 +4,22 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from pytest_fxbucket.passes.bucketer import Bucketer
 from pytest_fxbucket.passes.manual import manual_overlap_bucketing
 from pytest_fxbucket.passes.overlap_bucketing import schedule_overlap_bucketing
+from pytest_fxbucket.passes.scheduler import Scheduler
 
 if TYPE_CHECKING:
     from pytest_fxbucket.passes.compiled import bucketing_backend, bucketing_post_grad_pass
 
-__all__ = ["bucketing_backend", "bucketing_post_grad_pass", "manual_overlap_bucketing", "schedule_overlap_bucketing"]
+__all__ = [
+    "Bucketer",
+    "Scheduler",
+    "bucketing_backend",
+    "bucketing_post_grad_pass",
+    "manual_overlap_bucketing",
+    "schedule_overlap_bucketing",
+]
 
 
 def __getattr__(name: str) -> Any:

@@ -214,7 +214,7 @@ class BucketingOptions(TypedDict, total=False):
     prefetch: int
     defer_reduce: bool
     insert_overlap_deps: bool
-    gather_group: Literal["same", "own"]
+    gather_group: Literal["same", "own", "backward"]
     launch_at: Mapping[str, Mapping[str, str]]
     wait_before: Mapping[str, Mapping[str, str]]
     schedule: Literal["manual", "auto"]

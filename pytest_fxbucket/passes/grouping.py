@@ -7,15 +7,17 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Protocol
 
 from pytest_fxbucket.graph.ops import dtype_name
 from pytest_fxbucket.passes.arrange import without_circles
+from pytest_fxbucket.passes.bucketer import laid_out, name_of
 from pytest_fxbucket.passes.report import Reason, SplitReason, called
 
 if TYPE_CHECKING:
     from pytest_fxbucket.graph.order import Order
+    from pytest_fxbucket.passes.bucketer import Bucketer
     from pytest_fxbucket.passes.targets import Target
     from pytest_fxbucket.plan.tables import Bucket
 
@@ -52,31 +54,50 @@ class _Key:
     """Which gather of its parameters in its direction."""
     alone: str
     """Node of a launch that stays as it is; empty if it may be merged."""
+    together: str
+    """Name that the bucketer gives it."""
+
+
+def named(targets: Sequence[Target], bucketer: Bucketer) -> tuple[Target, ...]:
+    """``targets`` with the names that ``bucketer`` gives them; a name that several entries share is their entry then.
+
+    Raises :class:`PlanError` for what is no name.
+    """
+    names = [target.entry if target.launch.meta.get(BUCKETED) else name_of(bucketer, target) for target in targets]
+    entries: dict[str, set[str]] = {}
+    for target, name in zip(targets, names, strict=True):
+        entries.setdefault(name, set()).add(target.entry)
+    return tuple(
+        replace(target, together=name, entry=name if len(entries[name]) > 1 else target.entry)
+        for target, name in zip(targets, names, strict=True)
+    )
 
 
 def grouping_of(
-    order: Order, targets: Sequence[Target], rules: Bucket, entries: Sequence[str], hiding: Hides | None = None
+    order: Order, targets: Sequence[Target], bucketer: Bucketer, entries: Sequence[str], hiding: Hides | None = None
 ) -> list[Part]:
-    """Sort ``targets``, in order of launch, into buckets, as ``rules`` ask for, in order of their first launch.
+    """Sort ``targets``, in order of launch, into buckets, as ``bucketer`` asks for, in order of their first launch.
 
-    ``entries`` are in the plan's order; ``hiding`` says for ``by = "overlap"`` what stays hidden as one launch. With
-    each bucket stands what parted it from those of the other direction, too.
+    ``targets`` are as :func:`named` gives them, ``entries`` in the plan's order; ``hiding`` says for ``by = "overlap"`` what
+    stays hidden as one launch. With each bucket stands what parted it from those of the other direction, too.
 
     Members of a bucket do not depend on each other, and buckets form no circle: both hold in as few launches as possible for
-    the first, and split only buckets on a circle for the second.
+    the first, and split only buckets on a circle for the second. Raises :class:`PlanError` for an order that is none.
     """
-    parts = _parts(order, targets, rules, entries, hiding) if rules.enabled else _apart(targets)
+    parts = _parts(order, targets, bucketer, entries, hiding) if bucketer.rules.enabled else _apart(targets)
     parts.sort(key=lambda part: min(order.index[target.launch] for target in part[0]))
     directions = _directions(targets)
     return [(group, (*splits, *directions.get(_family(group[0]), ()))) for group, splits in parts]
 
 
-def _parts(order: Order, targets: Sequence[Target], rules: Bucket, entries: Sequence[str], hiding: Hides | None) -> list[Part]:
-    keyed = _by_key(targets, rules)
+def _parts(
+    order: Order, targets: Sequence[Target], bucketer: Bucketer, entries: Sequence[str], hiding: Hides | None
+) -> list[Part]:
+    keyed = _by_key(targets, bucketer.rules)
     if hiding is None:
-        capped = [(part, (*splits, *more)) for group, splits in keyed for part, more in _capped(group, rules, entries)]
+        capped = [(part, (*splits, *more)) for group, splits in keyed for part, more in _capped(group, bucketer, entries)]
     else:
-        capped = list(_hidden(keyed, rules, hiding))
+        capped = list(_hidden(keyed, bucketer, hiding))
     levels = [
         (level, (*splits, *more))
         for (_, splits), parted in zip(capped, leveled(order, [group for group, _ in capped]), strict=True)
@@ -128,10 +149,10 @@ def _key(target: Target, rules: Bucket) -> _Key:
         dtype, several = "mixed", False
     alone = target.launch.name if several or target.launch.meta.get(BUCKETED) else ""
     turn = "gathers of gathers" if target.kind == "all_gather" and target.level else f"round {target.round + 1}"
-    return _Key(target.group, target.op, target.device, target.ranks, dtype, turn, alone)
+    return _Key(target.group, target.op, target.device, target.ranks, dtype, turn, alone, target.together)
 
 
-_DIFFERENCES: tuple[Reason, ...] = ("group", "op", "device", "dtype", "round")
+_DIFFERENCES: tuple[Reason, ...] = ("group", "op", "device", "dtype", "round", "together")
 
 
 def _have(keys: Sequence[_Key]) -> dict[str, list[str]]:
@@ -155,24 +176,25 @@ def _differences(key: _Key, have: Mapping[str, Sequence[str]]) -> Iterator[Split
             yield SplitReason(field, mine, tuple(other for other in have[field] if other != mine))
 
 
-def _capped(group: Group, rules: Bucket, entries: Sequence[str]) -> Iterator[Part]:
+def _capped(group: Group, bucketer: Bucketer, entries: Sequence[str]) -> Iterator[Part]:
     """``group`` cut so that each part stays under its cap; a member above it stands alone."""
+    rules = bucketer.rules
     if rules.has_entries:
         place = entries.index(group[0].entry) if group[0].entry in entries else 0
         cap = rules.cap_mb[min(place, len(rules.cap_mb) - 1)]
-        yield from _filled(_laid_out(group, rules), [cap])
+        yield from _filled(_laid_out(group, bucketer), [cap])
     else:
-        yield from ((_laid_out(part, rules), splits) for part, splits in _filled(group, rules.cap_mb))
+        yield from ((_laid_out(part, bucketer), splits) for part, splits in _filled(group, rules.cap_mb))
 
 
-def _hidden(keyed: Sequence[Part], rules: Bucket, hiding: Hides) -> Iterator[Part]:
+def _hidden(keyed: Sequence[Part], bucketer: Bucketer, hiding: Hides) -> Iterator[Part]:
     """``keyed`` in parts that stay hidden as one launch; what must stay alone does."""
     several = [(group, splits) for group, splits in keyed if len(group) > 1]
     yield from ((group, splits) for group, splits in keyed if len(group) == 1)
-    found = hiding.parts([group for group, _ in several], rules.cap_mb[0] * MB)
+    found = hiding.parts([group for group, _ in several], bucketer.rules.cap_mb[0] * MB)
     for (_, splits), parts in zip(several, found, strict=True):
         why = (SplitReason("overlap"),) if len(parts) > 1 else ()
-        yield from ((_laid_out(part, rules), (*splits, *why)) for part in parts)
+        yield from ((_laid_out(part, bucketer), (*splits, *why)) for part in parts)
 
 
 def _filled(group: Group, caps_mb: Sequence[float]) -> Iterator[Part]:
@@ -200,8 +222,9 @@ def _above(part: Sequence[Target], size: int, cap_mb: float) -> tuple[SplitReaso
     return ()
 
 
-def _laid_out(group: Group, rules: Bucket) -> Group:
-    return tuple(sorted(group, key=lambda target: target.place)) if rules.layout == "registration" else group
+def _laid_out(group: Group, bucketer: Bucketer) -> Group:
+    """A member alone has no order to ask for."""
+    return laid_out(bucketer, group) if len(group) > 1 else group
 
 
 def _circle(others: Sequence[Group]) -> tuple[SplitReason, ...]:

@@ -7,24 +7,25 @@ nothing. The way of a graph through it: which launches (targets) share a bucket 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+import copy
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from pytest_fxbucket.compat.c10d import twin_name
 from pytest_fxbucket.errors import PassError, PlanError
 from pytest_fxbucket.graph import collectives
 from pytest_fxbucket.graph.buckets import peak_bytes
 from pytest_fxbucket.graph.collectives import REDUCTIONS
-from pytest_fxbucket.graph.ops import dtype_name, overload
+from pytest_fxbucket.graph.ops import dtype_name
 from pytest_fxbucket.graph.order import displaced
 from pytest_fxbucket.graph.updates import update_nodes
 from pytest_fxbucket.graph_view.bare import bare_values
 from pytest_fxbucket.passes.auto.moved import hiding_of, peak_of, reorder_by_itself
 from pytest_fxbucket.passes.auto.room import NoRoomError
+from pytest_fxbucket.passes.bucketer import Bucketer, asked
 from pytest_fxbucket.passes.compute import Labels, Overlapped, gathered_lives, labels_of, overlapped
-from pytest_fxbucket.passes.grouping import BUCKETED, grouping_of
+from pytest_fxbucket.passes.grouping import BUCKETED, grouping_of, named
 from pytest_fxbucket.passes.keep_order import keep_order, without_kept_order
 from pytest_fxbucket.passes.merge import Merged, merge
 from pytest_fxbucket.passes.module_names import ModuleStackFn
@@ -32,6 +33,7 @@ from pytest_fxbucket.passes.new_nodes import shared_meta
 from pytest_fxbucket.passes.overlap import reorder
 from pytest_fxbucket.passes.ready import updates_behind
 from pytest_fxbucket.passes.report import BucketReport, PassReport
+from pytest_fxbucket.passes.scheduler import Scheduler, kept_pairs, put_on_groups, refuse_unnamed
 from pytest_fxbucket.passes.targets import LeftAlone, by_module
 from pytest_fxbucket.plan.entries import parse_entries
 from pytest_fxbucket.plan.tables import Bucket, Overlap
@@ -54,6 +56,10 @@ class ManualPass:
     """Which launches share a bucket, and what a bucket is; its entries are those of the targets."""
     overlap: Overlap = field(default_factory=Overlap)
     """Where launches and waits stand."""
+    bucketer: type[Bucketer] = Bucketer
+    """Who decides what the table of buckets leaves to code."""
+    scheduler: type[Scheduler] = Scheduler
+    """Who decides what the table of places leaves to code."""
 
     @classmethod
     def of(cls, **options: Any) -> ManualPass:
@@ -73,11 +79,13 @@ class ManualPass:
 
     def run(self, graph: fx.Graph, targets: Targets, estimates: Estimates | None = None) -> PassReport:
         """Change ``graph`` in place as :meth:`apply` does, and say what was done."""
+        bucketer = self.bucketer(self.bucket)
+        targets = replace(targets, planned=named(targets.planned, bucketer))
         # of what cannot be told any more when launches are merged
         names, labels = [node.name for node in graph.nodes], labels_of(targets.planned)
         gathers = ((one.launch, [part.waits[0] for part in one.parts], [one]) for one in targets.planned)
         gathered_before = peak_bytes(gathered_lives(graph, gathers))
-        done = self.apply(graph, targets, estimates)
+        done = self._apply(graph, targets, bucketer, estimates)
         launched = {node.name for bucket in done.buckets for node in (bucket.launch, *bucket.waits)}
         lives = gathered_lives(graph, ((bucket.launch, bucket.results, bucket.members) for bucket in done.buckets))
         return PassReport(
@@ -97,33 +105,49 @@ class ManualPass:
         """Change ``graph`` in place; ``estimates`` are for ``schedule = "auto"``, which needs them.
 
         Raises :class:`PassError` for buckets that cannot be built; ``graph`` is as it was then. Raises :class:`PlanError` for
-        places by hand that cannot be had, and :class:`PassError` for a graph that breaks; then throw ``graph`` away.
+        what a hook asks for and cannot have, and :class:`PassError` for a graph that breaks; then throw ``graph`` away.
         """
+        bucketer = self.bucketer(self.bucket)
+        targets = replace(targets, planned=named(targets.planned, bucketer))
+        return self._apply(graph, targets, bucketer, estimates)
+
+    def _apply(self, graph: fx.Graph, targets: Targets, bucketer: Bucketer, estimates: Estimates | None) -> Done:
+        """``targets`` have the names that ``bucketer`` gives them."""
         ends = targets.ends or (bare_values(graph) if self.overlap.updates == "ready" else None)
         hides = self.bucket.enabled and self.bucket.by == "overlap"
         hiding = hiding_of(targets.order, self.overlap, estimates) if hides else None
-        groups = grouping_of(targets.order, targets.planned, self.bucket, targets.entries, hiding)
+        groups = grouping_of(targets.order, targets.planned, bucketer, targets.entries, hiding)
         before = peak_of(graph, self.overlap, estimates)
-        buckets = merge(graph, targets.order, [group for group, _ in groups], self.bucket.packer)
+        buckets = merge(graph, targets.order, [group for group, _ in groups], bucketer)
         if self.bucket.enabled:
             for bucket in buckets:
                 bucket.launch.meta[BUCKETED] = True
         updating = update_nodes(graph, *ends) if ends is not None else set()
-        if self.overlap.gather_group == "own":
-            on_own_group(bucket.launch for bucket in buckets)
+        scheduler = self.scheduler(self.overlap, graph, buckets, targets.computes)
+        refuse_unnamed(scheduler)
+        put_on_groups(scheduler)
         if self.overlap.schedule == "auto":
+            _refuse_places(scheduler)
             moved = reorder_by_itself(graph, self.overlap, estimates, before)
         else:
-            moved = reorder(graph, buckets, self.overlap, targets.computes, updating)
+            moved = reorder(graph, scheduler, updating)
         left, kept = moved.left, list[tuple[str, str]]()
         behind = updates_behind(graph, updating, buckets)  # what keeps the order makes one update need another
         if self.overlap.insert_overlap_deps:
+            pairs = kept_pairs(scheduler, moved.kept)
             meta_of = {node: shared_meta(bucket.members) for bucket in buckets for node in (bucket.launch, *bucket.waits)}
-            lost, why = keep_order(graph, moved.kept, meta_of), "no input of the later one can carry it"
+            lost, why = keep_order(graph, pairs, meta_of), "no input of the later one can carry it"
             left += tuple(LeftAlone(f"order of {earlier.name} and {later.name}", why) for earlier, later in lost)
-            kept = [(earlier.name, later.name) for earlier, later in dict.fromkeys(moved.kept) if (earlier, later) not in lost]
+            kept = [(earlier.name, later.name) for earlier, later in dict.fromkeys(pairs) if (earlier, later) not in lost]
         _refuse_broken(graph)
         return Done(tuple(buckets), tuple(splits for _, splits in groups), left, tuple(behind), moved.schedule, tuple(kept))
+
+
+def _refuse_places(scheduler: Scheduler) -> None:
+    """A schedule that is found by itself asks nobody for places."""
+    for hook, own in ((scheduler.launch_before, Scheduler.launch_before), (scheduler.wait_before, Scheduler.wait_before)):
+        if hook.__func__ is not own:  # type: ignore[attr-defined]
+            raise PlanError(f'{asked(hook)} has no say with schedule = "auto", which finds places by itself')
 
 
 def _refuse_broken(graph: fx.Graph) -> None:
@@ -199,29 +223,6 @@ def _report(bucket: Merged, splits: tuple[SplitReason, ...], behind: Overlapped,
     )
 
 
-# All-gathers on a process group of their own, so that they do not queue behind the reductions of their group.
-#
-# The graph names the twin of the group: the same ranks under another name. Ranks make it before they run the graph.
-
-
-def on_own_group(launches: Iterable[fx.Node]) -> None:
-    """Let all-gathers among ``launches`` run on the twin of the group that they name, if they do not yet."""
-    for launch in launches:
-        said = collectives.read_launch(launch)
-        if said is not None and said.kind == "all_gather":
-            _rename(launch, twin_name(said.group))
-
-
-def _rename(launch: fx.Node, name: str) -> None:
-    operator = overload(launch)
-    assert operator is not None
-    place = [argument.name for argument in operator._schema.arguments].index("group_name")
-    if place < len(launch.args):
-        launch.update_arg(place, name)
-    else:
-        launch.update_kwarg("group_name", name)
-
-
 # The drop-in for torch's function.
 
 
@@ -234,6 +235,10 @@ def manual_overlap_bucketing(
     insert_overlap_deps: bool = False,
     module_stack_fn: ModuleStackFn | None = None,
     bucket_mode: str | None = None,
+    *,
+    bucketer: type[Bucketer] = Bucketer,
+    scheduler: type[Scheduler] = Scheduler,
+    report: Callable[[PassReport], object] | None = None,
 ) -> fx.GraphModule:
     """Drop-in for torch's function of the same name and call shape: bucket by module, then reorder.
 
@@ -243,24 +248,43 @@ def manual_overlap_bucketing(
     ``fwd_nn_module_stack`` are read. ``bucket_mode``: None, "default" and "custom_ops" all mean this package's pack,
     "custom_ops_multidtype" lets an all-gather carry several dtypes.
 
+    ``bucketer`` and ``scheduler`` are classes of your own to decide by. ``report`` is called with what was done, if there
+    is any entry.
+
     ``gm`` is changed and returned; no entry at all leaves it as it is. On :class:`PlanError` (no list of FQNs, an entry that
-    matches no module or no collective or overlaps another, a graph without module names, an unknown mode) and on
-    :class:`PassError` it is as it was.
+    matches no module or no collective or overlaps another, a graph without module names, an unknown mode, a hook that asks for
+    what cannot be had), on :class:`PassError` and on whatever a hook raises it is as it was.
     """
     _refuse_other_arguments(gm, insert_overlap_deps, module_stack_fn, bucket_mode)
+    _refuse_other_classes(bucketer, scheduler, report)
     entries = parse_entries(module_bucket_plans, "module_bucket_plans")
     if not entries:
         return gm
     with collector.paused():
         graph = without_kept_order(gm.graph)
+        if scheduler is not Scheduler and graph is gm.graph:  # whose places may turn out not to be had
+            graph = copy.deepcopy(graph)
         targets = by_module(graph, [(entry.name, entry.selectors) for entry in entries], module_stack_fn)
         dtypes = "mixed" if bucket_mode == "custom_ops_multidtype" else "separate"
-        ManualPass.of(dtypes=dtypes, insert_overlap_deps=insert_overlap_deps).apply(graph, targets)
+        rules = Bucket(dtypes=dtypes), Overlap(insert_overlap_deps=insert_overlap_deps)
+        own = ManualPass(*rules, bucketer, scheduler)
+        if report is None:
+            own.apply(graph, targets)
+        else:
+            report(own.run(graph, targets))
         if graph is gm.graph:
             gm.recompile()
         else:
             gm.graph = graph  # which recompiles
     return gm
+
+
+def _refuse_other_classes(bucketer: object, scheduler: object, report: object) -> None:
+    for name, given, base in (("bucketer", bucketer, Bucketer), ("scheduler", scheduler, Scheduler)):
+        if not (isinstance(given, type) and issubclass(given, base)):
+            raise PlanError(f"{name} must be a subclass of pytest_fxbucket.passes.{base.__name__}, not {show(given)}")
+    if report is not None and not callable(report):
+        raise PlanError(f"report must be callable(report) or None, not {show(report)}")
 
 
 def _refuse_other_arguments(gm: object, insert_overlap_deps: object, module_stack_fn: object, bucket_mode: object) -> None:

@@ -14,6 +14,7 @@ from pytest_fxbucket.errors import PassError
 from pytest_fxbucket.graph.ops import dtype_name, is_view, operator_name, returns_written
 from pytest_fxbucket.graph.walks import reached
 from pytest_fxbucket.passes.arrange import arranged, drawn, drawn_together, pull_up, relink
+from pytest_fxbucket.passes.bucketer import packer_for
 from pytest_fxbucket.passes.new_nodes import Maker, alone, fake_value, has_numbers, shared_meta
 from pytest_fxbucket.passes.packers import PACKERS, Packing, packer_named
 
@@ -22,8 +23,9 @@ if TYPE_CHECKING:
 
     from pytest_fxbucket.compat.fake_tensors import FakeTensor
     from pytest_fxbucket.graph.order import Order
+    from pytest_fxbucket.passes.bucketer import Bucketer
     from pytest_fxbucket.passes.grouping import Group
-    from pytest_fxbucket.passes.packers import Unpack
+    from pytest_fxbucket.passes.packers import Packer, Unpack
     from pytest_fxbucket.passes.targets import Part, Target
 
 
@@ -54,18 +56,18 @@ class Merged:
         return max(member.level for member in self.members)
 
 
-def merge(graph: fx.Graph, order: Order, groups: Sequence[Group], packer: str = "default") -> list[Merged]:
+def merge(graph: fx.Graph, order: Order, groups: Sequence[Group], bucketer: Bucketer) -> list[Merged]:
     """Merge each of ``groups`` that has several launches. ``order`` is of ``graph`` as it is; members must be independent.
 
     A merged all-gather stands where its first member stood, with what it needs; a merged reduction where its last one did. If a
-    bucket cannot be built (:class:`PassError`), ``graph`` is as it was.
+    bucket cannot be built (:class:`PassError`, :class:`PlanError`), ``graph`` is as it was.
     """
     edges = drawn_together(order.before, drawn(order, groups))
     merging = [group for group in groups if len(group) > 1]
     items = arranged(edges, _wishes(order, merging))
     made: dict[int, list[fx.Node]] = {}
     try:
-        packed = {id(group): _build(graph, order, group, packer, made) for group in merging}
+        packed = {id(group): _build(graph, order, group, packer_for(bucketer, group), made) for group in merging}
     except BaseException:
         for node in [node for node in reversed(graph.nodes) if node not in order.index]:
             graph.erase_node(node)
@@ -90,7 +92,7 @@ def _wishes(order: Order, merging: Sequence[Group]) -> list[float]:
     return wishes
 
 
-def _build(graph: fx.Graph, order: Order, group: Group, packer: str, made: dict[int, list[fx.Node]]) -> Merged:
+def _build(graph: fx.Graph, order: Order, group: Group, packer: str | Packer, made: dict[int, list[fx.Node]]) -> Merged:
     """Make the bucket's nodes; ``made`` says what stands in the place of its launches, and of its waits."""
 
     def foldable(cast: fx.Node) -> bool:
@@ -138,11 +140,11 @@ def _alone(group: Group) -> Merged:
 
 
 def build(
-    graph: fx.Graph, members: tuple[Target, ...], *, packer: str = "default", foldable: Callable[[fx.Node], bool]
+    graph: fx.Graph, members: tuple[Target, ...], *, packer: str | Packer = "default", foldable: Callable[[fx.Node], bool]
 ) -> Merged:
     """Create the nodes of one launch for all ``members`` at the graph's insertion point; nothing is replaced or erased.
 
-    ``members`` agree in kind, op, group and device, and in dtype unless they are gathered. ``packer`` is as
+    ``members`` agree in kind, op, group and device, and in dtype unless they are gathered. ``packer`` is one, or as
     :func:`~pytest_fxbucket.passes.packers.packer_named` takes it. ``foldable(cast)`` says whether a cast that stands before a
     launch may be done by the pack instead, which only the registered packers are asked to.
 
@@ -150,12 +152,17 @@ def build(
     packer that is not known.
     """
     parts = [part for member in members for part in member.parts]
-    cast = folded([p.input for p in parts], [m.launch for m in members], foldable) if packer in PACKERS else None
+    cast = (
+        folded([p.input for p in parts], [m.launch for m in members], foldable)
+        if isinstance(packer, str) and packer in PACKERS
+        else None
+    )
     inputs = tuple(cast.sources) if cast else tuple(part.input for part in parts)
     make = Maker(graph, fake_value(inputs[0]).fake_mode, shared_meta(members))
     bucket = _bucket(make, members[0], inputs, parts)
-    name = f'packer "{packer}"'
-    packed, unpack = _pair(name, _asked(name, packer_named(packer), make, bucket))
+    name = f'packer "{packer}"' if isinstance(packer, str) else f"packer {getattr(packer, '__qualname__', packer)}"
+    asked = packer_named(packer) if isinstance(packer, str) else packer
+    packed, unpack = _pair(name, _asked(name, asked, make, bucket))
     packed = cast.apply(make, packed) if cast else packed
     pack = make.taken()
     launch, wait = _launched(make, members[0], packed)

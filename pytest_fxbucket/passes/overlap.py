@@ -4,8 +4,8 @@ All-gathers, each direction and round (microbatch) on its own: a stage's gathers
 ahead of it is waited for, but not before as many others are, of whatever round, that are used before it; in backward an entry
 that stayed gathered is a stage, too, which begins where it computes.
 Reductions: a stage is waited for behind the launches of the next one. A stage is an entry: its buckets are needed together;
-by size, each bucket is one. What the user placed by hand (``launch_at``, ``wait_before``) stands there instead. Updates of
-parameters follow the waits, where that is asked for (:mod:`pytest_fxbucket.passes.ready`).
+by size, each bucket is one. What the scheduler places by hand (:mod:`pytest_fxbucket.passes.by_hand`) stands there instead.
+Updates of parameters follow the waits, where that is asked for (:mod:`pytest_fxbucket.passes.ready`).
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Sequence
 from itertools import pairwise
+from math import ceil
 from typing import TYPE_CHECKING, Any
 
 from pytest_fxbucket.errors import PlanError
 from pytest_fxbucket.graph.collectives import REDUCTIONS, communicates
-from pytest_fxbucket.graph.order import order_of
+from pytest_fxbucket.passes import by_hand
 from pytest_fxbucket.passes.arrange import arranged, blocker, pull_up, readers, readers_before, relink
-from pytest_fxbucket.passes.compute import Computes, Starts
 from pytest_fxbucket.passes.ready import hoist_updates, kept_pairs, waits_of, why_late
 from pytest_fxbucket.passes.reordered import Reordered
 from pytest_fxbucket.passes.targets import LeftAlone
@@ -28,50 +28,52 @@ if TYPE_CHECKING:
     from torch import fx
 
     from pytest_fxbucket.passes.merge import Merged
-    from pytest_fxbucket.plan.tables import Overlap
+    from pytest_fxbucket.passes.scheduler import Scheduler
     from pytest_fxbucket.step.roles import Direction
 
 Stage = list["Merged"]
 DIRECTIONS: tuple[Direction, Direction] = ("forward", "backward")
 
 
-def reorder(
-    graph: fx.Graph, buckets: Sequence[Merged], rules: Overlap, computes: Computes = (), updating: Iterable[fx.Node] = ()
-) -> Reordered:
-    """Move launches and waits of ``buckets`` in ``graph``, with what they need and who reads them.
+def reorder(graph: fx.Graph, scheduler: Scheduler, updating: Iterable[fx.Node] = ()) -> Reordered:
+    """Move launches and waits of the buckets in ``graph``, with what they need and who reads them, as ``scheduler`` says.
 
-    ``computes`` is compute by direction and entry, as far as that is known; ``updating`` are the optimizer's nodes, which move
-    if the rules say so. Raises :class:`PlanError` for a place by hand that names no bucket, or that cannot be had.
+    ``updating`` are the optimizer's nodes, which move if the rules say so. Raises :class:`PlanError` for a place by hand that
+    names no bucket, or that cannot be had.
     """
-    moves = _Moves(graph, buckets, rules, computes)
-    for direction in DIRECTIONS:
-        moves.place_gathers(direction)
-        moves.place_reductions(direction)
+    moves = _Moves(scheduler)
     for direction in DIRECTIONS:
         moves.prefetch(direction)
-    if rules.defer_reduce:
+    moves.place_gathers()
+    moves.place_reductions()
+    if scheduler.rules.defer_reduce:
         moves.defer()
-    if rules.updates == "ready":
+    if scheduler.rules.updates == "ready":
         moves.update_when_ready(updating)
     if moves.wishes != list(map(float, range(len(moves.order.nodes)))):
         edges = dict(enumerate(moves.order.before))
-        relink(graph, [moves.order.nodes[index] for index in arranged(edges, moves.wishes)])
+        found = arranged(edges, moves.wishes)
+        moves.refuse_missed(found)
+        relink(graph, [moves.order.nodes[index] for index in found])
     return Reordered(tuple(moves.left), tuple(moves.kept))
 
 
 class _Moves:
     """Wishes of all nodes, from one look at the graph before anything moves."""
 
-    def __init__(self, graph: fx.Graph, buckets: Sequence[Merged], rules: Overlap, computes: Computes = ()) -> None:
-        self.order, self.buckets, self.rules = order_of(graph), buckets, rules
+    def __init__(self, scheduler: Scheduler) -> None:
+        self.order, self.buckets, self.rules = scheduler.order, scheduler.buckets, scheduler.rules
         self.after = readers(self.order)
-        self.starts = Starts(self.order, buckets, computes)
+        self.starts = scheduler.starts
         self.wishes = [float(index) for index in range(len(self.order.nodes))]
         self.reductions_of: dict[str, list[Merged]] = {}
         for bucket in self._reductions():
             if bucket.first.entry:
                 self.reductions_of.setdefault(bucket.first.entry, []).append(bucket)
-        self.by_hand: set[fx.Node] = set()
+        gathers = (bucket for bucket in self.buckets if bucket.first.kind == "all_gather")
+        self.launches = by_hand.launches(scheduler, gathers)
+        self.waits = by_hand.waits(scheduler, self._reductions())
+        self.by_hand = {at.bucket.launch for at in self.launches}.union(*(at.bucket.waits for at in self.waits))
         """Launches and waits that the user placed."""
         self.left: list[LeftAlone] = []
         self.kept: list[tuple[fx.Node, fx.Node]] = []
@@ -132,46 +134,45 @@ class _Moves:
         self.kept += kept_pairs(self.order, self.wishes, moved, waits.keys())
         self.left += why_late(self.order, updating, waits)
 
-    def place_gathers(self, direction: Direction) -> None:
-        """``launch_at``: at the start of another entry's compute."""
-        for entry, other in sorted(self.rules.launch_at.get(direction, {}).items()):
-            where = f"launch_at.{direction}: {entry!r} at {other!r}"
-            buckets = self._named(self._gathers(direction), entry, where, "all-gather")
-            for bucket in buckets:
-                at, own = (self.starts.of(direction, one, where, bucket.first.round) for one in (other, entry))
-                launch = self.order.index[bucket.launch]
-                blocked = blocker(self.order, [launch], at)
-                if at >= own or (blocked is not None and blocked >= at):
-                    late = f"{entry!r} is used first" if at >= own else f"it needs {self.order.nodes[blocked or 0].name}"
-                    raise PlanError(f"{where} is impossible: when the compute of {other!r} starts, {late}")
-                self.by_hand.add(bucket.launch)
-                pull_up(self.order, self.wishes, [launch], at - 0.5)
-                self.wishes[launch] = at - 0.5
-                self.kept.append((bucket.launch, self.order.nodes[at]))
+    def place_gathers(self) -> None:
+        """Launches by hand, with what they need; those behind which another is placed come after that."""
+        for asked in self.launches:
+            launch, at = self.order.index[asked.bucket.launch], self.order.index[asked.node]
+            blocked = blocker(self.order, [launch], at)
+            if blocked is not None and blocked >= at:
+                raise PlanError(f"{asked.where} is impossible: when {asked.when}, it needs {self.order.nodes[blocked].name}")
+            place = self._right_before(at)
+            pull_up(self.order, self.wishes, [launch], place)
+            self.wishes[launch] = place
+            self.kept.append((asked.bucket.launch, asked.node))
 
-    def place_reductions(self, direction: Direction) -> None:
-        """``wait_before``: right before another entry's compute."""
-        for entry, other in sorted(self.rules.wait_before.get(direction, {}).items()):
-            where = f"wait_before.{direction}: {entry!r} before {other!r}"
-            buckets = self._named([b for b in self._reductions() if b.first.direction == direction], entry, where, "reduction")
-            last = max(bucket.level for bucket in buckets)
-            buckets = [bucket for bucket in buckets if bucket.level == last]
-            at = self.starts.of(direction, other, where)
-            for bucket in buckets:
-                for wait in bucket.waits:
-                    self._wait_right_before(wait, bucket, at, where, other)
+    def place_reductions(self) -> None:
+        """Waits by hand."""
+        for asked in self.waits:
+            at = self.order.index[asked.node]
+            if self.order.index[asked.bucket.launch] >= at:
+                raise PlanError(f"{asked.where} is impossible: {asked.when} before the reduction is launched")
+            for wait in asked.bucket.waits:
+                index = self.order.index[wait]
+                blocked = self._waiting(index, at, asked.bucket)
+                if blocked is not None:
+                    name = self.order.nodes[blocked].name
+                    raise PlanError(f"{asked.where} is impossible: {name} needs the result before {asked.when}")
+                self.wishes[index] = self._right_before(at)
+                self.kept.append((wait, asked.node))
 
-    def _wait_right_before(self, wait: fx.Node, bucket: Merged, at: int, where: str, other: str) -> None:
-        index = self.order.index[wait]
-        if self.order.index[bucket.launch] >= at:
-            raise PlanError(f"{where} is impossible: the compute of {other!r} starts before the reduction is launched")
-        blocked = self._waiting(index, at, bucket)
-        if blocked is not None:
-            name = self.order.nodes[blocked].name
-            raise PlanError(f"{where} is impossible: {name} needs the result before the compute of {other!r} starts")
-        self.by_hand.add(wait)
-        self.wishes[index] = at - 0.5
-        self.kept.append((wait, self.order.nodes[at]))
+    def refuse_missed(self, found: Sequence[int]) -> None:
+        """Raise :class:`PlanError` for a place by hand that the order ``found`` does not keep, whatever stood in the way."""
+        place = {index: number for number, index in enumerate(found)}
+        for asked in (*self.launches, *self.waits):
+            moved = [asked.bucket.launch] if asked in self.launches else asked.bucket.waits
+            late = next((node for node in moved if place[self.order.index[node]] > place[self.order.index[asked.node]]), None)
+            if late is not None:
+                raise PlanError(f"{asked.where} is impossible: {late.name} can only stand behind {asked.node.name}")
+
+    def _right_before(self, at: int) -> float:
+        """A place between the node ``at``, which may have moved, and all that stands before it."""
+        return (ceil(self.wishes[at]) - 1 + self.wishes[at]) / 2
 
     def _hoist(self, bucket: Merged, anchor: int, direction: Direction) -> bool:
         """Launch ``bucket`` before ``anchor``, or as early as what it needs allows; whether it stands before it then."""
@@ -237,10 +238,3 @@ class _Moves:
         for bucket in buckets:
             stages.setdefault(bucket.first.entry or bucket.launch, []).append(bucket)
         return sorted(stages.values(), key=key)
-
-    def _named(self, buckets: Sequence[Merged], entry: str, where: str, what: str) -> list[Merged]:
-        named = [bucket for bucket in buckets if bucket.first.entry == entry]
-        if not named:
-            known = ", ".join(dict.fromkeys(bucket.first.entry for bucket in buckets)) or "none"
-            raise PlanError(f"{where} names no bucket: entry {entry!r} has no {what} there; entries that have one: {known}")
-        return named

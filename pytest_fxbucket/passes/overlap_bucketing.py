@@ -27,6 +27,8 @@ from pytest_fxbucket.process import collector
 from pytest_fxbucket.words import nearest, one_or_other, show
 
 if TYPE_CHECKING:
+    from pytest_fxbucket.passes.report import PassReport
+
     Estimation = Callable[[fx.Node, int | None], float | None]
 
 _PLAIN: dict[str, tuple[object, ...]] = {
@@ -65,6 +67,7 @@ def schedule_overlap_bucketing(
     pre_bucketing_fsdp_collectives_bucket_cap_mb: float | None = None,
     *,
     cluster: str | Cluster = "h100-sxm",
+    report: Callable[[PassReport], object] | None = None,
 ) -> fx.GraphModule:
     """Drop-in for torch's function of the same name and call shape: launches and waits where exposed time is least.
 
@@ -74,6 +77,7 @@ def schedule_overlap_bucketing(
     run all call it, and take the median of their seconds. ``max_in_flight_gb`` and both ``max_memory_increase_...`` are
     limits. What bounds torch's search alone (``max_compute_pre_fetch``, ``max_coll_distance``, ``max_off_bucket_gb``,
     ``bucket_exposed_first``, ``prioritize_...``, ``pre_bucketing_...``, ``log_...``) is taken and has no effect.
+    ``report`` is called with what was done, if there is anything to do.
 
     Raises :class:`PlanError` for limits that cannot be kept and for what torch's keywords can not be here,
     :class:`SimulationError` for seconds that are none, :class:`PassError` for ranks with other graphs; ``gm`` is as it was.
@@ -93,21 +97,30 @@ def schedule_overlap_bucketing(
     cost = _cost(custom_runtime_estimation, figures, compute_overlap_multipler)
     estimates = Estimates(cost, figures, differs=custom_runtime_estimation is not None)
 
-    def run(bucket: Bucket) -> fx.Graph:
+    def change(graph: fx.Graph, bucket: Bucket) -> PassReport | None:
+        """In place; a report takes time, and is made for those who ask."""
+        own, targets = ManualPass(bucket, overlap), by_size(graph)
+        if report is not None:
+            return own.run(graph, targets, estimates)
+        own.apply(graph, targets, estimates)
+        return None
+
+    def run(bucket: Bucket) -> tuple[fx.Graph, PassReport | None]:
         graph = copy.deepcopy(gm.graph)
         forget_order(graph)
-        ManualPass(bucket, overlap).apply(graph, by_size(graph), estimates)
-        return graph
+        return graph, change(graph, bucket)
 
     with collector.paused():
         if not any(map(is_wait, gm.graph.nodes)):
             return gm
         refuse_symbolic(gm.graph)
         if collective_bucketing or insert_overlap_deps:
-            gm.graph = within_room(bucket, run)  # which recompiles
+            gm.graph, said = within_room(bucket, run)  # which recompiles
         else:  # nothing is changed before it is known to be right
-            ManualPass(bucket, overlap).apply(gm.graph, by_size(gm.graph), estimates)
+            said = change(gm.graph, bucket)
             gm.recompile()
+    if report is not None and said is not None:
+        report(said)
     return gm
 
 
@@ -139,5 +152,7 @@ def _refuse(gm: object, given: dict[str, Any]) -> None:
         value = given[name]
         if value is not None and (isinstance(value, bool) or not isinstance(value, (int, float)) or not value >= 0):
             raise PlanError(f"{name} must be a number from 0, not {show(value)}")
+    if given["report"] is not None and not callable(given["report"]):
+        raise PlanError(f"report must be callable(report) or None, not {show(given['report'])}")
     if not isinstance(given["cluster"], (str, Cluster)):
         raise PlanError(f"cluster must be a preset's name or a Cluster, not {show(given['cluster'])}")

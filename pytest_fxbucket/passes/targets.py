@@ -73,6 +73,8 @@ class Target(Collective):
     level: int
     """Of a reduction: how many others its members went through before, as :attr:`Bucket.level` says; of a gather 1 if what
     it sends was gathered over its own group before."""
+    together: str = ""
+    """Name that the bucketer gives it: launches of one name share a bucket."""
 
     @property
     def waits(self) -> list[fx.Node]:

@@ -300,7 +300,13 @@ class Overlap:
     )
     gather_group: str = field(
         default="same",
-        metadata=one_of("process group of all-gathers; on their own they do not queue behind reductions", "same", "own"),
+        metadata=one_of(
+            "which all-gathers run on a process group of their own, where they do not queue behind reductions: none, all, "
+            "those of backward",
+            "same",
+            "own",
+            "backward",
+        ),
     )
     launch_at: Places = field(
         default_factory=dict,

@@ -5,12 +5,12 @@ from __future__ import annotations
 import pytest
 from torch import fx
 
-from pytest_fxbucket.compat.c10d import fake_world, group_ranks
+from pytest_fxbucket.compat.c10d import fake_world, group_ranks, twin_name
 from pytest_fxbucket.fuzz.groups import HALVES
 from pytest_fxbucket.fuzz.program import Program, aten, copied
 from pytest_fxbucket.graph import collectives
 from pytest_fxbucket.graph.groups import ensure_twins
-from pytest_fxbucket.passes.manual import on_own_group
+from pytest_fxbucket.passes.scheduler import put_on_group
 from pytest_fxbucket.ranks.pools import Pools
 from pytest_fxbucket.step.portable import encode_module
 
@@ -28,7 +28,9 @@ def a_step() -> fx.GraphModule:
 
 def on_own(graph_module: fx.GraphModule) -> fx.GraphModule:
     result = copied(graph_module)
-    on_own_group(list(result.graph.nodes))
+    for node in result.graph.nodes:
+        if (said := collectives.read_launch(node)) is not None and said.kind == "all_gather":
+            put_on_group(node, twin_name(said.group))
     result.recompile()
     return result
 

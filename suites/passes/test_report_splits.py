@@ -13,6 +13,7 @@ from torch import fx
 from pytest_fxbucket.fuzz.ours import run_pass
 from pytest_fxbucket.fuzz.program import COLUMNS, Program, c10d
 from pytest_fxbucket.graph.order import order_of
+from pytest_fxbucket.passes.bucketer import Bucketer
 from pytest_fxbucket.passes.grouping import grouping_of
 from pytest_fxbucket.passes.report import PassReport, remedy, sentence
 from pytest_fxbucket.passes.targets import by_module
@@ -116,7 +117,7 @@ def test_merging_that_is_off_is_the_reason() -> None:
 def test_two_devices_are_said() -> None:
     graph = gathering("pq")
     first, second = by_module(graph, [("a", ["a"])], None).planned
-    found = grouping_of(order_of(graph), [first, replace(second, device="cuda:1")], Bucket(), ["a"])
+    found = grouping_of(order_of(graph), [first, replace(second, device="cuda:1")], Bucketer(Bucket()), ["a"])
     ((_, _), (_, (split,))) = found
     assert sentence(split, "all_gather") == "it is on cuda:1, others of its entry on cpu"
 

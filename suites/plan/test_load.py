@@ -168,7 +168,7 @@ def test_a_windows_file_with_a_byte_order_mark_is_read(tmp_path: Path) -> None:
         ),
         ({"bucket": "packer = 3"}, '[bucket] packer must be "default" or "module:callable", not 3'),
         ({"bucket": 'dtypes = "mix"'}, '[bucket] dtypes must be "separate" or "mixed", not "mix"; did you mean "mixed"?'),
-        ({"overlap": 'gather_group = "mine"'}, '[overlap] gather_group must be "same" or "own", not "mine"'),
+        ({"overlap": 'gather_group = "mine"'}, '[overlap] gather_group must be "same", "own" or "backward", not "mine"'),
         ({"overlap": 'insert_overlap_deps = "yes"'}, "[overlap] insert_overlap_deps must be true or false"),
         ({"run": "steps = 0"}, "[run] steps must be a whole number of at least 1, not 0"),
         ({"run": "timeout_s = 0"}, "[run] timeout_s must be a number of seconds above 0, not 0"),

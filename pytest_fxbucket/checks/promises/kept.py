@@ -93,13 +93,13 @@ def _faults(promise: Expectations, bucket: Bucket, member: Member, old: Bucket, 
     if bucket.op != old.op:
         yield f"reduces by {bucket.op}, expected {old.op}"
     own = (
-        promise.overlap.gather_group == "own"
+        promise.overlap.gather_group in ("own", bucket.direction)
         and bucket.kind == "all_gather"
         and promise.is_planned(member.fqn)
         and not old.unmergeable
     )
     if own and bucket.group != twin_name(old.group):
-        yield 'does not run on a process group of its own, though gather_group = "own"'
+        yield f'does not run on a process group of its own, though gather_group = "{promise.overlap.gather_group}"'
     elif not own and bucket.group != old.group:
         yield "runs on another process group than before the pass"
 
