@@ -2,7 +2,7 @@
 
 Geometry (shape, strides, offset, storage) comes from running the real operator with the graph's real arguments on the meta
 device, never from ``node.meta``: a wrong split size shows, whatever the pass noted about it. Contents are told as runs
-(:mod:`pytest_fxbucket.graph.contents`). Every operator here is strided views and copies between them.
+(:mod:`pytest_fxbucket.graph.contents`). Every operator here is strided views and copies between them, or made of such.
 """
 
 from __future__ import annotations
@@ -12,8 +12,11 @@ from operator import getitem
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch.fx.node import map_arg
 
+from pytest_fxbucket.compat.pytree import tree_flatten, tree_unflatten
 from pytest_fxbucket.compat.torch_pass import numbered_dtypes
+from pytest_fxbucket.compat.tracing import trace
 from pytest_fxbucket.graph import contents
 from pytest_fxbucket.graph.contents import Memory, NotFollowedError
 from pytest_fxbucket.graph.ops import by_operator, is_view_operator, operator_name, overload
@@ -83,6 +86,8 @@ def execute(node: fx.Node, args: Sequence[Any], kwargs: dict[str, Any], memory: 
         args, kwargs = _by_place(op, args, kwargs)
     if (handler := _HANDLERS.get(name)) is not None:
         return handler(memory, args, kwargs)
+    if _is_made_of_others(op):
+        return _by_parts(op, args, kwargs, memory)
     kwargs = {**kwargs, "device": torch.device("meta")} if "device" in kwargs else kwargs
     if name in _NEW_STORAGE:
         kwargs = {**kwargs, "device": torch.device("meta")}
@@ -95,6 +100,41 @@ def execute(node: fx.Node, args: Sequence[Any], kwargs: dict[str, Any], memory: 
         memory.define(result, contents.run(contents.UNDEFINED, result.nbytes))
         memory.copy(_in_shape(result, args[0]), args[0])
     return result
+
+
+def _is_made_of_others(op: torch._ops.OpOverload) -> bool:
+    """Whether ``op`` is somebody's own operator, and is by its own kernel others for every device.
+
+    Tracing breaks those down, so that none is in a captured graph: it is a packer's.
+    """
+    return op.namespace not in ("aten", "prims") and op._can_decompose()
+
+
+def _by_parts(op: torch._ops.OpOverload, args: Sequence[Any], kwargs: dict[str, Any], memory: Memory) -> Any:
+    """What the operators do that ``op`` is made of."""
+    leaves, shape = tree_flatten((list(args), kwargs))
+    places = [place for place, leaf in enumerate(leaves) if isinstance(leaf, torch.Tensor)]
+
+    def call(*tensors: torch.Tensor) -> Any:
+        given = list(leaves)
+        for place, tensor in zip(places, tensors, strict=True):
+            given[place] = tensor
+        own, named = tree_unflatten(given, shape)
+        return op(*own, **named)
+
+    inputs = iter([leaves[place] for place in places])
+    values: dict[Any, Any] = {}
+    for node in trace(call, [leaves[place] for place in places]).graph.nodes:
+        if node.op == "placeholder":
+            values[node] = next(inputs)
+            continue
+        given = map_arg((node.args, node.kwargs), values.__getitem__)
+        if node.op == "output":
+            return given[0][0]
+        if not moves_data(node):
+            raise NotFollowedError(f"it is made of {node.target}, which does more than move data")
+        values[node] = execute(node, given[0], dict(given[1]), memory)
+    raise AssertionError("a graph has an output")
 
 
 def _in_shape(result: torch.Tensor, source: torch.Tensor) -> torch.Tensor:
@@ -257,7 +297,8 @@ _NEW_STORAGE = frozenset({"aten::empty", "aten::empty_like", "aten::new_empty", 
 def _movement_of(op: torch._ops.OpOverload) -> str:
     if op._schema.name == _PAD:
         return "pads"
-    return "moves" if is_view_operator(op) or op._schema.name in _NEW_STORAGE or op._schema.name in _HANDLERS else ""
+    known = op._schema.name in _NEW_STORAGE or op._schema.name in _HANDLERS
+    return "moves" if known or is_view_operator(op) or _is_made_of_others(op) else ""
 
 
 _movement = by_operator(_movement_of, "")

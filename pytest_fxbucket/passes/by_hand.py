@@ -4,20 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 
 from pytest_fxbucket.errors import PlanError
 from pytest_fxbucket.passes.bucketer import asked, of
-from pytest_fxbucket.passes.compute import readers_of
-from pytest_fxbucket.passes.scheduler import Scheduler
+from pytest_fxbucket.passes.scheduler import overrides
 from pytest_fxbucket.words import show
 
 if TYPE_CHECKING:
     from torch import fx
 
     from pytest_fxbucket.passes.merge import Merged
+    from pytest_fxbucket.passes.scheduler import Scheduler
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -35,38 +35,34 @@ class Place:
 def launches(scheduler: Scheduler, gathers: Iterable[Merged]) -> list[Place]:
     """Places of the launches of ``gathers``, each behind the one that it is placed before.
 
-    Raises :class:`PlanError` for what is no node of the graph, for one behind the first use, and for launches in a circle.
+    Raises :class:`PlanError` for what is no node of the graph, and for launches in a circle.
     """
-    found = _places(scheduler, scheduler.launch_before, Scheduler.launch_before, "launch_at", gathers)
-    for place in found:
-        first = min((scheduler.order.index[node] for node in readers_of(place.bucket.results)), default=None)
-        if first is not None and scheduler.order.index[place.node] > first:
-            name = scheduler.order.nodes[first].name
-            raise PlanError(f"{place.where} is impossible: {name}, which stands before it, uses what is gathered")
-    return _in_turn(found)
+    return _in_turn(_places(scheduler, "launch_before", "launch_at", gathers))
 
 
 def waits(scheduler: Scheduler, reductions: Iterable[Merged]) -> list[Place]:
     """Places of the waits of ``reductions``; raises :class:`PlanError` for what is no node of the graph."""
-    return _places(scheduler, scheduler.wait_before, Scheduler.wait_before, "wait_before", reductions)
+    return _places(scheduler, "wait_before", "wait_before", reductions)
 
 
-def _places(scheduler: Scheduler, hook: Any, own: Any, key: str, buckets: Iterable[Merged]) -> list[Place]:
-    by_rule = hook.__func__ is own
+def _places(scheduler: Scheduler, name: str, key: str, buckets: Iterable[Merged]) -> list[Place]:
+    hook, by_rule = getattr(scheduler, name), not overrides(scheduler, name)
     found: list[Place] = []
     for bucket in buckets:
         node = hook(bucket)
         if node is None:
             continue
         if not isinstance(node, torch.fx.Node) or node not in scheduler.order.index:
-            raise PlanError(f"{asked(hook)} must give a node of the graph or None for {of(bucket.first)}, not {show(node)}")
+            raise PlanError(
+                f"{asked(scheduler, name)} must give a node of the graph or None for {of(bucket.first)}, not {show(node)}"
+            )
         if by_rule:
             direction, entry = bucket.first.direction, bucket.first.entry
             other = getattr(scheduler.rules, key)[direction][entry]
             where = f"{key}.{direction}: {entry!r} {'at' if key == 'launch_at' else 'before'} {other!r}"
             found.append(Place(bucket, node, where, f"the compute of {other!r} starts"))
         else:
-            where = f"{asked(hook)}: {of(bucket.first)} before {node.name}"
+            where = f"{asked(scheduler, name)}: {of(bucket.first)} before {node.name}"
             found.append(Place(bucket, node, where, f"{node.name} starts"))
     return found
 

@@ -33,7 +33,7 @@ from pytest_fxbucket.passes.new_nodes import shared_meta
 from pytest_fxbucket.passes.overlap import reorder
 from pytest_fxbucket.passes.ready import updates_behind
 from pytest_fxbucket.passes.report import BucketReport, PassReport
-from pytest_fxbucket.passes.scheduler import Scheduler, kept_pairs, put_on_groups, refuse_unnamed
+from pytest_fxbucket.passes.scheduler import Scheduler, kept_pairs, overrides, put_on_groups, refuse_unnamed
 from pytest_fxbucket.passes.targets import LeftAlone, by_module
 from pytest_fxbucket.plan.entries import parse_entries
 from pytest_fxbucket.plan.tables import Bucket, Overlap
@@ -145,9 +145,9 @@ class ManualPass:
 
 def _refuse_places(scheduler: Scheduler) -> None:
     """A schedule that is found by itself asks nobody for places."""
-    for hook, own in ((scheduler.launch_before, Scheduler.launch_before), (scheduler.wait_before, Scheduler.wait_before)):
-        if hook.__func__ is not own:  # type: ignore[attr-defined]
-            raise PlanError(f'{asked(hook)} has no say with schedule = "auto", which finds places by itself')
+    for hook in ("launch_before", "wait_before"):
+        if overrides(scheduler, hook):
+            raise PlanError(f'{asked(scheduler, hook)} has no say with schedule = "auto", which finds places by itself')
 
 
 def _refuse_broken(graph: fx.Graph) -> None:

@@ -20,6 +20,7 @@ from pytest_fxbucket.errors import PlanError
 from pytest_fxbucket.graph.collectives import REDUCTIONS, communicates
 from pytest_fxbucket.passes import by_hand
 from pytest_fxbucket.passes.arrange import arranged, blocker, pull_up, readers, readers_before, relink
+from pytest_fxbucket.passes.compute import readers_of
 from pytest_fxbucket.passes.ready import hoist_updates, kept_pairs, waits_of, why_late
 from pytest_fxbucket.passes.reordered import Reordered
 from pytest_fxbucket.passes.targets import LeftAlone
@@ -142,6 +143,10 @@ class _Moves:
             if blocked is not None and blocked >= at:
                 raise PlanError(f"{asked.where} is impossible: when {asked.when}, it needs {self.order.nodes[blocked].name}")
             place = self._right_before(at)
+            used = min((self.order.index[node] for node in readers_of(asked.bucket.results)), default=None)
+            if used is not None and used < place:
+                name = self.order.nodes[used].name
+                raise PlanError(f"{asked.where} is impossible: when {asked.when}, {name} has used what is gathered")
             pull_up(self.order, self.wishes, [launch], place)
             self.wishes[launch] = place
             self.kept.append((asked.bucket.launch, asked.node))

@@ -119,6 +119,11 @@ def _stage(bucket: Merged) -> tuple[object, ...]:
     return first.entry or bucket.launch, first.direction, first.round, first.kind in REDUCTIONS
 
 
+def overrides(scheduler: Scheduler, hook: str) -> bool:
+    """Whether ``scheduler`` has a ``hook`` of its own, and does not go by the rules alone."""
+    return getattr(type(scheduler), hook) is not getattr(Scheduler, hook)
+
+
 def refuse_unnamed(scheduler: Scheduler) -> None:
     """Raise :class:`PlanError` for a place by hand in the rules whose entry has no such bucket."""
     for key, kinds, what in (("launch_at", ("all_gather",), "all-gather"), ("wait_before", tuple(REDUCTIONS), "reduction")):
@@ -145,10 +150,10 @@ def put_on_groups(scheduler: Scheduler) -> None:
             continue
         if not isinstance(group, str):
             raise PlanError(
-                f"{asked(scheduler.group_of)} must give the name of a group for {of(bucket.first)}, not {show(group)}"
+                f"{asked(scheduler, 'group_of')} must give the name of a group for {of(bucket.first)}, not {show(group)}"
             )
         if untwinned(group) != untwinned(now):
-            where = f"{asked(scheduler.group_of)}: {of(bucket.first)} cannot run on process group {group!r}"
+            where = f"{asked(scheduler, 'group_of')}: {of(bucket.first)} cannot run on process group {group!r}"
             try:
                 same = group_ranks(group) == group_ranks(now)
             except KeyError as error:
@@ -172,7 +177,7 @@ def put_on_group(launch: fx.Node, name: str) -> None:
 def kept_pairs(scheduler: Scheduler, pairs: Sequence[Pair]) -> list[Pair]:
     """What :meth:`Scheduler.kept_in_order` says; raises :class:`PlanError` for a pair that cannot be kept."""
     said = scheduler.kept_in_order(tuple(pairs))
-    hook = asked(scheduler.kept_in_order)
+    hook = asked(scheduler, "kept_in_order")
     if not isinstance(said, (list, tuple)):
         raise PlanError(f"{hook} must give pairs of nodes in a list or tuple, not {show(said)}")
     place = {node: index for index, node in enumerate(scheduler.graph.nodes)}
