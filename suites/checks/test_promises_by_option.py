@@ -23,6 +23,11 @@ OPTIONS: dict[str, tuple[str, dict[str, Any], str]] = {
         {"gather_group": "own"},
         'does not run on a process group of its own, though gather_group = "own"',
     ),
+    "a group of their own in backward": (
+        CASE,
+        {"gather_group": "backward"},
+        'does not run on a process group of its own, though gather_group = "backward"',
+    ),
     "a gather by hand": (
         CASE,
         {"launch_at": {"forward": {"layers.2": "layers.0"}}},
