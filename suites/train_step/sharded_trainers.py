@@ -164,6 +164,36 @@ def across(rank: int, world: int, payload: None) -> list[str]:
     return differing(*twins.each())
 
 
+def saved(rank: int, world: int, payload: str) -> list[str]:
+    """What a trainer of eager's that loads the distributed checkpoint of a captured one, in the folder ``payload``, has
+    otherwise behind one step more of both."""
+    from torch.distributed import checkpoint as dcp
+    from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
+
+    twins, others = (Twins(adamw, trainer(), lambda: fsdp(7)) for _ in range(2))
+    for number in range(2):
+        twins.step(*batch(rank, number, ""))
+    given, taken = twins.captured, others.eager
+    model, optimizer = get_state_dict(given.model, given.optimizers)
+    dcp.save({"model": model, "optimizer": optimizer}, checkpoint_id=payload)
+    taken.step(*batch(rank, 5, ""))  # an optimizer has state to load into
+    model, optimizer = get_state_dict(taken.model, taken.optimizers)
+    dcp.load({"model": model, "optimizer": optimizer}, checkpoint_id=payload)
+    set_state_dict(taken.model, taken.optimizers, model_state_dict=model, optim_state_dict=optimizer)
+    for step in (twins.step, taken.step):
+        step(*batch(rank, 2, ""))
+    return differing(given, taken)
+
+
+def overridden(rank: int, world: int, payload: None) -> list[str]:
+    """What of a trainer is not eager's of which a block is called, and not traced."""
+    twins = Twins(adamw, trainer(), fsdp, [bucketed], {"1": "call"})
+    for number in range(3):
+        twins.same(*batch(rank, number, ""))
+    (step,) = twins.step.graphs
+    return [str(node.target) for node in step.graphs["joint"].graph.nodes if "fxbucket" in str(node.target)][:1]
+
+
 # What is refused.
 
 

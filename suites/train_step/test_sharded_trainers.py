@@ -29,6 +29,15 @@ def test_a_trainers_work_goes_into_its_next_step(pools: Pools) -> None:
     assert pools.get(4).run(f"{JOBS}:across", [None] * 4, timeout_s=120, paths=[str(ROOT)]) == [[]] * 4
 
 
+def test_a_distributed_checkpoint_of_a_captured_trainer_goes_on_in_eager(pools: Pools, tmp_path: Path) -> None:
+    assert pools.get(4).run(f"{JOBS}:saved", [str(tmp_path)] * 4, timeout_s=120, paths=[str(ROOT)]) == [[]] * 4
+
+
+def test_a_module_of_a_trainer_that_is_overridden_is_called(pools: Pools) -> None:
+    (called,) = pools.get(4).run(f"{JOBS}:overridden", [None] * 4, timeout_s=120, paths=[str(ROOT)])[0]
+    assert "call" in called
+
+
 def test_what_no_graph_takes_over_is_named(pools: Pools) -> None:
     found = pools.get(4).run(f"{JOBS}:refusals", [None] * 4, timeout_s=120, paths=[str(ROOT)])
     assert found == [found[0]] * 4

@@ -176,6 +176,26 @@ def test_a_gradient_scaler_scales_and_skips_as_in_eager(fused: bool) -> None:
     assert step.traces == 1
 
 
+def test_gradients_are_accumulated_over_microbatches_of_which_a_tensor_counts_the_tokens() -> None:
+    """The count is live, and as many microbatches as a call has are traced once."""
+
+    def accumulated(model: Any, optimizers: Optimizers) -> Step:
+        def step(batches: Any, count: Any) -> Any:
+            optimizers[0].zero_grad()
+            losses = [functional.cross_entropy(model(x), y, reduction="sum") / count for x, y in batches]
+            for loss in losses:
+                loss.backward()
+            optimizers[0].step()
+            return sum(loss.detach() for loss in losses)
+
+        return step
+
+    twins = Twins(sgd, accumulated)
+    for number, several in enumerate((2, 3, 2, 3)):
+        twins.same([batch(10 * number + i) for i in range(several)], torch.tensor(3.0 + number))
+    assert twins.step.traces == 2
+
+
 def test_weights_averaged_in_the_step_and_an_evaluation_beside_it() -> None:
     """A second module that holds averages, and a step of its own that evaluates with them."""
 
