@@ -261,14 +261,21 @@ def by_key(results: Results) -> dict[Key, Any]:
     return {(value.role, value.fqn): made for value, made in results}
 
 
-def decay(runs: Sequence[StepRun]) -> None:
-    """Shrink the learning rates of ``runs`` by :func:`factors`."""
-    by = factors(runs[0].task)
+def set_rates(runs: Sequence[StepRun], taken: int) -> None:
+    """Give ``runs`` the learning rates of their schedules behind ``taken`` steps; those without shrink by :func:`factors`."""
+    by, scheduled = factors(runs[0].task), rates_after(runs[0].task, taken)
     for one in runs:
         kept = [value for value in one.task.inputs if value.role in KEPT]
         for value, tensor in zip(kept, one.state, strict=True):
-            if value.role == "hyper":
+            if value.fqn in scheduled and value.role == "hyper":
+                tensor.fill_(scheduled[value.fqn])
+            elif value.role == "hyper":
                 tensor.mul_(by[value.fqn])
+
+
+def rates_after(task: StepTask, taken: int) -> dict[str, float]:
+    """Learning rates behind ``taken`` steps that a schedule says, by name."""
+    return {} if task.optimizing is None else task.optimizing.rates_after(taken, task.parameters)
 
 
 def factors(task: StepTask) -> dict[str, float]:

@@ -27,7 +27,7 @@ from pytest_fxbucket.plan.schema import Ring as Asked
 from pytest_fxbucket.ranks import device, mark
 from pytest_fxbucket.ranks.process_groups import sums
 from pytest_fxbucket.ranks.process_groups.sums import RingOrder
-from pytest_fxbucket.step_runner import Took, decay, factors, state_and_batches
+from pytest_fxbucket.step_runner import Took, factors, rates_after, set_rates, state_and_batches
 
 if TYPE_CHECKING:
     from torch import nn
@@ -85,7 +85,7 @@ class _RaisedError(FxbucketError):
 def run(rank: int, world: int, task: EagerTask) -> Seen:
     """Run the plan's steps both ways from the same state, and compare after each until they differ.
 
-    Learning rates shrink as in bitwise, so that one of another step or group shows.
+    Learning rates are those of their schedules, or shrink as in bitwise, so that one of another step or group shows.
     """
     graph, asked = task.graph, task.plan.run
     if asked.reduce == "ring":
@@ -101,6 +101,9 @@ def run(rank: int, world: int, task: EagerTask) -> Seen:
         unread = {key: one for key, one in theirs.step.tensors().items() if key in task.unread}
         for step in range(graph.steps):
             batch = [tensor.to(device()) for tensor in batches(step)]
+            if not task.steady:
+                set_rates([ours], step)
+                theirs.step.set_rates(rates_after(ours.task, step), factors(ours.task))
             if step == task.localise_step:
                 found.divergence = _followed(ours, theirs, batch, step, graph)
                 return found
@@ -109,9 +112,6 @@ def run(rank: int, world: int, task: EagerTask) -> Seen:
             if not found.differences:
                 _compare(found, rank, step, made, left, task)
             reporter.report(step, made.get(("loss", ""), left["loss", ""]), left["loss", ""], _first(found))
-            if not task.steady:
-                decay([ours])
-                theirs.step.decay(factors(ours.task))
     except _RaisedError as error:
         found.cannot, found.wrong = ("", f"it raised {error}") if task.plan.eager.factory else (str(error), "")
     except OtherModelError as error:

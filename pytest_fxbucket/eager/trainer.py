@@ -128,12 +128,14 @@ class EagerStep:
             parameter.grad = None
         return {("loss", ""): local(loss).clone()} | {("grad", fqn): one for fqn, one in gradients.items()} | self._held()
 
-    def decay(self, factors: Mapping[str, float]) -> None:
-        """Shrink learning rates, which are named as a graph's inputs."""
+    def set_rates(self, scheduled: Mapping[str, float], factors: Mapping[str, float]) -> None:
+        """Give groups the learning rates that are ``scheduled``, and shrink others; by the names of a graph's inputs."""
         for name in rates(self.trainer.optimizers):
             _, number, _, place, _ = name.split(".")
             group = self.trainer.optimizers[int(number)].param_groups[int(place)]
-            if "lr" in group and name in factors:
+            if "lr" in group and name in scheduled:
+                group["lr"] = scheduled[name]
+            elif "lr" in group and name in factors:
                 group["lr"] *= factors[name]
 
     @torch.no_grad()

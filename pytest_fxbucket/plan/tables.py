@@ -203,6 +203,13 @@ class Optimizer:
             '`params` and has the rest: `[{ params = ["norm"], weight_decay = 0.0 }, {}]`'
         ),
     )
+    schedule: str = field(
+        default="",
+        metadata=callable_name(
+            "`callable(optimizer) -> torch.optim.lr_scheduler.LRScheduler`, whose learning rates the steps of `bitwise` and "
+            "`eager` have; left out: each shrinks from step to step"
+        ),
+    )
 
 
 @dataclass(frozen=True, slots=True)

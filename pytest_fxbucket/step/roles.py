@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal, Protocol
 
@@ -73,6 +73,9 @@ class OptimizerBuilder(Protocol):
 
     def build(self, parts: Mapping[str, torch.Tensor]) -> list[torch.optim.Optimizer]:
         """Make the optimizers over ``parts``, which has all parameters by FQN."""
+
+    def rates_after(self, taken: int, parameters: Sequence[Parameter]) -> dict[str, float]:
+        """Learning rates behind ``taken`` steps of the groups that have a schedule, by the names of a graph's inputs."""
 
     def state(self, parts: Mapping[str, torch.Tensor], with_gradient: set[str]) -> dict[tuple[str, str], torch.Tensor]:
         """Give state before the first step, and the learning rates, by role and name as graphs' inputs have them."""

@@ -176,6 +176,7 @@ CASES: dict[tuple[str, str], Case] = {
     ("optimizer", "args"): Case("{ lr = 0.1, momentum = 0.9 }", "unbucketed", base=SGD),
     ("optimizer", "params"): Case('["up"]', "audit", "has the trainable parameter scale.weight", base=SGD),
     ("optimizer", "groups"): Case('"entry"', "unbucketed", base=SGD),
+    ("optimizer", "schedule"): Case('"builtins:id"', "audit", "builtins:id gave a value of type int, expected a", base=SGD),
     ("bucket", "enabled"): Case("false", "schedule"),
     ("bucket", "plan"): Case('["scale", "up", "down"]', "schedule"),
     ("bucket", "by"): Case('"size"\nbucket.plan = []', "schedule", also="bucket.cap_mb = 25"),

@@ -20,7 +20,7 @@ def test_the_keys_are_those_of_the_design() -> None:
         *[("pipeline", key) for key in ("cuts", "stages", "balance", "schedule")],
         *[("step", key) for key in ("microbatches", "checkpoint", "clip_norm", "reuse_layers")],
         *[("override", key) for key in ("module", "type", "by", "args", "output")],
-        *[("optimizer", key) for key in ("factory", "args", "params", "groups")],
+        *[("optimizer", key) for key in ("factory", "args", "params", "groups", "schedule")],
         *[("bucket", key) for key in ("enabled", "plan", "by", "layout", "dtypes", "cap_mb", "packer", "unplanned")],
         *[("overlap", key) for key in ("prefetch", "defer_reduce", "insert_overlap_deps", "gather_group")],
         *[("overlap", key) for key in ("launch_at", "wait_before", "updates", "schedule", "max_memory_increase")],

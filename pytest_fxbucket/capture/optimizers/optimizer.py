@@ -9,6 +9,7 @@ from typing import Any, cast
 import torch
 from torch.optim import Optimizer
 
+from pytest_fxbucket.capture.optimizers.schedule import scheduled_rates, without_memory
 from pytest_fxbucket.capture.optimizers.state import first_step_differs, make_state, rates, state_tensors
 from pytest_fxbucket.capture.traced import modules_of
 from pytest_fxbucket.errors import PlanError, named
@@ -175,6 +176,16 @@ class Optimizing:
         """The optimizers over ``parts``, which has all parameters by FQN. Raises PlanError as build_optimizers does."""
         return build_optimizers(self.specs, {fqn: parts[fqn] for fqn in self.trainable}, self.entries, self)
 
+    def rates_after(self, taken: int, parameters: Sequence[Parameter]) -> dict[str, float]:
+        """Learning rates behind ``taken`` steps of the groups that have a schedule, by name.
+
+        Raises :class:`PlanError` as :func:`scheduled_rates` does.
+        """
+        if not any(spec.schedule for spec in self.specs):
+            return {}
+        optimizers = self.build({one.fqn: without_memory(one.shard_shape, one.dtype) for one in parameters})
+        return scheduled_rates(self.specs, optimizers, taken)
+
     def state(self, parts: Mapping[str, torch.Tensor], with_gradient: set[str]) -> dict[tuple[str, str], torch.Tensor]:
         """State before the first step, and the learning rates, by role and name as graphs' inputs have them."""
         optimizers = self.build(parts)
@@ -188,4 +199,6 @@ def optimizing_of(plan: schema.Plan, parameters: Sequence[Parameter], modules: S
     aliases = {alias: parameter.fqn for parameter in parameters for alias in parameter.aliases}
     entries = entries_of(plan, [parameter.fqn for parameter in parameters], modules, aliases).entries
     trainable = tuple(parameter.fqn for parameter in parameters if parameter.trainable)
-    return Optimizing(plan.optimizer, trainable, entries, tuple(modules), aliases)
+    found = Optimizing(plan.optimizer, trainable, entries, tuple(modules), aliases)
+    found.rates_after(plan.run.steps, parameters)  # raises what it would raise on ranks
+    return found

@@ -30,7 +30,7 @@ from pytest_fxbucket.step_runner import (
     ThreeGraphs,
     Took,
     begun_with,
-    decay,
+    set_rates,
     state_and_batches,
 )
 
@@ -116,7 +116,8 @@ def run(rank: int, world: int, task: BitwiseTask) -> BitwiseOutcome:
     """Run ``task.steps`` steps of both graphs from the same state, the last on edge values, and compare after each.
 
     Work that crosses iterations is finished after each step, on copies of the state: as if that step was the last. Learning
-    rates shrink from step to step, each by a factor of its own, since an update must use that of its own step and group.
+    rates without a schedule shrink from step to step, each by a factor of its own, since an update must use that of its own
+    step and group.
     """
     graphs, digests = graphs_of(rank, task, {"unbucketed": task.unbucketed})
     outcome = BitwiseOutcome(digests)
@@ -134,7 +135,7 @@ def run(rank: int, world: int, task: BitwiseTask) -> BitwiseOutcome:
     for step in range(task.steps):
         batch = [tensor.to(device()) for tensor in batches(step)]
         outcome.batches.append(bits_digest(batch))
-        decay(runs)
+        set_rates(runs, step)
         edges = not task.crossing and is_on_edges(step, task.steps)
         if edges:
             put_edges(batch)

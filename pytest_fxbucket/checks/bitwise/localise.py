@@ -12,7 +12,7 @@ from torch import fx
 from pytest_fxbucket.compat import pytree
 from pytest_fxbucket.graph import collectives
 from pytest_fxbucket.step.portable import raw_bytes
-from pytest_fxbucket.step_runner import Seen, ThreeGraphs, decay
+from pytest_fxbucket.step_runner import Seen, ThreeGraphs, set_rates
 
 if TYPE_CHECKING:
     from pytest_fxbucket.pipeline.rank_stage import Crossed
@@ -83,7 +83,7 @@ def first_difference(runs: Sequence[StepRun], batches: Sequence[Batch | None], t
                 one.watch = seen
                 torch.manual_seed(task.seed + step + number)
                 one.step([tensor.clone() for tensor in batch], step + number + 1, count)
-        decay(runs)
+        set_rates(runs, step + number + 1)
     (_, unbucketed, reference), *_ = runs[0].seen
     targets = {node.name: str(node.target) for node in unbucketed.graph.nodes}
     for name, graph, digests in _of_the_step(runs[1]):
