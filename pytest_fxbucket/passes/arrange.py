@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from torch import fx
 
     from pytest_fxbucket.graph.order import Order
-    from pytest_fxbucket.passes.targets import Target
+    from pytest_fxbucket.passes.targets import MergeTarget
 
 
 def arranged(edges: Edges, wishes: Sequence[float]) -> list[int]:
@@ -109,7 +109,7 @@ def _may_move(node: fx.Node) -> bool:
 # Only buckets that lie on one are split.
 
 
-Group = tuple["Target", ...]
+Group = tuple["MergeTarget", ...]
 Edges = Mapping[int, Collection[int]]
 """For each item the items that it depends on."""
 
@@ -147,7 +147,7 @@ def without_circles(order: Order, groups: Sequence[Group]) -> list[list[tuple[Gr
 
 def _parted(order: Order, others: Sequence[Group], group: Group) -> list[Group]:
     """``group`` in parts that make no circle with ``others``: each member joins the first part that it can."""
-    parts: list[list[Target]] = []
+    parts: list[list[MergeTarget]] = []
     for target in group:
         for part in parts:
             trial = [*others, *map(tuple, (p for p in parts if p is not part)), (*part, target)]

@@ -11,7 +11,7 @@ from pytest_fxbucket.words import show
 
 if TYPE_CHECKING:
     from pytest_fxbucket.passes.packers import Packer
-    from pytest_fxbucket.passes.targets import Target
+    from pytest_fxbucket.passes.targets import MergeTarget
     from pytest_fxbucket.plan.tables import Bucket
 
 
@@ -27,7 +27,7 @@ class Bucketer:
         self.rules = rules
         """The table ``[bucket]``."""
 
-    def together(self, launch: Target) -> str:
+    def together(self, launch: MergeTarget) -> str:
         """A name: launches of one name share a bucket. It is the entry, unless a subclass says otherwise.
 
         Names within an entry part its buckets, which are needed together all the same. A name that launches of several entries
@@ -35,14 +35,14 @@ class Bucketer:
         """
         return launch.entry
 
-    def in_order(self, members: Sequence[Target]) -> Sequence[Target]:
+    def in_order(self, members: Sequence[MergeTarget]) -> Sequence[MergeTarget]:
         """``members``, given in order of launch, as they are to lie in their bucket; a part of them keeps the order.
 
         Must be the same on all ranks. Anything but each of ``members`` once is a :class:`PlanError`.
         """
         return sorted(members, key=lambda member: member.place) if self.rules.layout == "registration" else members
 
-    def packer_of(self, members: Sequence[Target]) -> str | Packer:
+    def packer_of(self, members: Sequence[MergeTarget]) -> str | Packer:
         """Who packs the bucket of ``members``: a packer, or its name as ``[bucket] packer`` has it.
 
         Anything else is a :class:`PlanError`; of what a packer does wrong the pass raises :class:`PassError`.
@@ -50,7 +50,7 @@ class Bucketer:
         return self.rules.packer
 
 
-def name_of(bucketer: Bucketer, launch: Target) -> str:
+def name_of(bucketer: Bucketer, launch: MergeTarget) -> str:
     """What :meth:`Bucketer.together` says; raises :class:`PlanError` if that is no name."""
     name = bucketer.together(launch)
     if not isinstance(name, str):
@@ -58,7 +58,7 @@ def name_of(bucketer: Bucketer, launch: Target) -> str:
     return name
 
 
-def laid_out(bucketer: Bucketer, members: tuple[Target, ...]) -> tuple[Target, ...]:
+def laid_out(bucketer: Bucketer, members: tuple[MergeTarget, ...]) -> tuple[MergeTarget, ...]:
     """What :meth:`Bucketer.in_order` says; raises :class:`PlanError` if that is not each of ``members`` once."""
     said = bucketer.in_order(members)
     found = tuple(said) if isinstance(said, (list, tuple)) else ()
@@ -71,7 +71,7 @@ def laid_out(bucketer: Bucketer, members: tuple[Target, ...]) -> tuple[Target, .
     return found
 
 
-def packer_for(bucketer: Bucketer, members: tuple[Target, ...]) -> str | Packer:
+def packer_for(bucketer: Bucketer, members: tuple[MergeTarget, ...]) -> str | Packer:
     """What :meth:`Bucketer.packer_of` says; raises :class:`PlanError` if that is no packer."""
     packer = bucketer.packer_of(members)
     if isinstance(packer, str) or callable(packer):
@@ -84,6 +84,6 @@ def asked(owner: object, hook: str) -> str:
     return f"{type(owner).__name__}.{hook}"
 
 
-def of(launch: Target) -> str:
+def of(launch: MergeTarget) -> str:
     """A launch, as people know it."""
     return f"the {launch.kind} of {called(launch)} ({launch.direction})"

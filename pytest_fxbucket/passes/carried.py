@@ -39,7 +39,7 @@ class Carried(NamedTuple):
     reason: str = ""
     """Why it belongs to no entry, or would not if none names it."""
     level: int = 0
-    """As :attr:`Target.level <pytest_fxbucket.passes.targets.Target.level>`, which is told from it."""
+    """As :attr:`MergeTarget.level <pytest_fxbucket.passes.targets.MergeTarget.level>`, which is told from it."""
     again: bool = False
     """Of a gather: whether what it sends was gathered over its own group before."""
     entry: str | None = None

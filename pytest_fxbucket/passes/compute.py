@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from pytest_fxbucket.graph.buckets import Lives
     from pytest_fxbucket.graph.order import Order
     from pytest_fxbucket.passes.merge import Merged
-    from pytest_fxbucket.passes.targets import Target
+    from pytest_fxbucket.passes.targets import MergeTarget
     from pytest_fxbucket.step.roles import Direction
 
 Computes = Sequence[tuple["fx.Node", "Direction", str]]
@@ -86,7 +86,7 @@ class Starts:
         return places
 
 
-def gathered_lives(graph: fx.Graph, gathers: Iterable[tuple[fx.Node, Sequence[fx.Node], Sequence[Target]]]) -> Lives:
+def gathered_lives(graph: fx.Graph, gathers: Iterable[tuple[fx.Node, Sequence[fx.Node], Sequence[MergeTarget]]]) -> Lives:
     """Lives of what all-gathers bring: (launch, results by member and part, members) of each; reductions are passed over."""
     place = {node: i for i, node in enumerate(graph.nodes)}
     lives: Lives = []
@@ -133,7 +133,7 @@ class Overlapped:
     """Entries or modules, each once, in order; some compute may be nobody's."""
 
 
-def labels_of(targets: Iterable[Target]) -> Labels:
+def labels_of(targets: Iterable[MergeTarget]) -> Labels:
     """The compute that reads what is gathered, or makes what is reduced. To be asked before launches are merged."""
     found: Labels = []
     for target in targets:
@@ -175,7 +175,7 @@ class _Timeline:
             index = self._next[index]
 
 
-def _module(target: Target) -> str:
+def _module(target: MergeTarget) -> str:
     """Where no entry says whose it is: the module of its first parameter."""
     name = target.fqns[0] if target.fqns else target.launch.name
     return name.rpartition(".")[0] or name

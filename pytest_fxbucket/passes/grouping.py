@@ -18,10 +18,10 @@ from pytest_fxbucket.passes.report import Reason, SplitReason, called
 if TYPE_CHECKING:
     from pytest_fxbucket.graph.order import Order
     from pytest_fxbucket.passes.bucketer import Bucketer
-    from pytest_fxbucket.passes.targets import Target
+    from pytest_fxbucket.passes.targets import MergeTarget
     from pytest_fxbucket.plan.tables import Bucket
 
-Group = tuple["Target", ...]
+Group = tuple["MergeTarget", ...]
 """Members of one bucket in byte order."""
 Part = tuple[Group, tuple[SplitReason, ...]]
 """A bucket, also in the making, and what parted it from others of the same entry, direction and kind."""
@@ -58,7 +58,7 @@ class _Key:
     """Name that the bucketer gives it."""
 
 
-def named(targets: Sequence[Target], bucketer: Bucketer) -> tuple[Target, ...]:
+def named(targets: Sequence[MergeTarget], bucketer: Bucketer) -> tuple[MergeTarget, ...]:
     """``targets`` with the names that ``bucketer`` gives them; a name that several entries share is their entry then.
 
     Raises :class:`PlanError` for what is no name.
@@ -74,7 +74,7 @@ def named(targets: Sequence[Target], bucketer: Bucketer) -> tuple[Target, ...]:
 
 
 def grouping_of(
-    order: Order, targets: Sequence[Target], bucketer: Bucketer, entries: Sequence[str], hiding: Hides | None = None
+    order: Order, targets: Sequence[MergeTarget], bucketer: Bucketer, entries: Sequence[str], hiding: Hides | None = None
 ) -> list[Part]:
     """Sort ``targets``, in order of launch, into buckets, as ``bucketer`` asks for, in order of their first launch.
 
@@ -91,7 +91,7 @@ def grouping_of(
 
 
 def _parts(
-    order: Order, targets: Sequence[Target], bucketer: Bucketer, entries: Sequence[str], hiding: Hides | None
+    order: Order, targets: Sequence[MergeTarget], bucketer: Bucketer, entries: Sequence[str], hiding: Hides | None
 ) -> list[Part]:
     keyed = _by_key(targets, bucketer.rules)
     if hiding is None:
@@ -109,17 +109,17 @@ def _parts(
     return found
 
 
-def _apart(targets: Sequence[Target]) -> list[Part]:
+def _apart(targets: Sequence[MergeTarget]) -> list[Part]:
     """Each launch alone, as merging is off."""
     families = Counter(_family(target) for target in targets)
     return [((target,), (SplitReason("disabled"),) if families[_family(target)] > 1 else ()) for target in targets]
 
 
-def _family(target: Target) -> Family:
+def _family(target: MergeTarget) -> Family:
     return target.entry, target.direction, target.kind
 
 
-def _directions(targets: Sequence[Target]) -> dict[Family, tuple[SplitReason, ...]]:
+def _directions(targets: Sequence[MergeTarget]) -> dict[Family, tuple[SplitReason, ...]]:
     """Of each family that its entry has in the other direction too: that it is apart from that."""
     families = dict.fromkeys(_family(target) for target in targets)
     other = {"forward": "backward", "backward": "forward"}
@@ -130,9 +130,9 @@ def _directions(targets: Sequence[Target]) -> dict[Family, tuple[SplitReason, ..
     }
 
 
-def _by_key(targets: Sequence[Target], rules: Bucket) -> list[Part]:
+def _by_key(targets: Sequence[MergeTarget], rules: Bucket) -> list[Part]:
     """Launches that agree in all that members of one launch must agree in; a launch of several dtypes stays alone."""
-    found: dict[tuple[Family, _Key], list[Target]] = {}
+    found: dict[tuple[Family, _Key], list[MergeTarget]] = {}
     for target in targets:
         found.setdefault((_family(target), _key(target, rules)), []).append(target)
     families: dict[Family, list[_Key]] = {}
@@ -142,7 +142,7 @@ def _by_key(targets: Sequence[Target], rules: Bucket) -> list[Part]:
     return [(tuple(group), tuple(_differences(key, have.get(family, {})))) for (family, key), group in found.items()]
 
 
-def _key(target: Target, rules: Bucket) -> _Key:
+def _key(target: MergeTarget, rules: Bucket) -> _Key:
     dtype = "several dtypes" if target.dtype is None else dtype_name(target.dtype)
     several = target.dtype is None
     if rules.dtypes == "mixed" and target.kind == "all_gather":
@@ -199,7 +199,7 @@ def _hidden(keyed: Sequence[Part], bucketer: Bucketer, hiding: Hides) -> Iterato
 
 def _filled(group: Group, caps_mb: Sequence[float]) -> Iterator[Part]:
     """Neighbours fill a part until the next one does not fit; ``caps_mb`` of each part in turn, the last for the rest."""
-    part: list[Target] = []
+    part: list[MergeTarget] = []
     parts, size = 0, 0
     full: tuple[SplitReason, ...] = ()
     for target in group:
@@ -215,7 +215,7 @@ def _filled(group: Group, caps_mb: Sequence[float]) -> Iterator[Part]:
     yield tuple(part), (_above(part, size, cap_mb) or full) if parts else ()
 
 
-def _above(part: Sequence[Target], size: int, cap_mb: float) -> tuple[SplitReason, ...]:
+def _above(part: Sequence[MergeTarget], size: int, cap_mb: float) -> tuple[SplitReason, ...]:
     """Said of a member that no bucket could hold."""
     if len(part) == 1 and cap_mb and size > cap_mb * MB:
         return (SplitReason("above_cap", called(part[0]), (), size, 0, cap_mb),)
@@ -261,7 +261,7 @@ def leveled(order: Order, groups: Sequence[Group]) -> list[Leveled]:
             known |= bit
         needed.append(known)
 
-    def why(number: int, level: int, member: Target) -> SplitReason:
+    def why(number: int, level: int, member: MergeTarget) -> SplitReason:
         """A member one level below that ``member`` needs: every node with the bit has one behind it, so no step is in vain."""
         bit, index = bits[number, level - 1], order.index[member.launch]
         while True:
@@ -281,13 +281,13 @@ def leveled(order: Order, groups: Sequence[Group]) -> list[Leveled]:
 
 def _parted(group: Group, levels: Sequence[int]) -> list[Group]:
     """Members by level; a member of a level needs one of the level below, so none is empty."""
-    parts: dict[int, list[Target]] = {}
+    parts: dict[int, list[MergeTarget]] = {}
     for target, level in zip(group, levels, strict=True):
         parts.setdefault(level, []).append(target)
     return [tuple(parts[level]) for level in sorted(parts)]
 
 
-def _dependence(member: Target, needed: Target) -> SplitReason:
+def _dependence(member: MergeTarget, needed: MergeTarget) -> SplitReason:
     names = called(member), called(needed)
     if names[0] == names[1]:
         names = f"{names[0]} ({member.launch.name})", f"{names[1]} ({needed.launch.name})"

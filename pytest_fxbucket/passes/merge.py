@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from pytest_fxbucket.passes.bucketer import Bucketer
     from pytest_fxbucket.passes.grouping import Group
     from pytest_fxbucket.passes.packers import Packer, Unpack
-    from pytest_fxbucket.passes.targets import Part, Target
+    from pytest_fxbucket.passes.targets import MergeTarget, Part
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +37,7 @@ class Merged:
     waits: tuple[fx.Node, ...]
     results: tuple[fx.Node, ...]
     """What arrived, by part of each member."""
-    members: tuple[Target, ...]
+    members: tuple[MergeTarget, ...]
     pack: tuple[fx.Node, ...] = ()
     """What was made before the launch, in order."""
     unpack: tuple[fx.Node, ...] = ()
@@ -46,7 +46,7 @@ class Merged:
     """Casts that the pack does now; nobody else reads them."""
 
     @property
-    def first(self) -> Target:
+    def first(self) -> MergeTarget:
         """Any member: they agree in entry, direction, kind, group and op."""
         return self.members[0]
 
@@ -140,7 +140,7 @@ def _alone(group: Group) -> Merged:
 
 
 def build(
-    graph: fx.Graph, members: tuple[Target, ...], *, packer: str | Packer = "default", foldable: Callable[[fx.Node], bool]
+    graph: fx.Graph, members: tuple[MergeTarget, ...], *, packer: str | Packer = "default", foldable: Callable[[fx.Node], bool]
 ) -> Merged:
     """Create the nodes of one launch for all ``members`` at the graph's insertion point; nothing is replaced or erased.
 
@@ -175,7 +175,7 @@ def build(
     return Merged(launch, (wait,), tuple(results), members, pack, make.taken(), cast.casts if cast else ())
 
 
-def _bucket(make: Maker, first: Target, inputs: tuple[fx.Node, ...], parts: Sequence[Part]) -> Packing:
+def _bucket(make: Maker, first: MergeTarget, inputs: tuple[fx.Node, ...], parts: Sequence[Part]) -> Packing:
     """What the packer is told. Symbolic sizes are computed before the launch, so that its inputs need not live longer."""
     numels = [make.numel(node) for node in inputs]
     shapes = [[make.size(node, dim) for dim in range(fake_value(node).dim())] for node in inputs]
@@ -195,7 +195,7 @@ def _bucket(make: Maker, first: Target, inputs: tuple[fx.Node, ...], parts: Sequ
     )
 
 
-def _launched(make: Maker, first: Target, packed: fx.Node) -> tuple[fx.Node, fx.Node]:
+def _launched(make: Maker, first: MergeTarget, packed: fx.Node) -> tuple[fx.Node, fx.Node]:
     c10d = c10d_functional()
     if first.kind == "all_gather":
         launch = make(c10d.all_gather_into_tensor.default, packed, first.ranks, first.group)

@@ -20,7 +20,7 @@ from pytest_fxbucket.errors import PassError
 if TYPE_CHECKING:
     from torch import fx
 
-    from pytest_fxbucket.passes.targets import Target
+    from pytest_fxbucket.passes.targets import MergeTarget
 
 Shape = Sequence[int]
 
@@ -308,7 +308,7 @@ OF_ONE = ("nn_module_stack", "fwd_nn_module_stack", "stack_trace", "custom")
 """Keys of torch's that tell of one node; those of all are in ``bucketing_<key>_sources``."""
 
 
-def shared_meta(members: Sequence[Target]) -> dict[str, Any]:
+def shared_meta(members: Sequence[MergeTarget]) -> dict[str, Any]:
     """Metadata of a node made for ``members``: entry, FQNs in byte order, names of the launches that were there before."""
     first, launches = members[0], [member.launch for member in members]
     meta: dict[str, Any] = {

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from pytest_fxbucket.passes.targets import LeftAlone
 
 if TYPE_CHECKING:
-    from pytest_fxbucket.passes.targets import Target
+    from pytest_fxbucket.passes.targets import MergeTarget
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,7 +182,7 @@ class SplitReason:
     """In 2**20 bytes."""
 
 
-def called(target: Target) -> str:
+def called(target: MergeTarget) -> str:
     """What people call a launch: the parameter that it carries, or its node where it carries none."""
     more = f" and {len(target.fqns) - 1} more" if len(target.fqns) > 1 else ""
     return target.fqns[0] + more if target.fqns else target.launch.name

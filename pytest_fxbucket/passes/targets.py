@@ -52,7 +52,7 @@ class Part(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Target(Collective):
+class MergeTarget(Collective):
     """One launch that an entry names and that may share a bucket."""
 
     launch: fx.Node
@@ -86,7 +86,7 @@ class Target(Collective):
 class Targets:
     """Every launch of a graph, sorted into what a plan names and what it does not."""
 
-    planned: tuple[Target, ...]
+    planned: tuple[MergeTarget, ...]
     """In order of launch."""
     left_alone: tuple[LeftAlone, ...]
     launches: int
@@ -194,7 +194,7 @@ def _sort(
     graph: fx.Graph, names: Mapping[fx.Node, Carried], entries: tuple[str, ...], launching: tuple[str, ...] = ()
 ) -> Targets:
     order = order_of(graph)
-    planned: list[Target] = []
+    planned: list[MergeTarget] = []
     left: list[LeftAlone] = []
     for node, name in sorted(names.items(), key=lambda item: order.index[item[0]]):
         target = mergeable(node, order, name) if name.entry is not None else name.reason
@@ -210,7 +210,7 @@ def _sort(
 # Which launches can share a bucket at all: their tensors, waits and process group; and of the others, why not.
 
 
-def mergeable(node: fx.Node, order: Order, carried: Carried) -> Target | str:
+def mergeable(node: fx.Node, order: Order, carried: Carried) -> MergeTarget | str:
     """``node``, which carries ``carried``, as a launch that may share a bucket, or a sentence on why it may not.
 
     Raises :class:`PassError` if what it sends carries no fake value.
@@ -242,7 +242,7 @@ def mergeable(node: fx.Node, order: Order, carried: Carried) -> Target | str:
     values = [_value(part.input) for part in parts]
     dtypes = {value.dtype for value in values}
     size = sum(hinted_numel(value) * value.dtype.itemsize for value in values)
-    return Target(
+    return MergeTarget(
         kind=said.kind,
         op=said.op,
         group=said.group,

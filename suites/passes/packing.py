@@ -16,10 +16,10 @@ from pytest_fxbucket.graph import collectives
 from pytest_fxbucket.graph.order import order_of
 from pytest_fxbucket.passes.carried import Carried
 from pytest_fxbucket.passes.merge import Merged, build
-from pytest_fxbucket.passes.targets import Target, mergeable
+from pytest_fxbucket.passes.targets import MergeTarget, mergeable
 
 
-def targets(graph: fx.Graph, ranks: int, direction: Any = "forward") -> list[Target]:
+def targets(graph: fx.Graph, ranks: int, direction: Any = "forward") -> list[MergeTarget]:
     """Each launch of ``graph`` as a member of one entry; ``ranks`` are in its process group."""
     order, found = order_of(graph), []
     for place, node in enumerate(n for n in graph.nodes if collectives.launch_kind(n)):

@@ -22,7 +22,7 @@ from pytest_fxbucket.passes.manual import ManualPass
 from pytest_fxbucket.passes.merge import Merged
 from pytest_fxbucket.passes.report import PassReport
 from pytest_fxbucket.passes.scheduler import Pair
-from pytest_fxbucket.passes.targets import Target, by_size
+from pytest_fxbucket.passes.targets import MergeTarget, by_size
 from pytest_fxbucket.plan.load import load_plans
 from pytest_fxbucket.plan.tables import Bucket, Overlap
 from pytest_fxbucket.ranks.pools import Pools
@@ -104,7 +104,7 @@ def through(**options: Any) -> tuple[fx.GraphModule, PassReport]:
 
 def test_a_name_parts_an_entry_and_joins_entries_and_the_report_says_so() -> None:
     class Named(Bucketer):
-        def together(self, launch: Target) -> str:
+        def together(self, launch: MergeTarget) -> str:
             return launch.fqns[0] if launch.entry == "a" else "rest"
 
     _, report = through(bucketer=Named)
@@ -119,7 +119,7 @@ def test_a_name_parts_an_entry_and_joins_entries_and_the_report_says_so() -> Non
 
 def test_members_lie_as_the_bucketer_says() -> None:
     class Backwards(Bucketer):
-        def in_order(self, members: Sequence[Target]) -> Sequence[Target]:
+        def in_order(self, members: Sequence[MergeTarget]) -> Sequence[MergeTarget]:
             return [*super().in_order(members)][::-1]
 
     _, report = through(bucketer=Backwards)

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from pytest_fxbucket.passes.auto.schedule import Limits
     from pytest_fxbucket.passes.auto.windows import Flight
     from pytest_fxbucket.passes.grouping import Group
-    from pytest_fxbucket.passes.targets import Target
+    from pytest_fxbucket.passes.targets import MergeTarget
 
 _SATURATED = 0.05
 """Share of its flight that a bucket's latency is where more bytes win nothing."""
@@ -48,7 +48,7 @@ class _Job:
     late: float
     """When it must start."""
     bytes: int
-    members: list[Target]
+    members: list[MergeTarget]
     flights: list[Flight]
 
 
@@ -95,14 +95,14 @@ class Hiding:
             found.append(sorted(parts, key=lambda part: part[0].launch))
         return found
 
-    def _latency(self, target: Target) -> float:
+    def _latency(self, target: MergeTarget) -> float:
         """Seconds of a flight whatever it carries."""
         return min(self._estimates.of_one(_smallest(target)), self._by_launch[target.launch].seconds)
 
-    def _job(self, target: Target) -> _Job:
+    def _job(self, target: MergeTarget) -> _Job:
         return self._of_flight(self._by_launch[target.launch], [target])
 
-    def _of_flight(self, one: Flight, members: list[Target]) -> _Job:
+    def _of_flight(self, one: Flight, members: list[MergeTarget]) -> _Job:
         release = self._times[min(one.low, len(self._times) - 1)] + one.pack
         return _Job(release, self._deadlines[one.number], one.seconds, inf, one.size, members, [one])
 
@@ -159,7 +159,7 @@ class Hiding:
         return True
 
 
-def _smallest(target: Target) -> fx.Node:
+def _smallest(target: MergeTarget) -> fx.Node:
     """A launch as ``target`` is, of next to nothing, whose name says so."""
     graph, c10d = fx.Graph(), c10d_functional()
     sent = graph.placeholder("sent")
