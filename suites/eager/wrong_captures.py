@@ -224,7 +224,7 @@ FAULTS: dict[Fault, tuple[str, ...]] = {
     clipped_by_local_norms: ("parameter embed.weight", OUTSIDE),
     no_decay: ("parameter head.weight", OUTSIDE),
     decay_of_the_other_group: ("parameter layers.0.norm.weight", OUTSIDE),
-    rate_baked_in: ("step 1, rank 0: parameter embed.weight", OUTSIDE),
+    rate_baked_in: ("step 0, rank 0: parameter embed.weight", OUTSIDE),
     gelu_by_tanh: ("first module whose output differs: layers.0 (aten.gelu.default)",),
     another_epsilon: ("first module whose output differs: layers.1.norm (aten.native_layer_norm.default)",),
     residual_without_gradient: ("first module whose gradient differs: layers.0.down",),

@@ -10,7 +10,7 @@ from pytest_fxbucket.capture.optimizers.schedule import scheduled_rates, without
 from pytest_fxbucket.errors import PlanError
 from pytest_fxbucket.plan.schema import Optimizer as Table
 
-HERE = "suites.capture.test_schedule"
+HERE = "suites.capture.test_rate_schedule"
 
 
 def constant(optimizer: torch.optim.Optimizer) -> LRScheduler:
