@@ -67,17 +67,23 @@ class Shard:
         return Reduction(1 / divisor, ("sum", "sum"), 1)
 
     @property
+    def flags(self) -> tuple[bool, bool]:
+        """Whether its gradient is to be reduced now over shards, and over copies."""
+        return bool(self.group.reduce_grads), bool(self.group.all_reduce_grads)
+
+    @property
     def is_reduced(self) -> bool:
         """Whether its gradient is to be reduced now, and not kept for a later backward.
 
         Raises :class:`CaptureError` for one that is to be reduced over its shards alone.
         """
-        if self.group.reduce_grads and not self.group.all_reduce_grads:
+        reduced, averaged = self.flags
+        if reduced and not averaged:
             raise CaptureError(
                 "fully_shard is told set_requires_all_reduce(False), and a captured step reduces over all ranks at once; "
                 "leave it out"
             )
-        return bool(self.group.reduce_grads)
+        return reduced
 
     def stored(self) -> torch.Tensor:
         """What this rank holds, with padding; what is without it lies in the same memory."""

@@ -105,7 +105,7 @@ def signature(arguments: Arguments, live: Live, guards: tuple[Hashable, ...]) ->
     autocast = tuple((kind, torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind)) for kind in ("cpu", "cuda"))
     thread = torch.is_grad_enabled(), torch.get_default_dtype(), autocast
     world = (dist.get_rank(), dist.get_world_size()) if dist.is_available() and dist.is_initialized() else None
-    return str(arguments.spec), leaves, parameters, buffers, groups, shared, guards, thread, world
+    return str(arguments.spec), leaves, parameters, buffers, groups, shared, guards, thread, world, live.told
 
 
 def shared_memory(arguments: Arguments, live: Live) -> list[Pair]:

@@ -18,7 +18,7 @@ from pytest_fxbucket.compat.fake_tensors import storage_key
 from pytest_fxbucket.compat.fsdp import Ranks
 from pytest_fxbucket.errors import CaptureError
 from pytest_fxbucket.step.roles import Role, Value
-from pytest_fxbucket.train_step.scaling import tensors_of
+from pytest_fxbucket.train_step.scaling import settings_of, tensors_of
 from pytest_fxbucket.train_step.sharded import Sharding
 
 Pair = tuple[str, str]
@@ -43,6 +43,8 @@ class Live:
         self.model, self.optimizers, self.scaler = model, optimizers, scaler
         self.scaling = tensors_of(scaler)
         self.sharding = Sharding.of(model, averaged)
+        self.told = self.sharding.told(), settings_of(scaler)
+        """What modules that are parted, and the scaler, are told outside the step, and a graph has as it is."""
         self.params: dict[str, torch.Tensor] = dict(model.named_parameters())
         self.stored = {fqn: self.sharding.stored(fqn, parameter) for fqn, parameter in self.params.items()}
         """What this rank holds of each parameter, with padding."""
@@ -66,6 +68,15 @@ class Live:
     def gradients(self) -> dict[str, torch.Tensor]:
         """Gradients that are there now, by the parameter's FQN."""
         return {fqn: parameter.grad for fqn, parameter in self.params.items() if parameter.grad is not None}
+
+    def refuse_told_otherwise(self) -> None:
+        """Raise :class:`CaptureError` if modules that are parted, or the scaler, are told otherwise now."""
+        now = Sharding.of(self.model, self.sharding.averaged).told(), settings_of(self.scaler)
+        if now != self.told:
+            raise CaptureError(
+                "the step leaves the model told otherwise than before it (set_requires_gradient_sync, a divisor, growth of the "
+                "scaler, ...), which a graph does not do again; tell it outside the step"
+            )
 
     def groups(self) -> Iterator[tuple[str, dict[str, Any]]]:
         """Every parameter group, with its name ``optimizers.<i>.groups.<j>``."""

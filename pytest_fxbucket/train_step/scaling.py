@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 from unittest.mock import patch
@@ -24,6 +24,13 @@ def tensors_of(scaler: GradScaler | None) -> dict[str, torch.Tensor]:
     if scaler._scale is None:
         scaler._lazy_init_scale_growth_tracker(torch.device(scaler._device))
     return {fqn: getattr(scaler, name) for name, fqn in TENSORS.items()}
+
+
+def settings_of(scaler: GradScaler | None) -> Hashable:
+    """What a graph has of the scaler as numbers."""
+    if scaler is None or not scaler.is_enabled():
+        return None
+    return scaler.get_growth_factor(), scaler.get_backoff_factor(), scaler.get_growth_interval()
 
 
 @contextmanager

@@ -7,7 +7,7 @@ parallelism and what clips gradients, takes itself apart into operators of what 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -85,6 +85,14 @@ class Sharding:
         """FQNs of those that are gathered once more for backward."""
         again = {id(shard) for unit in self.units if unit.reshards for shard in unit.shards}
         return {fqn for fqn, one in self.travelling.items() if id(one.shard) in again}
+
+    def told(self) -> Hashable:
+        """All that decides how gradients are reduced and inputs are cast, as modules are told now; it may change between calls."""
+        shards = tuple((fqn, one.travel, one.shard.flags) for fqn, one in self.travelling.items())
+        units = tuple((unit.input_dtype, unit.output_dtype, unit.reshards) for unit in self.units)
+        replicas: dict[str, Any] = dict(self.replicas)
+        synced = tuple((fqn, module.require_backward_grad_sync) for fqn, module in replicas.items())
+        return shards, units, synced, self.averaged
 
     def stored(self, fqn: str, parameter: torch.Tensor) -> torch.Tensor:
         """What this rank holds of ``parameter``, with padding."""

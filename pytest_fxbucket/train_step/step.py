@@ -53,8 +53,8 @@ def capture_step(
 
     ``function`` itself runs only while it is traced, on fake tensors. A call traces it if nothing was traced yet that fits:
     what is compared are shapes, strides, dtypes and devices of arguments, parameters and buffers, process groups, structure and
-    plain values of the arguments, plain values of the optimizers' parameter groups (learning rates are live), and what
-    ``guards`` lists: callables that give a value, and paths of attributes of ``model``. Not seen is all else that Python code
+    plain values of the arguments, plain values of the optimizers' parameter groups (learning rates are live), what FSDP2, DDP
+    and a scaler are told (``set_requires_gradient_sync``, divisors, ``no_sync()``, growth), and what ``guards`` lists: callables that give a value, and paths of attributes of ``model``. Not seen is all else that Python code
     may read or set: ``model.eval()``, another number in an attribute, closure or global, a hook or submodule that was replaced.
     List it in ``guards``, or call :meth:`CapturedStep.retrace` after such a change.
 
@@ -237,6 +237,7 @@ class CapturedStep:
     def _trace(self, arguments: Arguments, live: Live, making: Making, guards: tuple[Hashable, ...]) -> _Program:
         traced = trace_call(self._function, arguments, live, self._removed, self._overrides)
         self._guards.refuse_changed(guards)
+        live.refuse_told_otherwise()
         refuse_shared_writes(shared_memory(arguments, live), traced.outputs)
         step = described(traced, live)
         making.make(step.inputs["joint"])

@@ -152,6 +152,36 @@ def train(rank: int, world: int, payload: dict[str, Any]) -> dict[str, int]:
     return {kind: sum(f"_c10d_functional.{kind}" in target for target in targets) for kind in kinds}
 
 
+def no_sync(model: Any) -> None:
+    model.require_backward_grad_sync = False  # what the block of no_sync() has it be
+
+
+def on_units(method: str, *given: Any) -> Callable[[Any], None]:
+    """Call ``method`` of each module under ``fully_shard``."""
+    return lambda model: [getattr(module, method)(*given) for module in (model[1], model[2], model)] and None
+
+
+TOLD: dict[str, tuple[Callable[[], nn.Module], Callable[[Any], None]]] = {
+    "a divisor": (fsdp, on_units("set_gradient_divide_factor", 2.0)),
+    "sums": (fsdp, on_units("set_force_sum_reduction_for_comms", True)),
+    "reshard": (fsdp, on_units("set_reshard_after_forward", False)),
+    "no_sync": (ddp, no_sync),
+}
+"""What a model is told between two calls, outside the step."""
+
+
+def told(rank: int, world: int, payload: str) -> tuple[int, list[int]]:
+    """How often a trainer was traced that is told :data:`TOLD` between two calls, alike by every bit; nodes of each graph."""
+    make_model, tell = TOLD[payload]
+    twins = Twins(adamw, trainer(clip=False), make_model)
+    for number in range(4):
+        if number == 2:
+            for run in twins.each():
+                tell(run.model)
+        twins.same(*batch(rank, number, ""))
+    return twins.step.traces, [len(step.graphs["joint"].graph.nodes) for step in twins.step.graphs]
+
+
 def across(rank: int, world: int, payload: None) -> list[str]:
     """What of a trainer is not eager's when the reductions and updates of a block went into the next step each time, and the
     last finished them."""
@@ -229,23 +259,35 @@ def never_reduced() -> nn.Module:
     return model
 
 
-REFUSED: dict[str, tuple[Callable[[], nn.Module], Any]] = {
-    "columns": (columns, sgd),
-    "buffers": (with_buffers, sgd),
-    "hook": (with_hook, sgd),
-    "never reduced": (never_reduced, sgd),
-    "norms": (fsdp, lambda model: Normed(model.parameters())),
+def left_told(model: Any, optimizers: Optimizers) -> Step:
+    """A step that leaves its model told otherwise."""
+
+    def step(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        loss = trainer(clip=False)(model, optimizers)(x, y)
+        model.set_requires_gradient_sync(False)
+        return loss
+
+    return step
+
+
+REFUSED: dict[str, tuple[Callable[[], nn.Module], Any, Any]] = {
+    "columns": (columns, sgd, trainer(clip=False)),
+    "buffers": (with_buffers, sgd, trainer(clip=False)),
+    "hook": (with_hook, sgd, trainer(clip=False)),
+    "never reduced": (never_reduced, sgd, trainer(clip=False)),
+    "norms": (fsdp, lambda model: Normed(model.parameters()), trainer(clip=False)),
+    "left told": (fsdp, sgd, left_told),
 }
 
 
 def refusals(rank: int, world: int, payload: None) -> dict[str, str]:
     """What is said of each of :data:`REFUSED`; fails unless the model is as it was."""
     found = {}
-    for name, (make_model, make_optimizer) in REFUSED.items():
+    for name, (make_model, make_optimizer, make_step) in REFUSED.items():
         model = make_model()
         optimizer = make_optimizer(model)
         before = [(fqn, id(one), one.grad) for fqn, one in model.named_parameters()]
-        step = capture_step(trainer(clip=False)(model, [optimizer]), model=model, optimizers=optimizer)
+        step = capture_step(make_step(model, [optimizer]), model=model, optimizers=optimizer)
         try:
             step(*batch(rank, 0, name))
         except CaptureError as error:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from pytest_fxbucket.ranks.pools import Pools
-from suites.train_step.sharded_trainers import REFUSED, WAYS
+from suites.train_step.sharded_trainers import REFUSED, TOLD, WAYS
 
 ROOT, JOBS = Path(__file__).resolve().parents[2], "suites.train_step.sharded_trainers"
 LAUNCHES = {
@@ -23,6 +23,14 @@ def test_a_trainer_that_is_parted_already_trains_as_eager(pools: Pools, name: st
     assert found == [found[0]] * 4
     if name in LAUNCHES:
         assert tuple(found[0].values()) == LAUNCHES[name]
+
+
+@pytest.mark.parametrize("name", TOLD)
+def test_what_a_model_is_told_between_two_calls_is_traced_anew(pools: Pools, name: str) -> None:
+    found = pools.get(4).run(f"{JOBS}:told", [name] * 4, timeout_s=120, paths=[str(ROOT)])
+    assert found == [found[0]] * 4
+    traces, nodes = found[0]
+    assert traces == 2 and nodes[0] != nodes[1]
 
 
 def test_a_trainers_work_goes_into_its_next_step(pools: Pools) -> None:
@@ -47,4 +55,5 @@ def test_what_no_graph_takes_over_is_named(pools: Pools) -> None:
     assert "DDP, which sends the buffers of rank 0 to all before each forward" in says["buffers"]
     assert says["hook"] == "the model is under DDP with a comm hook, which a captured step does not take over; leave it out"
     assert "the gradient of 3.bias is not reduced when the step ends" in says["never reduced"]
+    assert "the step leaves the model told otherwise than before it (set_requires_gradient_sync" in says["left told"]
     assert "the optimizer Normed looks at more than one element at a time" in says["norms"]
