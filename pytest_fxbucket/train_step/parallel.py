@@ -6,6 +6,7 @@ import hashlib
 import inspect
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -67,7 +68,10 @@ class Parted:
         dims = self.batch_dim if isinstance(self.batch_dim, Mapping) else dict.fromkeys(taken.parameters, self.batch_dim)
         if unknown := next((name for name in dims if name not in taken.parameters), None):
             raise CaptureError(f"batch_dim has {show(unknown)}, and the step has no argument of that name")
-        bound = taken.bind(*args, **kwargs)
+        try:
+            bound = taken.bind(*args, **kwargs)
+        except TypeError as error:
+            raise CaptureError(f"the step takes {taken}, and is called otherwise: {error}") from None
         for name, value in bound.arguments.items():
             dim = dims.get(name, 0)
             bound.arguments[name] = value if dim is None else _part(name, value, dim, self.ranks)
@@ -101,11 +105,20 @@ def part_model(
     ways = [parallel] if isinstance(parallel, (str, Mapping)) or callable(parallel) else list(parallel)
     mesh = _mesh(ways, mesh)
     _agree(model, sync)
-    before = {fqn: parameter for fqn, parameter in model.named_parameters()}
-    with torch.no_grad():
-        for way in ways:
-            _apply(model, way, mesh)
-    _exchange(optimizers, before, dict(model.named_parameters()))
+    before = dict(model.named_parameters())
+    done: list[str] = []
+    try:
+        with torch.no_grad():
+            for way in ways:
+                with naming_user_frame(partial("parallel {}".format, _called(way))):
+                    _apply(model, way, mesh)
+                done.append(_called(way))
+    except CaptureError as error:
+        if not done:
+            raise
+        raise CaptureError(f"{error}; the model is parted by {', '.join(done)} already, make it anew") from error
+    finally:  # behind a mistake, too, optimizers have what the model has
+        _exchange(optimizers, before, dict(model.named_parameters()))
     return Parted(mesh, batch_dim, "replicate" in ways)
 
 
@@ -140,12 +153,15 @@ def _apply(model: nn.Module, way: Parallel, mesh: DeviceMesh) -> None:
     elif isinstance(way, Mapping):
         _over_tp(model, way, mesh)
     else:
-        with naming_user_frame(lambda: f"parallel {getattr(way, '__qualname__', way)}"):
-            given = way(model, mesh)
+        given = way(model, mesh)
         if given is not None and given is not model:
-            raise CaptureError(
-                f"parallel {getattr(way, '__qualname__', way)} gave another module, where the model itself is to be parted"
-            )
+            raise CaptureError(f"parallel {_called(way)} gave another module, where the model itself is to be parted")
+
+
+def _called(way: Parallel) -> str:
+    if isinstance(way, str):
+        return show(way)
+    return "over tp" if isinstance(way, Mapping) else str(getattr(way, "__qualname__", way))
 
 
 def _shard(model: nn.Module, mode: str, mesh: DeviceMesh) -> None:

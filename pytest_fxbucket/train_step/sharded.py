@@ -87,7 +87,7 @@ class Sharding:
         return {fqn for fqn, one in self.travelling.items() if id(one.shard) in again}
 
     def told(self) -> Hashable:
-        """All that decides how gradients are reduced and inputs are cast, as modules are told now; it may change between calls."""
+        """How gradients are reduced, inputs cast and parameters gathered, as modules are told now."""
         shards = tuple((fqn, one.travel, one.shard.flags) for fqn, one in self.travelling.items())
         units = tuple((unit.input_dtype, unit.output_dtype, unit.reshards) for unit in self.units)
         replicas: dict[str, Any] = dict(self.replicas)

@@ -52,11 +52,12 @@ def capture_step(
     and tuples, lists and dicts of them; tensors that a call gives have no autograd graph.
 
     ``function`` itself runs only while it is traced, on fake tensors. A call traces it if nothing was traced yet that fits:
-    what is compared are shapes, strides, dtypes and devices of arguments, parameters and buffers, process groups, structure and
-    plain values of the arguments, plain values of the optimizers' parameter groups (learning rates are live), what FSDP2, DDP
-    and a scaler are told (``set_requires_gradient_sync``, divisors, ``no_sync()``, growth), and what ``guards`` lists: callables that give a value, and paths of attributes of ``model``. Not seen is all else that Python code
-    may read or set: ``model.eval()``, another number in an attribute, closure or global, a hook or submodule that was replaced.
-    List it in ``guards``, or call :meth:`CapturedStep.retrace` after such a change.
+    what is compared are shapes, strides, dtypes and devices of arguments, parameters and buffers, process groups, structure
+    and plain values of the arguments, plain values of the optimizers' parameter groups (learning rates are live), what
+    FSDP2, DDP and a scaler are told (``set_requires_gradient_sync``, divisors, ``no_sync()``, growth), and what ``guards``
+    lists: callables that give a value, and paths of attributes of ``model``. Not seen is all else that Python code may read
+    or set: ``model.eval()``, another number in an attribute, closure or global, a hook or submodule that was replaced. List
+    it in ``guards``, or call :meth:`CapturedStep.retrace` after such a change.
 
     Several modules are one model: of a mapping their names begin with its keys, of a sequence with their numbers. Modules that
     are parted already (FSDP2, DDP, tensor parallelism, DTensors) are taken as they are.

@@ -65,7 +65,9 @@ def _scored(name: str, asked: Asked, pools: Pools) -> Score:
         print(*(f"    {line}" for line in (*survivor_lines(one), *one.diff)), sep="\n")
     for one in score.judged:
         if not one.without_golden and one.fate != "survived":
-            print(f"    {one.fate} by {', '.join(one.found) or one.harmless or one.unmade}: {one.mutant.name}")
+            by = ", ".join(one.found) or one.harmless or one.unmade
+            harmless = f" ({one.harmless})" if one.found and one.harmless else ""
+            print(f"    {one.fate} by {by}{harmless}: {one.mutant.name}")
     return score
 
 

@@ -134,8 +134,36 @@ def refusals(rank: int, world: int, payload: None) -> dict[str, str]:
             return str(error)
         return ""
 
+    def raising(model: nn.Module, mesh: Any) -> None:
+        raise ValueError("no such layer")
+
+    def called(*args: Any, **options: Any) -> str:
+        model = nn.Linear(4, 4)
+        step = capture_step(lambda x: model(x).sum(), model=model, parallel="fully_shard", sync=True)
+        try:
+            step(*args, **options)
+        except CaptureError as error:
+            return str(error)
+        return ""
+
+    def half_way() -> str:
+        """What is said when a second way fails; the optimizer has the model's own parameters then."""
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(4, 4))
+        optimizer = torch.optim.Adam(model.parameters())
+        try:
+            capture_step(print, model=model, optimizers=optimizer, parallel=["fully_shard", raising])
+        except CaptureError as error:
+            own = [id(parameter) for parameter in optimizer.param_groups[0]["params"]]
+            assert own == [id(parameter) for parameter in model.parameters()]
+            return str(error)
+        return ""
+
     mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("a", "b"))
     return {
+        "half-way": half_way(),
+        "too many": called(torch.ones(4, 4), torch.ones(4, 4)),
+        "unknown keyword": called(torch.ones(4, 4), y=1),
         "ranks that differ": given(seed=rank),
         "sent": given(seed=rank, sync=True, batch_dim=None),
         "unknown": given("fsdp"),

@@ -30,7 +30,8 @@ def test_what_a_model_is_told_between_two_calls_is_traced_anew(pools: Pools, nam
     found = pools.get(4).run(f"{JOBS}:told", [name] * 4, timeout_s=120, paths=[str(ROOT)])
     assert found == [found[0]] * 4
     traces, nodes = found[0]
-    assert traces == 2 and nodes[0] != nodes[1]
+    assert traces == 2
+    assert nodes[0] != nodes[1]
 
 
 def test_a_trainers_work_goes_into_its_next_step(pools: Pools) -> None:
