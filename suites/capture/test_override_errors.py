@@ -103,6 +103,14 @@ def test_what_is_given_to_a_module_must_be_plain() -> None:
         step(torch.ones(2, 6))
 
 
+@pytest.mark.parametrize(("given", "first"), [((), "no tensor"), ((torch.ones(2, dtype=torch.int64),), "torch.int64 first")])
+def test_a_result_that_cannot_be_like_what_is_given_is_to_be_said(given: tuple[torch.Tensor, ...], first: str) -> None:
+    model = nn.Sequential(nn.Linear(2, 2))
+    step = capture_step(lambda: model[0](*given).sum().backward(), model=model, overrides={"0": "call"})
+    with pytest.raises(CaptureError, match=rf"module 0 is given {first}.*; say by output what a call gives$"):
+        step()
+
+
 def test_autocast_around_an_overridden_module_is_refused() -> None:
     model = models.Holds(models.Chooses())
 

@@ -154,19 +154,6 @@ class Anchors:
         return self._known[key]
 
     def _call_of_module(self, one: Overridden, given: Any, fakes: Tensors) -> ModuleCall:
-        args, kwargs = rebuilt(given, fakes)
-        if one.output is not None:
-            with naming_user_frame(lambda: f"{one.where}: output of module {one.fqn}"):
-                result = one.output(one.module, *args, **kwargs)
-        elif fakes:
-            result = torch.empty_like(fakes[0])
-        else:
-            raise CaptureError(
-                f"{one.where}: module {one.fqn} is given no tensor that its result could be like; say by output what a "
-                "call gives"
-            )
-        results: list[torch.Tensor] = []
-        gives = written(result, results, f"{one.where}: output of module {one.fqn} gives")
         names = names_of(one.module)
         trained = {name for name, parameter in one.module.named_parameters() if parameter.requires_grad}
         asks = [i for i, name in enumerate(names) if name in trained and torch.is_grad_enabled()]
@@ -174,7 +161,25 @@ class Anchors:
         idle = [i for i, name in enumerate(names) if name in trained and self.overrides.may_be_idle(f"{one.fqn}.{name}")]
         all_idle = len(idle) == len(trained)  # nothing that reads an input needs to run then
         needed = tuple(i for i in asks if not (i in idle if i < len(names) else all_idle))
+        results: list[torch.Tensor] = []
+        result = self._result_of(one, given, fakes, has_gradients=bool(asks))
+        gives = written(result, results, f"{one.where}: output of module {one.fqn} gives")
         return ModuleCall(tuple(names), given, gives, tuple(map(looks, results)), tuple(asks), needed)
+
+    @staticmethod
+    def _result_of(one: Overridden, given: Any, fakes: Tensors, *, has_gradients: bool) -> Any:
+        """What a call gives, as ``output`` says; without it a tensor like the first that is given."""
+        if one.output is not None:
+            args, kwargs = rebuilt(given, fakes)
+            with naming_user_frame(lambda: f"{one.where}: output of module {one.fqn}"):
+                return one.output(one.module, *args, **kwargs)
+        if not fakes or (has_gradients and not (fakes[0].is_floating_point() or fakes[0].is_complex())):
+            first = f"{fakes[0].dtype} first, which has no gradients as its result has" if fakes else "no tensor"
+            raise CaptureError(
+                f"{one.where}: module {one.fqn} is given {first}, so that its result cannot be like it; say by output what a "
+                "call gives"
+            )
+        return torch.empty_like(fakes[0])
 
     def _call_of_subgraph(self, subgraph: Subgraph, one: Overridden, given: Any, fakes: Tensors) -> ModuleCall:
         held: dict[str, torch.Tensor] = {}
