@@ -48,7 +48,7 @@ def fsdp(
 ) -> nn.Module:
     model: Any
     model, mesh = net(hidden), init_device_mesh("cpu", shape, mesh_dim_names=("copies", "shards")[-len(shape) :])
-    for module, given in ((model[1], None), (model[2], None), (model, torch.float32)):
+    for module, given in ((model[1], None), (model[2], None), (model, torch.float64)):
         policy = MixedPrecisionPolicy(dtype, reduced, given) if dtype else MixedPrecisionPolicy()
         fully_shard(module, mesh=mesh, mp_policy=policy)
         if divisor is not None:
