@@ -7,7 +7,7 @@ TORCHES ?= 2.11 2.12 2.13 2.14 2.15
 COMPAT ?= .compat
 DOCS := build/docs
 
-.PHONY: plans test lint docs suites reference bench soak gpu compat zoo clean
+.PHONY: plans test lint docs suites reference bench soak gpu compat zoo dist clean
 
 plans: $(READY)  ## check every plan in fixtures/plans
 	$(BIN)/pytest --fxbucket-plans=fixtures/plans -n 2
@@ -72,5 +72,8 @@ $(ZOO): suites/zoo/requirements.txt | $(READY)
 	$(BIN)/pip install --quiet --no-deps --no-compile --target .venv/zoo --requirement suites/zoo/requirements.txt
 	touch $@
 
+dist: $(READY)  ## sdist and wheel in dist/, checked, and the tutorial followed with the wheel in a fresh environment
+	$(BIN)/python -m suites.dist.build
+
 clean:
-	rm -rf .venv .compat .fxbucket build .pytest_cache .mypy_cache .ruff_cache
+	rm -rf .venv .compat .fxbucket build dist .pytest_cache .mypy_cache .ruff_cache

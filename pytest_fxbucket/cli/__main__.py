@@ -32,6 +32,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="fxbucket", description="Work on bucket plans outside pytest.")
     subcommands = parser.add_subparsers(dest="command", required=True, metavar="command")
     arguments = list(sys.argv[1:] if argv is None else argv)
+    if arguments == ["--version"]:
+        from importlib.metadata import version
+
+        print(f"pytest-fxbucket {version('pytest-fxbucket')}")
+        return 0
+    parser.add_argument("--version", action="store_true", help="print the version")
     for name, summary in COMMANDS.items():
         sub = subcommands.add_parser(name, help=summary, description=summary.capitalize() + ".")
         if name in arguments:

@@ -14,11 +14,11 @@ import pytest
 import torch.distributed.run as torchrun  # not within a test: pytester forgets that import, and torch cannot be imported twice
 
 from pytest_fxbucket.cli import __main__ as cli
+from suites.docs import tutorial
 from suites.docs.blocks import PAGES, ROOT, Block, commands, missing, of
 from suites.warm.runs import WarmRuns
 
 EACH = [(block, command) for language in ("bash", "console") for block in of(language) for command, _ in commands(block)]
-TUTORIAL = "docs/tutorial.md"
 GIT = {"add"}
 """What a reader is told to do with git."""
 
@@ -127,7 +127,7 @@ def test_inline_commands_of_the_pages_are_ones_that_there_are(
     assert [command for command in sorted(ours) if not parses(command, pytester, monkeypatch)] == []
 
 
-SHOWN = [block for block in of("console") if block.page != TUTORIAL]
+SHOWN = [block for block in of("console") if block.page != tutorial.PAGE]
 
 
 @pytest.mark.parametrize("block", SHOWN, ids=lambda block: block.where)
@@ -144,24 +144,16 @@ def test_what_a_command_is_shown_to_print_is_printed(
 def test_the_tutorial_goes_as_it_says(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], warm_runs: WarmRuns
 ) -> None:
-    """From an empty folder: its files are written and its commands run in the order of the page, ours in this process."""
-    blocks = [block for language in ("python", "toml", "console") for block in of(language) if block.page == TUTORIAL]
+    """From an empty folder; ``fxbucket`` runs in this process."""
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "COLUMNS": "80"}
     environment.pop("PYTEST_XDIST_WORKER", None)
     monkeypatch.chdir(tmp_path)
-    for block in sorted(blocks, key=lambda block: block.line):
-        if block.file:
-            path = tmp_path / block.file
-            path.parent.mkdir(exist_ok=True)
-            path.write_text(block.text, encoding="utf-8")
-            continue
-        for command, shown in commands(block):
-            program, *words = shlex.split(command)
-            if program == "fxbucket":
-                assert cli.main(words) == 0, f"{block.where}: {command}"
-                said = capsys.readouterr().out
-            else:
-                assert program == "pytest"
-                said = warm_runs.run(["-m", "pytest", *words], tmp_path, environment).stdout
-            assert missing(said, shown) == "", f"{block.where}: {command}\n{said}"
-    assert (tmp_path / "golden" / "net.txt").is_file()
+
+    def run(program: str, words: list[str]) -> str:
+        if program == "fxbucket":
+            assert cli.main(words) == 0
+            return capsys.readouterr().out
+        assert program == "pytest"
+        return str(warm_runs.run(["-m", "pytest", *words], tmp_path, environment).stdout)
+
+    tutorial.follow(tmp_path, run)
