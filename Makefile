@@ -3,6 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/.installed
 ZOO := .venv/zoo/.installed
+BESIDE := .venv/beside/.installed
 TORCHES ?= 2.11 2.12 2.13 2.14 2.15
 COMPAT ?= .compat
 DOCS := build/docs
@@ -14,7 +15,7 @@ plans: $(READY)  ## check every plan in fixtures/plans
 	$(BIN)/pytest --fxbucket-plans=fixtures/plans/timed.toml  # step time, which workers beside it would change
 
 test: $(READY)  ## lint, types, docs and all suites
-	$(MAKE) --jobs 2 --output-sync lint docs $(ZOO)  # mypy keeps one core busy, and has nothing for a second
+	$(MAKE) --jobs 2 --output-sync lint docs $(ZOO) $(BESIDE)  # mypy keeps one core busy, and has nothing for a second
 	$(MAKE) suites
 
 lint: $(READY)
@@ -27,7 +28,7 @@ docs: $(READY)  ## the pages of docs/, where a warning is an error
 	$(BIN)/sphinx-build --quiet --fail-on-warning --fresh-env --builder html docs $(DOCS)
 
 # Tests start many processes: each would compile the package anew where a setting of the machine forbids bytecode.
-suites: $(READY) $(ZOO)
+suites: $(READY) $(ZOO) $(BESIDE)
 	PYTHONDONTWRITEBYTECODE= $(BIN)/pytest suites -n 2 -q
 
 reference: $(READY)  ## the table of docs/reference/plan.md, from the schema
@@ -74,6 +75,12 @@ $(ZOO): suites/zoo/requirements.txt | $(READY)
 
 dist: $(READY)  ## sdist and wheel in dist/, checked, and the tutorial followed with the wheel in a fresh environment
 	$(BIN)/python -m suites.dist.build
+
+# Beside the environment, too: they would change every run of ours.
+$(BESIDE): suites/fit/requirements.txt | $(READY)
+	rm -rf .venv/beside
+	$(BIN)/pip install --quiet --no-deps --no-compile --target .venv/beside --requirement suites/fit/requirements.txt
+	touch $@
 
 clean:
 	rm -rf .venv .compat .fxbucket build dist .pytest_cache .mypy_cache .ruff_cache

@@ -14,6 +14,7 @@ from pytest_fxbucket.artifacts import Folder
 from pytest_fxbucket.checks.registry import CHECKS, ON_RANKS, check_of
 from pytest_fxbucket.checks.verdict import Verdict
 from pytest_fxbucket.errors import BenchmarkError
+from pytest_fxbucket.plan.folders import folders_of
 from pytest_fxbucket.plan.schema import Benchmark
 from pytest_fxbucket.user_code import user_code
 
@@ -174,7 +175,7 @@ class PlanRun:
         return PlanOnMesh(self.plan, mesh, name, self._say, said=self._said, last=last)
 
     def _its_code(self) -> AbstractContextManager[None]:
-        return user_code([self.plan.path.parent, self._settings.rootdir])
+        return user_code(folders_of(self.plan.path, self._settings.rootdir))
 
     def step_time(self, options: Benchmark | None = None) -> StepTime:
         """Time the step on the ranks, once for each ``options`` (None: the plan's, or the defaults).

@@ -11,6 +11,7 @@ from pytest_fxbucket.compat.tracing import quiet_structured_log
 from pytest_fxbucket.errors import FxbucketError, named
 from pytest_fxbucket.plan.factories import first_on_path
 from pytest_fxbucket.process.state import fresh_state
+from pytest_fxbucket.user_frame import is_timeout
 
 
 @contextmanager
@@ -25,6 +26,8 @@ def user_code(folders: Sequence[Path]) -> Iterator[None]:
     except (Exception, KeyboardInterrupt, GeneratorExit):
         raise
     except BaseException as error:
+        if is_timeout(error):
+            raise
         raise FxbucketError(f"a callable of the plan raised {named(error)}; it must return, or raise an error") from error
 
 

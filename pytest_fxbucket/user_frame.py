@@ -25,11 +25,18 @@ def naming_user_frame(doing: Callable[[], str], hint: Callable[[Exception], str]
     except (FxbucketError, KeyboardInterrupt, GeneratorExit):
         raise
     except BaseException as error:  # the user's code may end its process, or skip a test
+        if is_timeout(error):
+            raise
         more = hint(error) if isinstance(error, Exception) else ""
         text = untraceable(error) or refused_eagerly(error) or f"{type(error).__name__}: {text_of(error)[:400]}"
         raise CaptureError(
             f"{doing()} failed{at_user_frame(error)}: {text.rstrip('.') + '; ' + more if more else text}"
         ) from error
+
+
+def is_timeout(error: BaseException) -> bool:
+    """Whether pytest-timeout raised it, in the midst of whatever was being done."""
+    return any(frame.f_globals.get("__name__") == "pytest_timeout" for frame, _ in traceback.walk_tb(error.__traceback__))
 
 
 def user_frame(error: BaseException) -> str:
@@ -39,6 +46,8 @@ def user_frame(error: BaseException) -> str:
     foreign = [Path(torch.__file__).parent, _OURS, Path(traceback.__file__).parent]
     if pytest := sys.modules.get("_pytest"):  # as of pytest.skip in the user's code
         foreign += map(Path, pytest.__path__)
+    if timeout := sys.modules.get("pytest_timeout"):
+        foreign.append(Path(str(timeout.__file__)))
     for frame in reversed(traceback.extract_tb(error.__traceback__)):
         path = Path(frame.filename)
         if path.is_file() and not any(path.is_relative_to(root) for root in foreign):

@@ -20,8 +20,9 @@ from typing import IO, TYPE_CHECKING, Any, cast
 
 from pytest_fxbucket.backends import BACKENDS, choose, row_of
 from pytest_fxbucket.errors import BenchmarkError, FxbucketError
-from pytest_fxbucket.explain.find import find_plan, folders_of
+from pytest_fxbucket.explain.find import find_plan
 from pytest_fxbucket.plan.factories import first_on_path
+from pytest_fxbucket.plan.folders import folders_of
 from pytest_fxbucket.ranks.call_job import die_with, ignore_interrupts
 from pytest_fxbucket.ranks.machine import this_machine
 from pytest_fxbucket.ranks.pools import Pools
@@ -74,7 +75,7 @@ def _answers(requests: IO[str]) -> Iterator[Mapping[str, Any]]:
 def _side(asked: Mapping[str, Any], stack: ExitStack) -> TimedSide:
     """The plan in its world, its folders on the path, its ranks being started meanwhile; until ``stack`` is unwound."""
     plan, _ = find_plan(asked["plan"])
-    folders = folders_of(plan)
+    folders = folders_of(plan.path)
     pools = Pools((_JOB,))
     stack.callback(pools.close)
     pools.start()

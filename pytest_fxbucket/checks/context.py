@@ -14,6 +14,7 @@ from pytest_fxbucket.errors import CaptureError
 from pytest_fxbucket.graph.calls import joint_problems
 from pytest_fxbucket.pipeline.schedules import table_of, table_problems
 from pytest_fxbucket.plan.consistency import refuse_too_many_ranks
+from pytest_fxbucket.plan.folders import folders_of
 from pytest_fxbucket.ranks import machine as machines
 from pytest_fxbucket.transforms.traits import BUCKET
 from pytest_fxbucket.words import counted
@@ -77,7 +78,7 @@ class Context:
     @property
     def paths(self) -> list[Path]:
         """Folders that are first on the path in the ranks."""
-        return [self.plan.path.parent, self.settings.rootdir]
+        return folders_of(self.plan.path, self.settings.rootdir)
 
     def choice(self, check: str) -> BackendChoice | Verdict:
         """What the ranks of ``check`` run on; a verdict if they cannot, or need not."""

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING
 
 from pytest_fxbucket.commit import stoppable
 from pytest_fxbucket.errors import FxbucketError, UsageError
-from pytest_fxbucket.explain.find import folders_of, root_of
 from pytest_fxbucket.pass_names import no_pass
+from pytest_fxbucket.plan.folders import folders_of, root_of
 from pytest_fxbucket.progress import AFTER_S, on_stderr
 from pytest_fxbucket.user_code import user_code
 
@@ -84,7 +84,7 @@ def working_on(plan: Plan, name: str, after_s: float = AFTER_S) -> Iterator[Call
     stdout has nothing but what the command is asked for.
     """
     progress = on_stderr(after_s)
-    with redirect_stdout(sys.stderr), user_code(folders_of(plan)), progress.watching(name):
+    with redirect_stdout(sys.stderr), user_code(folders_of(plan.path)), progress.watching(name):
         yield progress.say
 
 

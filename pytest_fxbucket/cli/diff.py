@@ -14,8 +14,9 @@ from pytest_fxbucket.cli.separate_process import Tree, environment_of, shown_sep
 from pytest_fxbucket.cli.show import golden_file, shown
 from pytest_fxbucket.commit import Commit, Repository, worktree_of
 from pytest_fxbucket.errors import FxbucketError, GoldenError, UsageError
-from pytest_fxbucket.explain.find import find_plan, folders_of, parts, root_of
+from pytest_fxbucket.explain.find import find_plan, parts
 from pytest_fxbucket.golden.store import parse
+from pytest_fxbucket.plan.folders import folders_of, root_of
 from pytest_fxbucket.plan.schema import Plan
 
 _SAME, _DIFFERENT, _FAILED = 0, 1, 2
@@ -84,7 +85,7 @@ def _sides(options: Namespace) -> tuple[DiffSide, DiffSide]:
             f"there is nothing to compare: both sides are {a.label} by pass {a.pass_name}; give a second plan, --pass twice, "
             "or --at with the commit to compare with"
         )
-    if isinstance(a, PlanNow) and isinstance(b, PlanNow) and folders_of(a.plan) != folders_of(b.plan):
+    if isinstance(a, PlanNow) and isinstance(b, PlanNow) and folders_of(a.plan.path) != folders_of(b.plan.path):
         b = replace(b, is_separate=True)  # modules of one name may be others there
     return a, b
 

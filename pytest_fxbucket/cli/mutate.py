@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 from pytest_fxbucket.cli.common import STOPPED, add_pass, add_plan, name_of, refuse_no_pass, refuse_not_above, working_on
 from pytest_fxbucket.errors import UsageError
-from pytest_fxbucket.explain.find import find_plan, root_of
+from pytest_fxbucket.explain.find import find_plan
+from pytest_fxbucket.plan.folders import root_of
 
 if TYPE_CHECKING:
     from pytest_fxbucket.mutate.score import Judged, Score

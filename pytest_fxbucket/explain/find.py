@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from pytest_fxbucket.plan.schema import Plan
 
 _NAMED = re.compile(r"(?P<path>.+?)(?:::(?P<item>[^\[\]]+))?(?:\[(?P<row>[^\[\]]+)\])?")
-_CONFIGURED = ("pytest.ini", ".pytest.ini", "pyproject.toml", "tox.ini", "setup.cfg", "setup.py")
 
 
 def find_plan(text: str) -> tuple[Plan, list[str]]:
@@ -59,17 +58,6 @@ def parts(text: str) -> tuple[Path, str | None]:
     if item is not None and row is None and item.partition("@")[0] not in CHECKS:
         row = item
     return Path(found["path"]), row
-
-
-def root_of(plan: Path) -> Path:
-    """The nearest folder above ``plan`` that configures pytest, as its rootdir; the current one if there is none."""
-    folders = plan.resolve().parents
-    return next((folder for folder in folders if any((folder / name).is_file() for name in _CONFIGURED)), Path.cwd())
-
-
-def folders_of(plan: Plan) -> list[Path]:
-    """Folders that are first on the path while the plan's callables are imported."""
-    return [plan.path.resolve().parent, root_of(plan.path)]
 
 
 def find_parameters(text: str, known: Sequence[ExplainedParameter]) -> list[ExplainedParameter]:

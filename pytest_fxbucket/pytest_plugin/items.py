@@ -104,6 +104,7 @@ class OfPlan(pytest.Item):
         self.plan = plan
         self.check = self.name.partition("[")[0].partition("@")[0].partition(":")[0]
         self.verdict: Verdict | None = None
+        self._failed_before = False
 
     def ask(self, run: PlanRun) -> Verdict:
         """Return the verdict on the item."""
@@ -114,7 +115,9 @@ class OfPlan(pytest.Item):
         """Set the verdict: a failed one fails with its lines, one that could not be had with its sentence; a skip is named."""
         __tracebackhide__ = True
         fx = fx_session(self.config)
-        failure = None
+        if self._failed_before:  # as by pytest-rerunfailures: what is tried again is tried from the beginning
+            fx.release(key_of(self.plan))
+        self._failed_before, failure = True, None
         try:
             with fx.progress.watching(self.nodeid):
                 self.verdict = self.ask(fx.run_of(self.plan))
@@ -123,8 +126,15 @@ class OfPlan(pytest.Item):
                 failure = "\n".join(failure_lines(self.verdict))
         except FxbucketError as error:
             failure = error_text(error).replace(f"{self.config.rootpath}/", "")
+        except pytest.fail.Exception as error:
+            from pytest_fxbucket.user_frame import at_user_frame, is_timeout
+
+            if not is_timeout(error):
+                raise
+            failure = f"{str(error.msg).rstrip('.')}{at_user_frame(error)}"
         if failure is not None:
             pytest.fail(failure, pytrace=False)
+        self._failed_before = False
         if self.verdict is not None and self.verdict.outcome == "skipped":
             pytest.skip(f"{self.name}: {self.verdict.summary}")
 

@@ -129,10 +129,9 @@ def refusals(rank: int, world: int, payload: None) -> dict[str, str]:
         model = nn.Sequential(nn.Linear(4, 4))
         try:
             step = capture_step(lambda x: model(x).sum(), model=model, parallel=parallel, **options)
-            step(torch.ones(6, 4))
+            return f"gave {step(torch.ones(6, 4)).item()}"
         except CaptureError as error:
             return str(error)
-        return ""
 
     def raising(model: nn.Module, mesh: Any) -> None:
         raise ValueError("no such layer")
@@ -165,7 +164,7 @@ def refusals(rank: int, world: int, payload: None) -> dict[str, str]:
         "too many": called(torch.ones(4, 4), torch.ones(4, 4)),
         "unknown keyword": called(torch.ones(4, 4), y=1),
         "ranks that differ": given(seed=rank),
-        "sent": given(seed=rank, sync=True, batch_dim=None),
+        "sent": given("replicate", seed=rank, sync=True, batch_dim=None),
         "unknown": given("fsdp"),
         "mesh": given("fully_shard", mesh=mesh),
         "no mesh": given("hybrid_shard"),

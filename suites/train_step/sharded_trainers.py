@@ -11,8 +11,8 @@ import torch
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
-from torch.distributed.tensor import Shard
-from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+from torch.distributed.tensor import Replicate, Shard
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, SequenceParallel, parallelize_module
 from torch.nn.functional import mse_loss
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import checkpoint
@@ -56,11 +56,15 @@ def fsdp(
     return model
 
 
-def over_tp(data: int) -> nn.Module:
-    """Blocks parted over tp; with ``data`` above 1 under FSDP2, too."""
+def over_tp(data: int, sequence: bool = False) -> nn.Module:
+    """Blocks parted over tp, with ``sequence`` their norms by rows; with ``data`` above 1 under FSDP2, too."""
     model, mesh = net(), init_device_mesh("cpu", (data, 4 // data), mesh_dim_names=("dp", "tp"))
+    rows = Shard(0) if sequence else Replicate()
+    styles: Any = {"up": ColwiseParallel(input_layouts=rows), "down": RowwiseParallel(output_layouts=rows)}
+    if sequence:
+        styles["norm"] = SequenceParallel(sequence_dim=0)  # its weight's gradient is a sum over ranks
     for block in (model[1], model[2]):
-        parallelize_module(block, mesh["tp"], {"up": ColwiseParallel(), "down": RowwiseParallel()})
+        parallelize_module(block, mesh["tp"], styles)
     for module in (model[1], model[2], model) if data > 1 else ():
         fully_shard(module, mesh=mesh["dp"])
     return model
@@ -121,6 +125,7 @@ WAYS: dict[str, tuple[Callable[[], nn.Module], Any, tuple[Any, ...]]] = {
     "two microbatches, the last reduces": (fsdp, trainer(microbatches=2, synced=False), ()),
     "tp": (lambda: over_tp(1), trainer(clip=False), ()),
     "fully_shard over tp": (lambda: over_tp(2), trainer(clip=False), ()),
+    "fully_shard over tp, norms by rows": (lambda: over_tp(2, sequence=True), trainer(clip=False), ()),
     "DDP": (ddp, trainer(), ()),
     "DDP, two microbatches": (ddp, trainer(microbatches=2), ()),
     "DDP, two microbatches, the last reduces": (ddp, trainer(microbatches=2, synced=False), ()),

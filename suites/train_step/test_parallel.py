@@ -24,6 +24,7 @@ def test_a_step_that_is_parted_trains_as_one_parted_by_hand(pools: Pools, name: 
 def test_what_cannot_be_parted_is_said_in_a_sentence(pools: Pools) -> None:
     every = pools.get(4).run(f"{JOBS}:refusals", [None] * 4, timeout_s=120, paths=[str(ROOT)])
     assert every == [every[0]] * 4
+    assert every[0].pop("sent").startswith("gave ")  # all ranks the same
     failed = every[0].pop("half-way")
     assert failed.startswith("parallel refusals.<locals>.raising failed at ")
     assert failed.endswith('ValueError: no such layer; the model is parted by "fully_shard" already, make it anew')
@@ -32,7 +33,6 @@ def test_what_cannot_be_parted_is_said_in_a_sentence(pools: Pools) -> None:
         "unknown keyword": "the step takes (x), and is called otherwise: got an unexpected keyword argument 'y'",
         "ranks that differ": "rank 1 begins with another parameter 0.weight than rank 0; seed all ranks alike, or give "
         "sync=True, which sends what rank 0 has",
-        "sent": "",
         "unknown": 'parallel is "fsdp"; known are fully_shard, hybrid_shard, replicate, modules for tp, and callables',
         "mesh": 'parallel = "fully_shard" takes a mesh of 1 dimensions beside tp, and this one has 2',
         "no mesh": 'parallel = "hybrid_shard" needs a mesh of two dimensions, copies first',

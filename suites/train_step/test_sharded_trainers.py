@@ -13,6 +13,7 @@ ROOT, JOBS = Path(__file__).resolve().parents[2], "suites.train_step.sharded_tra
 LAUNCHES = {
     "fully_shard": (22, 14, 1),
     "fully_shard, bucketed": (8, 6, 1),
+    "two microbatches": (44, 28, 1),
 }
 """All-gathers, reduce-scatters and all-reduces in the graph."""
 

@@ -1,0 +1,127 @@
+"""Plugins that people have beside ours change nothing but what they are for."""
+
+from __future__ import annotations
+
+import os
+import xml.etree.ElementTree as ET
+from pathlib import Path
+
+import pytest
+
+from suites.docs.blocks import of
+from suites.warm.runs import WarmRuns
+
+ROOT = Path(__file__).parents[2]
+BESIDE = ROOT / ".venv" / "beside"
+PLAN = """
+[model]
+factory = "mytrainer.{module}:build"
+args = {{ layers = 1 }}
+batch = "mytrainer.net:batch"
+loss = "mytrainer.net:loss"
+
+[parallel]
+dp_shard = 2
+
+[bucket]
+plan = ["embed", "layers.0", "head"]
+
+[checks]
+same = false
+eager = false
+"""
+FLAKY = """
+from pathlib import Path
+
+from mytrainer.net import build as build_net
+
+
+def build(layers):
+    tried = Path(__file__).with_name("tried")
+    if not tried.exists():
+        tried.touch()
+        raise OSError("the disk is away for a moment")
+    return build_net(layers)
+"""
+HANGS = """
+import signal
+
+
+def build(layers):
+    signal.raise_signal(signal.SIGALRM)  # what pytest-timeout waits for, at once
+"""
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Path:
+    (block,) = (block for block in of("python") if block.page == "docs/tutorial.md" and block.file == "mytrainer/net.py")
+    for name, text in (("net", block.text), ("flaky", FLAKY), ("hangs", HANGS)):
+        for path, content in ((f"mytrainer/{name}.py", text), (f"plans/{name}.toml", PLAN.format(module=name))):
+            (tmp_path / path).parent.mkdir(exist_ok=True)
+            (tmp_path / path).write_text(content, encoding="utf-8")
+    (tmp_path / "pytest.ini").write_text("[pytest]\n", encoding="utf-8")
+    return tmp_path
+
+
+def run(runs: WarmRuns, project: Path, *words: str, beside: bool = True) -> tuple[dict[str, str], str]:
+    """Outcome of each item, and what was printed; ``beside`` the plugins are there."""
+    paths = [str(ROOT), *([str(BESIDE)] if beside else [])]
+    variables = {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join(paths),
+        "COLUMNS": "160",
+        "COVERAGE_FILE": str(project / "coverage"),
+    }
+    for name in ("PYTEST_XDIST_WORKER", "PYTEST_XDIST_WORKER_COUNT", "PYTEST_ADDOPTS"):
+        variables.pop(name, None)
+    report = project / "report.xml"
+    said = runs.run(["-m", "pytest", f"--junitxml={report}", *words], project, variables)
+    outcomes = {}
+    for case in ET.parse(report).iter("testcase"):
+        outcomes[f"{case.get('classname')}.{case.get('name')}"] = next(
+            (child.tag for child in case if child.tag != "properties"), "passed"
+        )
+    return outcomes, said.stdout
+
+
+def test_outcomes_and_goldens_are_those_without_them(project: Path, warm_runs: WarmRuns) -> None:
+    plan, golden = "--fxbucket-plans=plans/net.toml", project / "golden" / "plans" / "net.txt"
+    outcomes, _ = run(warm_runs, project, plan, "--fxbucket-accept=all", beside=False)
+    assert len(outcomes) == 4
+    assert set(outcomes.values()) == {"passed"}
+    written = golden.read_bytes()
+    golden.unlink()
+    them = ("--count=2", "--reruns=1", "--timeout=600", "--cov=mytrainer", "--force-sugar")
+    beside, said = run(warm_runs, project, plan, "--fxbucket-accept=all", *them)
+    assert beside == outcomes
+    assert golden.read_bytes() == written
+    for plugin in ("sugar", "rerunfailures", "repeat", "randomly", "timeout", "cov"):
+        assert f" {plugin}-" in said
+    assert "mytrainer/net.py" in said  # covered
+    on_workers, _ = run(warm_runs, project, plan, *them, "-n2")
+    assert on_workers == outcomes
+
+
+def test_a_plan_that_fails_once_is_tried_again_from_the_beginning(project: Path, warm_runs: WarmRuns) -> None:
+    outcomes, said = run(
+        warm_runs, project, "--fxbucket-plans=plans/flaky.toml", "--reruns=1", "-p", "no:randomly", "-k", "audit"
+    )
+    assert set(outcomes.values()) == {"passed"}
+    assert " 1 passed, " in said
+    assert ", 1 rerun in " in said
+
+
+def test_a_timeout_names_where_the_users_code_was(project: Path, warm_runs: WarmRuns) -> None:
+    _, said = run(warm_runs, project, "--fxbucket-plans=plans/hangs.toml", "--timeout=600", "-k", "audit")
+    assert "Timeout (>600.0s) from pytest-timeout at mytrainer/hangs.py:6 in build\n" in said
+    assert "Traceback" not in said
+
+
+def test_a_plan_below_another_rootdir_finds_its_own_code(
+    project: Path, tmp_path_factory: pytest.TempPathFactory, warm_runs: WarmRuns
+) -> None:
+    elsewhere = tmp_path_factory.mktemp("elsewhere")
+    words = (f"--rootdir={elsewhere}", f"--fxbucket-plans={project}/plans/net.toml", "-k", "not golden")
+    outcomes, _ = run(warm_runs, elsewhere, *words, beside=False)
+    assert len(outcomes) == 3
+    assert set(outcomes.values()) == {"passed"}
