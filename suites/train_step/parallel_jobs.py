@@ -118,6 +118,20 @@ def train(rank: int, world: int, payload: dict[str, Any]) -> int:
     return sum(type(value).__name__ == "DTensor" for state in optimizers[0].state.values() for value in state.values())
 
 
+def begun(rank: int, world: int, payload: None) -> int:
+    """State that an optimizer has already is parted with its parameters, or it fails; how many tensors of state."""
+    models = models_of()
+    optimizer = adam(models)
+    step_of(models, [optimizer], True)(torch.ones(8, 8), torch.zeros(8, 4), torch.tensor(1.0))
+    before = [dict(state) for state in optimizer.state.values()]
+    capture_step(print, model=models, optimizers=optimizer, parallel="fully_shard")
+    after: list[dict[str, Any]] = [dict(state) for state in optimizer.state.values()]
+    for was, now in zip(before, after, strict=True):
+        for key, whole in was.items():
+            assert torch.equal(now[key].full_tensor() if key != "step" else now[key], whole)
+    return sum(len(state) for state in after)
+
+
 # What is refused.
 
 

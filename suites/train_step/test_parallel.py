@@ -21,6 +21,10 @@ def test_a_step_that_is_parted_trains_as_one_parted_by_hand(pools: Pools, name: 
     assert found == [0 if name == "replicate" else 28] * 4
 
 
+def test_state_that_an_optimizer_has_already_is_parted(pools: Pools) -> None:
+    assert pools.get(4).run(f"{JOBS}:begun", [None] * 4, timeout_s=120, paths=[str(ROOT)]) == [42] * 4
+
+
 def test_what_cannot_be_parted_is_said_in_a_sentence(pools: Pools) -> None:
     every = pools.get(4).run(f"{JOBS}:refusals", [None] * 4, timeout_s=120, paths=[str(ROOT)])
     assert every == [every[0]] * 4
