@@ -21,6 +21,7 @@ from pytest_fxbucket.capture.override.expand import expand
 from pytest_fxbucket.capture.override.overrides import NONE, Overrides
 from pytest_fxbucket.capture.parallel.forwards import Forwards, other_forwards
 from pytest_fxbucket.capture.parallel.parts import Parts, describe_parameters
+from pytest_fxbucket.capture.parallel.sequence_parallel import place_name
 from pytest_fxbucket.capture.parallel.tensor_parallel import Shapes, refuse_parts, shapes_of, tp_hint
 from pytest_fxbucket.capture.parallel.unshard import Reader, Travel, hooks_of, own_parameters, read_by
 from pytest_fxbucket.capture.python_state import trace_settled
@@ -169,8 +170,12 @@ class JointStep:
         with fake_mode:
             self.parameters = describe_parameters(model, parts, forwards.parted, forwards.expert_parameters(model))
         reduce_dtype, mode = dtype_named(parts.parallel.reduce_dtype), parts.parallel.mode
+        summed, tp = forwards.sequences.summed(model), parts.mesh.group("tp")
         self.travels = {
-            p.fqn: Travel(parts.mode(p.is_expert), torch.Size(p.local_shape), self.param_dtype, reduce_dtype, p.fqn, mode)
+            p.fqn: Travel(
+                *(parts.mode(p.is_expert), torch.Size(p.local_shape), self.param_dtype, reduce_dtype, p.fqn, mode),
+                summed_over=tp if p.fqn in summed else None,
+            )
             for p in self.parameters
         }
         self.trainable = [p.fqn for p in self.parameters if p.trainable]
@@ -179,7 +184,9 @@ class JointStep:
         paths, self.spec = pytree.tree_flatten_with_path(batch)
         self.leaves = [leaf for _, leaf in paths]
         self.tensors = [i for i, leaf in enumerate(self.leaves) if isinstance(leaf, torch.Tensor)]
-        self.buffers = dict(model.named_buffers())
+        with fake_mode:
+            self.places = {dim: torch.zeros((), dtype=torch.int64) for dim in forwards.places}
+        self.buffers = dict(model.named_buffers()) | {place_name(dim): place for dim, place in self.places.items()}
         with fake_mode:
             shards = [torch.empty(p.shard_shape, dtype=p.dtype, requires_grad=p.trainable) for p in self.parameters]
         fakes = [fake_mode.from_tensor(self.leaves[i]) for i in self.tensors]
@@ -234,7 +241,7 @@ class JointStep:
             inside.enter_context(self.dense)
             inside.enter_context(uncompiled())
             inside.enter_context(self.anchors.in_place())
-            inside.enter_context(other_forwards(self.model, self.forwards, self.parts.mesh, self.namer))
+            inside.enter_context(other_forwards(self.model, self.forwards, self.parts.mesh, self.namer, self.places))
             inside.enter_context(inputs_cast(self.model, self.forwards.units, self.param_dtype, self.namer))
             inside.enter_context(self.namer.watching(self.model))
             yield
@@ -286,7 +293,8 @@ class JointStep:
         for read in (read for read in before if read not in later):
             part = parts[read.fqn]
             with self.namer.inside(read.fqn.rpartition(".")[0]), torch.no_grad():
-                found[read] = self.travels[read.fqn].reduce(before[read], part.shape).to(part.dtype)
+                travel = self.travels[read.fqn]
+                found[read] = travel.reduce(travel.to_reduce(None, before[read]), part.shape).to(part.dtype)
         return found
 
     def _summed(self, grads: Mapping[Read, torch.Tensor]) -> dict[str, torch.Tensor]:

@@ -13,13 +13,12 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
-from torch.distributed.tensor.parallel import ColwiseParallel, ParallelStyle, RowwiseParallel, parallelize_module
-from torch.nn.functional import linear
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import checkpoint
 
 from pytest_fxbucket.capture.parallel.forwards import forwards_of
 from pytest_fxbucket.compat.tracing import without_onednn
+from pytest_fxbucket.eager.tensor_parallel import parallelize
 from pytest_fxbucket.plan.consistency import entries_of
 from pytest_fxbucket.plan.factories import dtype_named
 from pytest_fxbucket.plan.selectors import ResolvedEntry
@@ -31,7 +30,6 @@ if TYPE_CHECKING:
 
 _ALL = 1 << 30
 """MB of a bucket that holds everything."""
-_STYLES: dict[str, Callable[[], ParallelStyle]] = {"colwise": ColwiseParallel, "rowwise": RowwiseParallel}
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,15 +49,11 @@ def wrap(model: nn.Module, plan: Plan, mesh: Mesh, *, reused: Collection[str], w
     """
     forwards = forwards_of(model, plan)
     sizes = {dim.name: dim.size for dim in mesh.dims if dim.size > 1}
-    if not sizes.keys() - {"pp"}:
-        sizes[_alone(plan)] = 1
+    if not sizes.keys() - {"pp", "tp"}:
+        sizes = {name: sizes.get(name, 1) for name in ("pp", _alone(plan), "tp") if name in {*sizes, _alone(plan)}}
     devices = init_device_mesh(torch.device(device()).type, tuple(sizes.values()), mesh_dim_names=tuple(sizes))
-    if forwards.parted:
-        parallelize_module(model, devices["tp"], {fqn: _STYLES[style]() for fqn, style in forwards.parted.items()})
-    for fqn, style in forwards.parted.items():
-        module = model.get_submodule(fqn)
-        if style == "rowwise" and module.bias is not None and "rowwise_bias" in plan.eager.rounds_otherwise:
-            _add_bias_last(module)
+    if forwards.parted or forwards.sequences.styles:
+        parallelize(model, forwards, devices["tp"], bias_last="rowwise_bias" in plan.eager.rounds_otherwise)
     for module in model.modules() if "fused_rnn" in plan.eager.rounds_otherwise else ():
         if isinstance(module, nn.RNNBase):
             module.forward = without_onednn()(module.forward)
@@ -140,12 +134,6 @@ def _shard(model: nn.Module, devices: DeviceMesh, plan: Plan, left_out: Collecti
     for modules in units(model, entries, left_out):
         fully_shard(modules, mesh=devices, mp_policy=policy, reshard_after_forward=reshard)
     fully_shard(model, mesh=devices, mp_policy=policy, reshard_after_forward=reshard)
-
-
-def _add_bias_last(module: nn.Module) -> None:
-    """Add the bias of a rowwise linear to the sum of the ranks' parts, as Megatron-LM does, and not to a part of it."""
-    module.forward = lambda x: linear(x, module.weight)  # type: ignore[arg-type]  # Module.__getattr__ is typed
-    module.register_forward_hook(lambda module, given, out: out + module.bias.to_local())
 
 
 # Modules of a plan's entries, as ``fully_shard`` takes them: each entry one unit, and the rest with the root.

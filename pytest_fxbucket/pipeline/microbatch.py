@@ -156,8 +156,8 @@ def trace_reduce(microbatch: Microbatch, reads: Sequence[Read]) -> tuple[fx.Grap
     parameters = [by_fqn[read.fqn] for read in reads]
 
     def reduce(fqn: str, gradient: torch.Tensor) -> torch.Tensor:
-        parameter = by_fqn[fqn]
-        return microbatch.travels[fqn].reduce(gradient, torch.Size(parameter.shard_shape)).to(parameter.dtype)
+        parameter, travel = by_fqn[fqn], microbatch.travels[fqn]
+        return travel.reduce(travel.to_reduce(None, gradient), torch.Size(parameter.shard_shape)).to(parameter.dtype)
 
     returned: Any = microbatch.graph_module.graph.output_node().args[0]
     made = {read: node.meta["val"] for read, node in zip(microbatch.reads, returned[1:], strict=True)}
@@ -166,6 +166,12 @@ def trace_reduce(microbatch: Microbatch, reads: Sequence[Read]) -> tuple[fx.Grap
         travel, gradient = microbatch.travels[read.fqn], made[read]
         with gradient.fake_mode:
             total = travel.unreduced(gradient)
+            if travel.summed_over is not None and microbatch.count == 1 and total.dtype != gradient.dtype:
+                raise CaptureError(
+                    f"the gradient of {read.fqn} is summed over tp before it is cast to reduce_dtype, and stages add "
+                    "microbatches in reduce_dtype; with [pipeline] and one microbatch leave reduce_dtype out, or use "
+                    "[step] microbatches = 2"
+                )
             sums.append(travel.unreduced(gradient, total) if microbatch.count > 1 else total)
     inputs = [Value("unreduced", one.fqn, tuple(x.shape), x.dtype) for one, x in zip(parameters, sums, strict=True)]
     graph_module = _each(microbatch, inputs, sums, reduce, backward=True)

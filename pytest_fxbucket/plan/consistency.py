@@ -12,7 +12,7 @@ from pytest_fxbucket.plan.overlap_consistency import agree_on_overlap
 from pytest_fxbucket.plan.pipeline_consistency import agree_on_pipeline
 from pytest_fxbucket.plan.schema import Bucket, Parallel, Plan, Step
 from pytest_fxbucket.plan.selectors import ROOT, Resolution, resolve
-from pytest_fxbucket.plan.table_rules import Places
+from pytest_fxbucket.plan.table_rules import SEQUENCE_STYLES, Places
 from pytest_fxbucket.words import MOST_RANKS, show
 
 
@@ -214,6 +214,10 @@ def _keys_of_mode(mesh: Parallel, inside: str) -> None:
         )
 
 
+_SCATTER = 'name the module whose output is to be cut along the sequence, as in "tok_embeddings" = "scatter"'
+_GATHER = 'name the module that is to read all of the sequence, as in "output" = "gather"'
+
+
 def _tensor_parallel(mesh: Parallel, inside: str) -> None:
     if mesh.tp > 1 and not mesh.tp_plan and mesh.mode in _DEGREES:
         raise PlanError(
@@ -221,6 +225,11 @@ def _tensor_parallel(mesh: Parallel, inside: str) -> None:
         )
     if mesh.tp_plan and mesh.tp == 1:
         raise PlanError(f"{inside} tp_plan parts nothing with tp = 1; set tp to 2 or more, or leave tp_plan out")
+    styles = mesh.tp_plan.values()
+    there = next((style for style in SEQUENCE_STYLES if style in styles), "")
+    for style, use in (("scatter", _SCATTER), ("gather", _GATHER)):
+        if there and style not in styles:
+            raise PlanError(f"{inside} tp_plan has {show(there)} and no {show(style)}; {use}")
 
 
 def _expert_parallel(mesh: Parallel, run_shard: int, inside: str) -> None:

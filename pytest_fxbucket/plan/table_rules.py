@@ -69,13 +69,14 @@ def reshard(doc: str) -> Metadata:
     return {"rule": Rule(doc, expects, read)}
 
 
-# ``[parallel] tp_plan``: how linears are parted over tensor parallel ranks.
+# ``[parallel] tp_plan``: how linears are parted over tensor parallel ranks, and activations between them.
 
 
-STYLES = ("colwise", "rowwise")
+SEQUENCE_STYLES = ("sequence", "scatter", "gather")
+STYLES = ("colwise", "rowwise", *SEQUENCE_STYLES)
 
 
-def linear_styles(doc: str) -> Metadata:
+def tp_styles(doc: str) -> Metadata:
     """Take a table of selector = style, as a dict; selectors are left as they are written."""
     expects = 'a table such as { "layers.*.wq" = "colwise", "layers.*.wo" = "rowwise" }'
 

@@ -20,12 +20,12 @@ from pytest_fxbucket.plan.selectors import GatherAgain
 from pytest_fxbucket.plan.table_rules import Path as InputPath
 from pytest_fxbucket.plan.table_rules import (
     Places,
-    linear_styles,
     model_inputs,
     module_paths,
     parameter_groups,
     places,
     reshard,
+    tp_styles,
 )
 from pytest_fxbucket.words import MOST_RANKS
 
@@ -99,7 +99,11 @@ class Parallel:
     tp: int = field(default=1, metadata=whole("ranks that the modules of `tp_plan` are parted over", least=1, limit=MOST_RANKS))
     tp_plan: Mapping[str, str] = field(
         default_factory=dict,
-        metadata=linear_styles('how linears are parted over `tp`: `"colwise"` by outputs, `"rowwise"` by inputs'),
+        metadata=tp_styles(
+            'how linears are parted over `tp`: `"colwise"` by outputs, `"rowwise"` by inputs; and activations between them, '
+            'along the sequence: `"scatter"`: the output is cut into parts, `"sequence"`: the module takes and gives parts, '
+            '`"gather"`: it takes parts and reads all'
+        ),
     )
     ep: int = field(
         default=1, metadata=whole("ranks, out of those of `dp_shard`, that experts are parted over", least=1, limit=MOST_RANKS)

@@ -82,17 +82,34 @@ def test_dimensions_that_the_smaller_world_leaves_out_keep_their_size() -> None:
         ("dp_shard = 4\n" + COLWISE, "tp_plan parts nothing with tp = 1; set tp to 2 or more, or leave tp_plan out"),
         (
             'dp_shard = 4\ntp = 2\ntp_plan = { "a" = "colwize" }',
-            'tp_plan."a" must be "colwise" or "rowwise", not "colwize"; did you mean "colwise"?',
+            'tp_plan."a" must be "colwise", "rowwise", "sequence", "scatter" or "gather", not "colwize"; '
+            'did you mean "colwise"?',
         ),
-        ('dp_shard = 4\ntp = 2\ntp_plan = { "a" = 3 }', 'tp_plan."a" must be "colwise" or "rowwise", not 3'),
+        (
+            'dp_shard = 4\ntp = 2\ntp_plan = { "a" = 3 }',
+            'tp_plan."a" must be "colwise", "rowwise", "sequence", "scatter" or "gather", not 3',
+        ),
         (
             'dp_shard = 4\ntp = 2\ntp_plan = { layers.0.wq = "colwise" }',
             'tp_plan has a table at layers; write a selector with dots in quotes, as in "layers.0.wq" = "colwise"',
         ),
-        ("dp_shard = 4\ntp = 2\ntp_plan = { layers = {} }", 'tp_plan."layers" must be "colwise" or "rowwise", not a table'),
+        (
+            "dp_shard = 4\ntp = 2\ntp_plan = { layers = {} }",
+            'tp_plan."layers" must be "colwise", "rowwise", "sequence", "scatter" or "gather", not a table',
+        ),
         (
             'dp_shard = 4\ntp = 2\ntp_plan = { "layers.[0-].wq" = "colwise" }',
             'tp_plan: entry "layers.[0-].wq" has "[0-]", which is no range; write both ends between dots, as in "layers.[0-3]"',
+        ),
+        (
+            'dp_shard = 4\ntp = 2\ntp_plan = { "norm" = "sequence", "output" = "gather" }',
+            'tp_plan has "sequence" and no "scatter"; name the module whose output is to be cut along the sequence, as in '
+            '"tok_embeddings" = "scatter"',
+        ),
+        (
+            'dp_shard = 4\ntp = 2\ntp_plan = { "a" = "scatter" }',
+            'tp_plan has "scatter" and no "gather"; name the module that is to read all of the sequence, as in '
+            '"output" = "gather"',
         ),
         (
             'dp_shard = 4\ntp = 2\ntp_plan = ["a"]',

@@ -12,6 +12,7 @@ from torch import nn
 
 from pytest_fxbucket.capture.model import forward_instead
 from pytest_fxbucket.capture.names import NodeNamer, aliases_of, single_selectors, units_of
+from pytest_fxbucket.capture.parallel.sequence_parallel import Sequences
 from pytest_fxbucket.capture.parallel.tensor_parallel import parted_forward, refuse_unpartable
 from pytest_fxbucket.capture.reshard import Resharding, resharding_of
 from pytest_fxbucket.compat.c10d import collective
@@ -19,6 +20,7 @@ from pytest_fxbucket.errors import CaptureError, PlanError
 from pytest_fxbucket.plan.entries import Entry, parse_entries
 from pytest_fxbucket.plan.schema import Plan
 from pytest_fxbucket.plan.selectors import resolve
+from pytest_fxbucket.plan.table_rules import SEQUENCE_STYLES
 from pytest_fxbucket.step.mesh import Group, Mesh
 
 
@@ -28,12 +30,19 @@ class Forwards:
 
     parted: Mapping[str, str]
     """Linears parted over tp, and whether ``colwise`` or ``rowwise``."""
+    sequences: Sequences
+    """Modules between which activations are parted along the sequence over tp."""
     experts: Mapping[str, int]
     """Modules of experts, and how many experts each has in all."""
     recomputed: Sequence[str]
     units: Sequence[str] = ()
     """Modules that entries name, whose inputs are cast to param_dtype."""
     resharding: Resharding = field(default_factory=lambda: Resharding(True))
+
+    @property
+    def places(self) -> tuple[str, ...]:
+        """Mesh dimensions along which a rank's index is an input of the step."""
+        return ("tp",) if self.sequences.styles else ()
 
     def expert_parameters(self, model: nn.Module) -> frozenset[str]:
         """FQNs of the experts' parameters."""
@@ -48,15 +57,18 @@ def forwards_of(model: nn.Module, plan: Plan) -> Forwards:
     styles: dict[str, str] = {}
     for selector, style in parallel.tp_plan.items():
         inside = f"{where}: [parallel] tp_plan"
-        for fqn in modules_named(parse_entries([selector], inside), model, inside):
+        named = modules_called if style in SEQUENCE_STYLES else modules_named  # dropout has no parameters
+        for fqn in named(parse_entries([selector], inside), model, inside):
             if styles.setdefault(fqn, style) != style:
                 raise PlanError(
                     f"{inside}: {fqn} is {styles[fqn]} and {style} by two of its selectors; let one of them name it"
                 )
+    sequences = {fqn: styles.pop(fqn) for fqn in list(styles) if styles[fqn] in SEQUENCE_STYLES}
     experts = modules_named(parallel.ep_plan, model, f"{where}: [parallel] ep_plan")
     refuse_unpartable(model, styles)
     return Forwards(
         styles,
+        Sequences(sequences, styles),
         {fqn: count_of_experts(fqn, model.get_submodule(fqn)) for fqn in experts},
         modules_called(plan.step.checkpoint, model, f"{where}: [step] checkpoint"),
         units_of(model, plan.bucket.plan) if parallel.param_dtype else (),
@@ -87,15 +99,20 @@ def modules_called(entries: Sequence[Entry], model: nn.Module, where: str) -> li
 
 
 @contextmanager
-def other_forwards(model: nn.Module, forwards: Forwards, mesh: Mesh, namer: NodeNamer) -> Iterator[None]:
-    """While inside, modules of ``model`` compute as ``forwards`` says."""
+def other_forwards(
+    model: nn.Module, forwards: Forwards, mesh: Mesh, namer: NodeNamer, places: Mapping[str, torch.Tensor]
+) -> Iterator[None]:
+    """While inside, modules of ``model`` compute as ``forwards`` says; ``places`` are this rank's indices along dimensions."""
     with ExitStack() as inside:
 
         def change(fqn: str, forward: Callable[..., Any]) -> None:
             inside.enter_context(forward_instead(model.get_submodule(fqn), forward))
 
         for fqn, style in forwards.parted.items():
-            change(fqn, parted_forward(fqn, model.get_submodule(fqn), style, mesh.group("tp")))
+            on_parts = forwards.sequences.is_in_region(fqn)
+            change(fqn, parted_forward(fqn, model.get_submodule(fqn), style, mesh.group("tp"), on_parts))
+        for fqn, forward in forwards.sequences.forwards(model, mesh.group("tp"), places.get("tp")).items():
+            change(fqn, forward)
         for fqn, count in forwards.experts.items():
             change(fqn, experts_forward(fqn, model.get_submodule(fqn), count, mesh.group("ep")))
         for fqn in forwards.recomputed:

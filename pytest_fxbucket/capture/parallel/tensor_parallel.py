@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch import nn
 
+from pytest_fxbucket.capture.parallel.sequence_parallel import ReducedOut, summed
 from pytest_fxbucket.compat import pytree
-from pytest_fxbucket.compat.c10d import collective
 from pytest_fxbucket.errors import CaptureError
 from pytest_fxbucket.step.mesh import Group
 from pytest_fxbucket.words import some
@@ -22,13 +22,16 @@ def parted_dim(style: str, name: str) -> int | None:
     return _DIMS[style].get(name)
 
 
-def parted_forward(fqn: str, module: nn.Module, style: str, group: Group) -> Callable[..., Any]:
+def parted_forward(fqn: str, module: nn.Module, style: str, group: Group, in_sequence: bool = False) -> Callable[..., Any]:
     """What is to be called instead of the forward of ``module``, called ``fqn``: it computes on the part of the weight.
 
-    ``colwise`` takes the whole input and gives its part of the output, ``rowwise`` the reverse.
+    ``colwise`` takes the whole input and gives its part of the output, ``rowwise`` the reverse. ``in_sequence``: it lies in a
+    module that gathers the sequence for all linears in it at once, and of which each rank gives a part of the sequence.
     """
     if style == "colwise":
         whole = module.forward
+        if in_sequence:
+            return whole
         return lambda x: whole(_CopyIn.apply(x, group))  # type: ignore[no-untyped-call]
 
     def rowwise(x: torch.Tensor) -> torch.Tensor:
@@ -38,7 +41,8 @@ def parted_forward(fqn: str, module: nn.Module, style: str, group: Group) -> Cal
                 f"tp_plan makes {fqn} rowwise, so its input must be a rank's part, {part} of {width} wide, but it is whole; "
                 "make the linears that its input is made by colwise"
             )
-        out: torch.Tensor = _SumOut.apply(torch.nn.functional.linear(x, module.weight), group)  # type: ignore
+        join = ReducedOut if in_sequence else _SumOut
+        out: torch.Tensor = join.apply(torch.nn.functional.linear(x, module.weight), group)  # type: ignore
         bias: torch.Tensor | None = module.bias  # type: ignore[assignment]
         return out if bias is None else out + bias
 
@@ -88,7 +92,7 @@ class _CopyIn(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:
-        return _summed(gradient, ctx.group), None
+        return summed(gradient, ctx.group), None
 
 
 class _SumOut(torch.autograd.Function):
@@ -96,15 +100,11 @@ class _SumOut(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, part: torch.Tensor, group: Group) -> torch.Tensor:
-        return _summed(part, group)
+        return summed(part, group)
 
     @staticmethod
     def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:
         return gradient, None
-
-
-def _summed(part: torch.Tensor, group: Group) -> torch.Tensor:
-    return collective("all_reduce", part.contiguous(), "sum", group.name)
 
 
 Shapes = list[tuple[str, tuple[int, ...]]]

@@ -14,10 +14,12 @@ from torch import nn
 from pytest_fxbucket.capture.backward import Edge, Read
 from pytest_fxbucket.capture.names import NodeNamer
 from pytest_fxbucket.capture.parallel.modes import Mode
+from pytest_fxbucket.capture.parallel.sequence_parallel import summed
 from pytest_fxbucket.compat import pytree
 from pytest_fxbucket.compat.modules import TorchFunctionMode, functions_given, with_parameters
 from pytest_fxbucket.compat.tracing import is_tracing
 from pytest_fxbucket.errors import CaptureError
+from pytest_fxbucket.step.mesh import Group
 
 Hook = Callable[[torch.Tensor], "torch.Tensor | None"]
 """What ``Tensor.register_hook`` takes."""
@@ -37,6 +39,9 @@ class Travel:
     fqn: str = "a parameter"
     mode_name: str = ""
     """The mode's own, as the plan has it, for what is said of its mistakes."""
+    summed_over: Group | None = None
+    """Ranks that each have a part of the gradient's sum before the mode reduces it, as those of tp of a norm that reads parts
+    of the sequence; None: each has the same."""
 
     def gather(self, part: torch.Tensor) -> torch.Tensor:
         """The whole parameter. Raises :class:`CaptureError` for a mode that gives another shape."""
@@ -47,7 +52,10 @@ class Travel:
         return whole
 
     def reduce(self, gradient: torch.Tensor, part: torch.Size) -> torch.Tensor:
-        """Rank's part of ``gradient``, of the shape ``part``. Raises :class:`CaptureError` for a mode that gives another."""
+        """Rank's part of ``gradient``, as :meth:`to_reduce` gives it, of the shape ``part``.
+
+        Raises :class:`CaptureError` for a mode that gives another.
+        """
         reduced = self.mode.reduce(gradient)
         of = f"for the gradient of {self.fqn}, of which part()'s shape"
         self._refuse_other_shape("reduce", reduced, part, of, "give the part that part() gives")
@@ -58,6 +66,19 @@ class Travel:
             return
         what = list(given.shape) if isinstance(given, torch.Tensor) else f"a value of type {type(given).__name__}"
         raise CaptureError(f"mode {self.mode_name}: {method} gave {what} {of} is {list(shape)}; {use}")
+
+    def to_reduce(self, gradient: torch.Tensor | None, before: torch.Tensor | None = None) -> torch.Tensor:
+        """What the mode reduces: ``gradient``, with ``before``, the sum of earlier ones.
+
+        It is summed over tp before it is cast, as FSDP2 takes the gradients of DTensors.
+        """
+        if before is None:
+            assert gradient is not None
+            return _cast(self._over_tp(gradient), self.reduce_dtype)
+        return self._over_tp(before if gradient is None else self.unreduced(gradient, before))
+
+    def _over_tp(self, gradient: torch.Tensor) -> torch.Tensor:
+        return gradient if self.summed_over is None else summed(gradient, self.summed_over)
 
     def unreduced(self, gradient: torch.Tensor, before: torch.Tensor | None = None) -> torch.Tensor:
         """The gradient as it is reduced, with ``before``, the sum of earlier ones: rounded once, as FSDP2 adds them."""
@@ -80,7 +101,7 @@ class _Unshard(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None, None]:
         travel: Travel = ctx.travel
-        gradient = travel.unreduced(gradient, ctx.before())
+        gradient = travel.to_reduce(gradient, ctx.before())
         return travel.reduce(gradient, ctx.shape).to(ctx.dtype), None, None
 
 

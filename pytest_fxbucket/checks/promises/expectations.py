@@ -11,6 +11,7 @@ from pytest_fxbucket.plan.factories import dtype_named
 from pytest_fxbucket.plan.selectors import GatherAgain, entry_by_parameter
 from pytest_fxbucket.plan.tables import Bucket as BucketTable
 from pytest_fxbucket.plan.tables import Overlap
+from pytest_fxbucket.step.mesh import mesh_with
 from pytest_fxbucket.words import some
 
 if TYPE_CHECKING:
@@ -45,6 +46,8 @@ class Expectations:
     """In the plan's order."""
     ranks_of: Mapping[str, Sequence[int]] = field(default_factory=dict)
     """Ranks of each process group, by its name, as far as they are known."""
+    tp_group: str = ""
+    """Name of the process group over which gradients are summed before they are cast to reduce_dtype; empty: there is none."""
 
     def ranks(self, bucket: Bucket) -> int:
         """How many ranks ``bucket`` runs on; 0 if that is not known."""
@@ -75,6 +78,7 @@ def promise_of(
         is_traced_here=plan.graph is None,
         entries=tuple(entry.name for entry in resolution.entries),
         ranks_of=ranks_of or {},
+        tp_group=mesh_with(plan.degrees, plan.parallel.ep).group("tp").name if plan.parallel.tp > 1 else "",
     )
 
 

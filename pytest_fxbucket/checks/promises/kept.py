@@ -183,7 +183,10 @@ def _dtype(promise: Expectations, bucket: Bucket, fqn: str) -> torch.dtype | Non
     own = promise.own_dtype.get(fqn)
     if own is not None and own.is_complex:
         return own  # a real dtype would lose half of it
-    return (promise.param_dtype or own) if bucket.kind == "all_gather" else promise.reduce_dtype
+    if bucket.kind == "all_gather":
+        return promise.param_dtype or own
+    # FSDP2 sums gradients over tp first, as they are, and casts what it reduces itself
+    return None if bucket.group == promise.tp_group else promise.reduce_dtype
 
 
 def _through(bits: int) -> str:
