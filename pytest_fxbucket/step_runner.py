@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from pytest_fxbucket.capture.batch import Followed
+from pytest_fxbucket.capture.batch import Followed, batch_of
 from pytest_fxbucket.capture.from_plan import import_model
 from pytest_fxbucket.capture.override.calls import keep_for_calls, modules_called_by
+from pytest_fxbucket.capture.parallel.context_parallel import cut_sequences
 from pytest_fxbucket.capture.parallel.parts import Parts
 from pytest_fxbucket.capture.parallel.sequence_parallel import place_name
 from pytest_fxbucket.capture.unregistered import unregistered_tensors
@@ -97,7 +98,7 @@ def state_and_batches(
     own = {parameter.fqn: parts.of_rank(whole[parameter.fqn], parameter, rank) for parameter in step.parameters}
     kept = {("param", fqn): part for fqn, part in own.items()}
     kept |= {("buffer", fqn): buffer for fqn, buffer in model.named_buffers()}
-    kept |= {("buffer", place_name(dim)): torch.tensor(step.mesh.at(rank, dim)) for dim in ("tp",)}
+    kept |= {("buffer", place_name(dim)): torch.tensor(step.mesh.at(rank, dim)) for dim in ("cp", "tp")}
     here = step.mesh.data_rank(rank)
     if held := [value.fqn for value in step.inputs if value.role == "held"]:
         batch(here, 0)  # which was called before the step was traced, too, and may have made them
@@ -115,7 +116,7 @@ def state_and_batches(
     keep_for_calls(model, step.called)
 
     followed = Followed(step.model.batch, here, step.inputs)
-    return state, lambda number: followed.tensors(batch(here, number), number)
+    return state, lambda number: followed.tensors(cut_sequences(batch_of(batch(here, number)), step.mesh, rank), number)
 
 
 def begun_with(

@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from pytest_fxbucket.capture.parallel.context_parallel import cut_sequences
 from pytest_fxbucket.compat import pytree
 from pytest_fxbucket.errors import CaptureError
 from pytest_fxbucket.plan.table_rules import Path
@@ -299,7 +300,7 @@ def first_batch(batch: Callable[[int, int], Any], name: str, mesh: Mesh, rank: i
             f"[model] batch {name} gave a value of type {type(data).__name__}, expected a tuple or a dict of inputs"
         )
     _refuse_change(name, _described(data), _described(other), f"for rank {here}, step 0", f"rank {last}, step 1")
-    return data
+    return cut_sequences(data, mesh, rank)
 
 
 def batch_of(given: Any) -> Any:

@@ -19,6 +19,7 @@ from pytest_fxbucket.capture.names import NodeNamer, inputs_cast
 from pytest_fxbucket.capture.override.anchors import Anchors
 from pytest_fxbucket.capture.override.expand import expand
 from pytest_fxbucket.capture.override.overrides import NONE, Overrides
+from pytest_fxbucket.capture.parallel.context_parallel import AttentionToAll
 from pytest_fxbucket.capture.parallel.forwards import Forwards, other_forwards
 from pytest_fxbucket.capture.parallel.parts import Parts, describe_parameters
 from pytest_fxbucket.capture.parallel.sequence_parallel import place_name
@@ -244,7 +245,12 @@ class JointStep:
             inside.enter_context(other_forwards(self.model, self.forwards, self.parts.mesh, self.namer, self.places))
             inside.enter_context(inputs_cast(self.model, self.forwards.units, self.param_dtype, self.namer))
             inside.enter_context(self.namer.watching(self.model))
+            attention = AttentionToAll(self.parts.mesh.group("cp"), self.places["cp"]) if self.forwards.has_cp else None
+            if attention is not None:
+                inside.enter_context(attention)
             yield
+            if attention is not None:
+                attention.refuse_unused()
 
     def _microbatches(
         self, leaves: Sequence[Any], shards: Mapping[str, torch.Tensor]

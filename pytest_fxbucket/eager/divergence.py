@@ -172,6 +172,6 @@ def own_rows(tensor: torch.Tensor, fqn: str, rank: int, task: BitwiseTask) -> to
     if owner is None or task.parallel.mode == "replicate" or tuple(tensor.shape) != owner.shard_shape or not tensor.dim():
         return tensor
     rows = owner.local_shape[0] if owner.local_shape else 1
-    chunks = torch.empty(rows, 0).chunk(task.mesh.degree("dp_shard"))
-    at = task.mesh.at(rank, "dp_shard")
+    chunks = torch.empty(rows, 0).chunk(task.mesh.degree(task.mesh.data_parallel("dp_shard")))
+    at = task.mesh.at(rank, task.mesh.data_parallel("dp_shard"))
     return tensor[: len(chunks[at]) if at < len(chunks) else 0]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +16,8 @@ from pytest_fxbucket.checks.bitwise.job import BitwiseTask, Difference, compare,
 from pytest_fxbucket.checks.bitwise.judge import difference_line
 from pytest_fxbucket.checks.bitwise.localise import bits_digest, seen
 from pytest_fxbucket.compat import pytree
+from pytest_fxbucket.compat.c10d import group_called
+from pytest_fxbucket.eager.context_parallel import WholeSequence
 from pytest_fxbucket.eager.divergence import Divergence, first_divergence, own_rows
 from pytest_fxbucket.eager.reasons import reasons_of, reused_units
 from pytest_fxbucket.eager.step_reports import StepReporter
@@ -147,6 +149,8 @@ class _Reference:
     leaves: Sequence[Any]
     """Of a batch; the tensors are those of the step at hand."""
     spec: Any
+    attention: AbstractContextManager[Any]
+    """In which the step is taken."""
 
     @classmethod
     def make(cls, rank: int, task: EagerTask, found: Seen, held: Collection[tuple[str, str]]) -> _Reference:
@@ -163,7 +167,9 @@ class _Reference:
             step = EagerStep(trainer, updates=bool(plan.optimizer))
             if plan.eager.factory:
                 step.begin({key: one for key, one in _whole(_built(task)).items() if plan.pipeline is None or key in held})
-        return cls(step, graph, *pytree.tree_flatten(data))
+        gathers = plan.parallel.cp > 1 and not plan.eager.factory
+        attention = WholeSequence(group_called(graph.mesh.group("cp").name)) if gathers else nullcontext()
+        return cls(step, graph, *pytree.tree_flatten(data), attention)
 
     def take(self, batch: Sequence[Tensor], step: int) -> Left:
         """Take a step on copies of ``batch``, the tensors of a batch."""
@@ -171,7 +177,7 @@ class _Reference:
         tensors = iter(batch)
         leaves = [next(tensors).clone() if isinstance(leaf, Tensor) else leaf for leaf in self.leaves]
         torch.manual_seed(self.task.seed + step)
-        with _its_own():
+        with _its_own(), self.attention:
             return self.step.take(pytree.tree_unflatten(leaves, self.spec))
 
 

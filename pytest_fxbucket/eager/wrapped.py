@@ -48,9 +48,10 @@ def wrap(model: nn.Module, plan: Plan, mesh: Mesh, *, reused: Collection[str], w
     Raises what torch raises.
     """
     forwards = forwards_of(model, plan)
-    sizes = {dim.name: dim.size for dim in mesh.dims if dim.size > 1}
-    if not sizes.keys() - {"pp", "tp"}:
-        sizes = {name: sizes.get(name, 1) for name in ("pp", _alone(plan), "tp") if name in {*sizes, _alone(plan)}}
+    mode = plan.parallel.mode
+    along = mesh.data_parallel("dp_replicate" if mode == "replicate" else "dp_shard")
+    dims = ("pp", *(("dp_replicate",) if mode == "hybrid_shard" else ()), along, "tp")
+    sizes = {name: mesh.degree(name) for name in dims if name == along or mesh.degree(name) > 1}
     devices = init_device_mesh(torch.device(device()).type, tuple(sizes.values()), mesh_dim_names=tuple(sizes))
     if forwards.parted or forwards.sequences.styles:
         parallelize(model, forwards, devices["tp"], bias_last="rowwise_bias" in plan.eager.rounds_otherwise)
@@ -60,14 +61,10 @@ def wrap(model: nn.Module, plan: Plan, mesh: Mesh, *, reused: Collection[str], w
     for fqn in forwards.recomputed:
         module = model.get_submodule(fqn)
         module.forward = partial(checkpoint, module.forward, use_reentrant=False)
-    if plan.parallel.mode == "replicate":
-        return _replicated(model, devices, plan, without_gradient)
+    if mode == "replicate":
+        return _replicated(model, devices.get_group(along), plan, without_gradient)
     _shard(model, devices[tuple(name for name in sizes if name not in ("pp", "tp"))], plan, reused)
     return Wrapped(model, partial(_sharded_call, model))
-
-
-def _alone(plan: Plan) -> str:
-    return "dp_replicate" if plan.parallel.mode == "replicate" else "dp_shard"
 
 
 def _sharded_call(model: nn.Module, last: bool) -> Callable[..., Any]:
@@ -76,8 +73,7 @@ def _sharded_call(model: nn.Module, last: bool) -> Callable[..., Any]:
     return model
 
 
-def _replicated(model: nn.Module, devices: DeviceMesh, plan: Plan, without_gradient: bool) -> Wrapped:
-    group = devices.get_group("dp_replicate")
+def _replicated(model: nn.Module, group: dist.ProcessGroup, plan: Plan, without_gradient: bool) -> Wrapped:
     is_planned = "ddp_buckets" in plan.eager.rounds_otherwise
     # buffers stay each rank's own, as under FSDP2 and in the graph
     parallel = DistributedDataParallel(

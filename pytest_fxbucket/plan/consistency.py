@@ -8,6 +8,7 @@ from math import prod
 
 from pytest_fxbucket.errors import PlanError
 from pytest_fxbucket.plan.cluster_consistency import agree_on_cluster
+from pytest_fxbucket.plan.context_consistency import agree_on_context
 from pytest_fxbucket.plan.overlap_consistency import agree_on_overlap
 from pytest_fxbucket.plan.pipeline_consistency import agree_on_pipeline
 from pytest_fxbucket.plan.schema import Bucket, Parallel, Plan, Step
@@ -174,6 +175,7 @@ def agree_on_mesh(plan: Plan, where: str) -> None:
         _degrees_of_mode(mesh, inside)
         _keys_of_mode(mesh, inside)
     if plan.model is not None:
+        agree_on_context(plan, where)
         _tensor_parallel(mesh, inside)
         _expert_parallel(mesh, plan.run_degrees["dp_shard"], inside)
     for name, small in plan.run.world.items():
@@ -185,12 +187,12 @@ def agree_on_mesh(plan: Plan, where: str) -> None:
 
 
 def _somebody_to_talk_to(mesh: Parallel, inside: str) -> None:
-    if mesh.dp_shard * mesh.dp_replicate * mesh.tp * mesh.pp < 2:
+    if mesh.dp_shard * mesh.dp_replicate * mesh.cp * mesh.tp * mesh.pp < 2:
         raise PlanError(f"{inside} makes a mesh of one rank, which has nobody to talk to; set dp_shard to 2 or more")
 
 
 def _degrees_of_mode(mesh: Parallel, inside: str) -> None:
-    """A mode uses its own degrees, and no other; the one of a mode that has one can be 1 beside ``pp``."""
+    """A mode uses its own degrees, and no other; the one of a mode that has one can be 1 beside ``pp`` or ``cp``."""
     needed = _DEGREES[mesh.mode]
     for name in _MODE_WITH:
         degree = getattr(mesh, name)
@@ -199,7 +201,7 @@ def _degrees_of_mode(mesh: Parallel, inside: str) -> None:
             use = f"write {own} = {degree}" if getattr(mesh, own) == 1 else 'mode = "hybrid_shard" does both'
             raise PlanError(f'{inside} {name} = {degree} has no meaning with mode = "{mesh.mode}"; {use}')
     for name in needed:
-        if getattr(mesh, name) == 1 and (mesh.pp == 1 or len(needed) > 1):
+        if getattr(mesh, name) == 1 and (mesh.pp * mesh.cp == 1 or len(needed) > 1):
             others = [f', or mode = "{_MODE_WITH[other]}"' for other in needed if other != name]
             use = "use 2 or more" + "".join(others)
             raise PlanError(f"{inside} {name} = 1 {_AT_ONE[name]}; {use}")
@@ -309,7 +311,7 @@ def _of_overrides(plan: Plan, where: str) -> None:
 def _of_a_graph(plan: Plan, where: str) -> None:
     """What capture would do with a model it cannot do with a graph that is traced already."""
     mesh, plain = plan.parallel, Parallel()
-    keys = ("pp", "tp_plan", "ep", "ep_plan", "reduce_order")
+    keys = ("pp", "cp", "cp_form", "tp_plan", "ep", "ep_plan", "reduce_order")
     key = next((key for key in keys if getattr(mesh, key) != getattr(plain, key)), "")
     tables = (
         f"[parallel] {key}" if key else "",

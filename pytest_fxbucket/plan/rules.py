@@ -17,7 +17,7 @@ from pytest_fxbucket.errors import PlanError
 from pytest_fxbucket.words import LONGEST_S, MOST_RANKS, nearest, one_or_other, show
 
 _CALLABLE = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*(\.[A-Za-z_]\w*)*")
-DEGREES = ("pp", "dp_replicate", "dp_shard", "tp")
+DEGREES = ("pp", "dp_replicate", "dp_shard", "cp", "tp")
 """Dimensions of the mesh, the outermost first."""
 
 

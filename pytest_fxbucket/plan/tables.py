@@ -45,7 +45,7 @@ class Model:
         metadata=callable_name(
             "`callable(rank, step)` -> tuple or dict, with tensors at any depth: the model gets what its forward takes, of a "
             "tuple the first items, of a dict the keys by name, and the loss the rest, see below; differs by rank and step; "
-            "ranks of one tp group get one batch, so `rank` counts those groups"
+            "ranks of one tp group get one batch, those of one cp group parts of one, so `rank` counts those groups"
         )
     )
     args: Mapping[str, object] = field(default_factory=dict, metadata=keyword_arguments("keyword arguments of factory"))
@@ -104,6 +104,18 @@ class Parallel:
             'along the sequence: `"scatter"`: the output is cut into parts, `"sequence"`: the module takes and gives parts, '
             '`"gather"`: it takes parts and reads all'
         ),
+    )
+    cp: int = field(
+        default=1,
+        metadata=whole(
+            "ranks that dimension 1 of the batch's tensors, the sequence, is parted over, and parameters as over `dp_shard`",
+            least=1,
+            limit=MOST_RANKS,
+        ),
+    )
+    cp_form: str = field(
+        default="all_gather",
+        metadata=one_of("how attention sees the other ranks' parts: keys and values are gathered", "all_gather", "ring"),
     )
     ep: int = field(
         default=1, metadata=whole("ranks, out of those of `dp_shard`, that experts are parted over", least=1, limit=MOST_RANKS)

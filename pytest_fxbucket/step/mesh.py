@@ -1,7 +1,10 @@
 """The device mesh of a step: its dimensions, and the process groups along them, called the same on every rank.
 
-The last dimension counts fastest: ranks of one ``tp`` group are neighbours. With experts, ``dp_shard`` is two dimensions,
-``dp_shard_mod_ep`` and ``ep``: each expert is on one rank of ``ep`` and sharded over the other.
+The last dimension counts fastest: ranks of one ``tp`` group are neighbours. Ranks along ``cp`` have parts of one batch. What is
+sharded or copied over data-parallel ranks is so over those, too: ``dp_shard_cp``, ``dp_replicate_cp``.
+
+With experts, ``dp_shard`` is two dimensions, ``dp_shard_mod_ep`` and ``ep``: each expert is on one rank of ``ep`` and sharded
+over the other.
 """
 
 from __future__ import annotations
@@ -16,10 +19,12 @@ from pytest_fxbucket.errors import CaptureError
 from pytest_fxbucket.step.roles import MeshDim
 from pytest_fxbucket.words import nearest, one_or_other, show
 
-_PARTS = {"dp_shard": ("dp_shard", "dp_shard_mod_ep", "ep")}
+_WITH_CP = {"dp_shard_cp": ("dp_shard", "cp"), "dp_replicate_cp": ("dp_replicate", "cp")}
+_PARTS = {"dp_shard": ("dp_shard", "dp_shard_mod_ep", "ep"), **_WITH_CP}
 """Dimensions that a name stands for, as far as a mesh has them."""
-GROUPED = ("pp", "dp_replicate", "dp_shard", "dp_shard_mod_ep", "ep", "tp")
+GROUPED = ("pp", "dp_replicate", "dp_replicate_cp", "dp_shard", "dp_shard_cp", "dp_shard_mod_ep", "ep", "cp", "tp")
 """What groups are made along, and what may be asked of any mesh; one that it does not have is of one rank."""
+_LONE = tuple(name for name in GROUPED if name not in _WITH_CP)
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,18 +61,24 @@ class Mesh:
 
     @property
     def data_ranks(self) -> int:
-        """How many ranks get batches of their own: those of one tp group share one."""
+        """How many ranks get batches of their own: those of a tp group share one, those of a cp group have parts of one."""
         return self.degree("dp_replicate") * self.degree("dp_shard")
 
     def data_rank(self, rank: int) -> int:
         """Which of :attr:`data_ranks` batches ``rank`` gets."""
         return self.at(rank, "dp_replicate") * self.degree("dp_shard") + self.at(rank, "dp_shard")
 
+    def data_parallel(self, name: str) -> str:
+        """The dimension ``name``, ``dp_shard`` or ``dp_replicate``, with cp as far as the mesh has both."""
+        if self.degree("cp") == 1:
+            return name
+        return f"{name}_cp" if self.degree(name) > 1 else "cp"
+
     def sharing_batches(self) -> list[list[int]]:
-        """Sets of ranks that get the same batch."""
-        found: dict[int, list[int]] = {}
+        """Sets of ranks that get the same batch, or the same part of one."""
+        found: dict[tuple[int, int], list[int]] = {}
         for rank in range(self.size):
-            found.setdefault(self.data_rank(rank), []).append(rank)
+            found.setdefault((self.data_rank(rank), self.at(rank, "cp")), []).append(rank)
         return [ranks for ranks in found.values() if len(ranks) > 1]
 
     def group(self, name: str) -> Group:
@@ -91,7 +102,8 @@ class Mesh:
         """Ranks of every group but the default one that ``rank`` is in, by the group's name, in one order on all ranks."""
         found: dict[str, tuple[int, ...]] = {}
         for name in GROUPED:
-            if 1 < self.degree(name) < self.size:
+            is_own = name not in _WITH_CP or self.data_parallel(name.removesuffix("_cp")) == name
+            if is_own and 1 < self.degree(name) < self.size:
                 found[self.group(name).name] = self.ranks(rank, name)
         return found
 
@@ -99,7 +111,7 @@ class Mesh:
         """Raise :class:`CaptureError`, with the nearest of the mesh's own, for a name that is no dimension."""
         if name in GROUPED or any(dim.name == name for dim in self.dims):
             return
-        longer = [show(known) for known in GROUPED if name and known.startswith(name) and self.degree(known) > 1]
+        longer = [show(known) for known in _LONE if name and known.startswith(name) and self.degree(known) > 1]
         near = f"; did you mean {one_or_other(longer)}?" if longer else nearest(name, list(GROUPED))
         raise CaptureError(f"the mesh has no dimension {show(name)}{near}")
 

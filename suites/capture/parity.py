@@ -55,7 +55,7 @@ def payload_of(plan: Plan, step: StepGraph, **changes: Any) -> dict[str, Any]:
         "steps": STEPS,
         "lr": 0.1,
         "microbatches": plan.step.microbatches,
-        "data_rank": [rank // plan.parallel.tp for rank in range(plan.world_size)],
+        "data_rank": [rank // (plan.parallel.cp * plan.parallel.tp) for rank in range(plan.world_size)],
         "mesh": mesh,
         "tp_plan": {fqn: style for of, style in plan.parallel.tp_plan.items() for fqn in _named(of, step)},
         "checkpoint": [fqn for entry in plan.step.checkpoint for of in entry.selectors for fqn in _named(of, step)],

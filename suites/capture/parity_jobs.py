@@ -11,7 +11,9 @@ from torch.utils import _pytree as pytree
 
 from fixtures.reference.stepping import built, imported
 from pytest_fxbucket.capture.override.calls import keep_for_calls, modules_called_by
+from pytest_fxbucket.capture.parallel.context_parallel import cut_sequences
 from pytest_fxbucket.capture.parallel.parts import Parts
+from pytest_fxbucket.capture.parallel.sequence_parallel import place_name
 from pytest_fxbucket.capture.unregistered import unregistered_tensors
 from pytest_fxbucket.step.mesh import Mesh, make_groups
 from pytest_fxbucket.step.portable import decode
@@ -30,6 +32,7 @@ def graph_steps(rank: int, world: int, payload: Mapping[str, Any]) -> dict[str, 
     graph, batch = decode(payload["graph"]), imported(payload["batch"])
     whole = dict(model.named_parameters())
     state = {p.fqn: parts.of_rank(whole[p.fqn].detach(), p, rank) for p in payload["parameters"]}
+    state |= {place_name(dim): torch.tensor(payload["capture_mesh"].at(rank, dim)) for dim in ("cp", "tp")}
     state |= {name: buffer.clone() for name, buffer in model.named_buffers()}
     buffers = [name for name, _ in model.named_buffers()]
     state |= unregistered_tensors(model)
@@ -37,7 +40,8 @@ def graph_steps(rank: int, world: int, payload: Mapping[str, Any]) -> dict[str, 
     keep_for_calls(model, modules_called_by(graph.graph))
     steps = []
     for step in range(payload["steps"]):
-        leaves = [leaf for leaf in pytree.tree_leaves(batch(payload["data_rank"][rank], step)) if isinstance(leaf, Tensor)]
+        data = cut_sequences(batch(payload["data_rank"][rank], step), payload["capture_mesh"], rank)
+        leaves = [leaf for leaf in pytree.tree_leaves(data) if isinstance(leaf, Tensor)]
         inputs = [state[v.fqn] for v in payload["inputs"] if v.role in ("param", "buffer", "held", "state")]
         loss, *rest = graph(*inputs, *leaves)
         new = {v.fqn: value for v, value in zip(payload["outputs"][1:], rest, strict=True) if v.role == "state"}
@@ -65,7 +69,7 @@ def own_rows(rank: int, payload: Mapping[str, Any], padded: Mapping[str, Tensor]
 
 def rows_of(rank: int, mesh: Mesh, parameter: Parameter) -> int:
     """How many rows of ``parameter`` torch.chunk deals to ``rank``."""
-    along = "dp_shard_mod_ep" if parameter.is_expert else "dp_shard"
+    along = "dp_shard_mod_ep" if parameter.is_expert else mesh.data_parallel("dp_shard")
     rows = parameter.local_shape[0] if parameter.local_shape else 1
     chunks = torch.empty(rows, 0).chunk(mesh.degree(along))
     at = mesh.at(rank, along)

@@ -313,7 +313,7 @@ def test_the_ranks_of_a_pipeline_are_a_group_of_the_mesh() -> None:
 
 def test_names_that_a_mesh_may_have_are_taken_and_others_are_told() -> None:
     mesh = mesh_with({"dp_replicate": 2, "dp_shard": 4, "tp": 1})
-    assert [mesh.degree(name) for name in GROUPED] == [1, 2, 4, 1, 1, 1]
+    assert [mesh.degree(name) for name in GROUPED] == [1, 2, 2, 4, 4, 1, 1, 1, 1]
     for ask in (mesh.degree, mesh.group, partial(mesh.at, 0), partial(mesh.ranks, 0)):
         with pytest.raises(CaptureError, match=r'no dimension "dp"; did you mean "dp_replicate" or "dp_shard"\?$'):
             ask("dp")

@@ -65,6 +65,19 @@ tp = 2
 [bucket]
 plan = ["tok_embeddings", "layers.*", "norm+output"]
 """
+CONTEXT = """
+[model]
+factory = "fixtures.models.llama_sdpa:build"
+args = { layers = 1, dim = 16 }
+batch = "fixtures.models.llama_sdpa:batch"
+loss = "fixtures.models.llama_sdpa:loss"
+
+[parallel]
+cp = 2
+
+[bucket]
+plan = ["tok_embeddings", "layers.*", "norm+output"]
+"""
 EXPERTS = """
 [model]
 factory = "fixtures.models.moe:build"
@@ -150,6 +163,8 @@ CASES: dict[tuple[str, str], Case] = {
         "unbucketed",
         base=TENSOR,
     ),
+    ("parallel", "cp"): Case("4", "unbucketed", base=CONTEXT),
+    ("parallel", "cp_form"): Case('"ring"', "error", NOT_BUILT, base=CONTEXT),
     ("parallel", "ep"): Case("4", "unbucketed", base=EXPERTS),
     ("parallel", "ep_plan"): Case('["layers.*.experts"]', "unbucketed", base=EXPERTS),
     ("parallel", "pp"): Case("4", "error", "pp = 4 does not fit the 2 stages", base=STAGES),

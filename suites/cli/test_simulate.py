@@ -70,7 +70,7 @@ def test_every_key_of_the_document_is_on_its_page(plan: Path, capsys: Capsys) ->
     while todo:
         value = todo.pop()
         if isinstance(value, dict):
-            keys |= set(value) - {"pp", "dp_replicate", "dp_shard", "tp"}
+            keys |= set(value) - {"pp", "dp_replicate", "dp_shard", "cp", "tp"}
             todo += value.values()
         elif isinstance(value, list):
             todo += value

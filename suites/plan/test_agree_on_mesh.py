@@ -39,8 +39,8 @@ def test_the_world_of_a_mode_is_the_product_of_its_degrees(parallel: str, world:
 
 def test_dimensions_that_the_smaller_world_leaves_out_keep_their_size() -> None:
     plan = plan_of(text(f"{HYBRID}tp = 2\n{COLWISE}", "[run]\nworld = { dp_shard = 2 }"))
-    assert plan.degrees == {"pp": 1, "dp_replicate": 2, "dp_shard": 4, "tp": 2}
-    assert plan.run_degrees == {"pp": 1, "dp_replicate": 2, "dp_shard": 2, "tp": 2}
+    assert plan.degrees == {"pp": 1, "dp_replicate": 2, "dp_shard": 4, "cp": 1, "tp": 2}
+    assert plan.run_degrees == {"pp": 1, "dp_replicate": 2, "dp_shard": 2, "cp": 1, "tp": 2}
     assert (plan.world_size, plan.run_world) == (16, 8)
 
 
@@ -124,6 +124,23 @@ def test_what_has_no_meaning_with_its_mode_or_parts_nothing_leads_to_what_has(pa
 @pytest.mark.parametrize(
     ("parallel", "rest", "says"),
     [
+        (
+            'dp_shard = 4\ncp = 2\ncp_form = "ring"',
+            "",
+            'cp_form = "ring" is not built yet; its sends name the neighbours of each rank, and one graph serves all ranks; '
+            'use cp_form = "all_gather"',
+        ),
+        (
+            'dp_shard = 4\ncp = 2\nep = 2\nep_plan = ["a"]',
+            "",
+            "cp = 2 is not built yet beside ep = 2; leave one of them out",
+        ),
+        (
+            "dp_shard = 4\ncp = 2",
+            '[[override]]\nmodule = ["a"]',
+            "cp = 2 gathers what attention reads where a module is traced, and [[override]] leaves modules untraced; leave "
+            "one of them out",
+        ),
         (
             "dp_shard = 4\nep = 2",
             "",

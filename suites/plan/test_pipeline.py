@@ -26,7 +26,7 @@ def test_cuts_and_their_schedule_reach_the_plan() -> None:
     assert plan.pipeline.cuts == ("layers.1", "layers.3", "layers.5")
     assert (plan.pipeline.stages, plan.pipeline.balance, plan.pipeline.schedule) == (None, "parameters", "GPipe")
     assert (plan.stages, plan.world_size) == (4, 16)
-    assert plan.degrees == {"pp": 4, "dp_replicate": 1, "dp_shard": 4, "tp": 1}
+    assert plan.degrees == {"pp": 4, "dp_replicate": 1, "dp_shard": 4, "cp": 1, "tp": 1}
 
 
 def test_stages_whose_cuts_are_proposed_reach_the_plan() -> None:

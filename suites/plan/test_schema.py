@@ -16,7 +16,7 @@ def test_the_keys_are_those_of_the_design() -> None:
         *[("model", key) for key in ("factory", "args", "batch", "loss", "inputs", "may_be_idle")],
         *[("graph", key) for key in ("factory", "may_be_idle")],
         *[("parallel", key) for key in ("mode", "dp_shard", "dp_replicate", "tp", "pp", "param_dtype", "reduce_dtype")],
-        *[("parallel", key) for key in ("reshard_after_forward", "reduce_order", "tp_plan", "ep", "ep_plan")],
+        *[("parallel", key) for key in ("reshard_after_forward", "reduce_order", "tp_plan", "cp", "cp_form", "ep", "ep_plan")],
         *[("pipeline", key) for key in ("cuts", "stages", "balance", "schedule")],
         *[("step", key) for key in ("microbatches", "checkpoint", "clip_norm", "reuse_layers")],
         *[("override", key) for key in ("module", "type", "by", "args", "output")],

@@ -41,12 +41,13 @@ def modes_of(parallel: Parallel, mesh: Mesh, where: str) -> tuple[Mode, Mode]:
     Raises CaptureError or PlanError for a callable that gives none.
     """
     if parallel.mode == "replicate":
-        mode: Mode = Replicated(mesh.group("dp_replicate"))
+        mode: Mode = Replicated(mesh.group(mesh.data_parallel("dp_replicate")))
         return mode, mode
     if parallel.mode in ("fully_shard", "hybrid_shard"):
         replicate = mesh.group("dp_replicate") if parallel.mode == "hybrid_shard" else None
         first = parallel.reduce_order == "scatter_first"
-        dense = Sharded("dp_shard", mesh.group("dp_shard"), replicate, first)
+        along = mesh.data_parallel("dp_shard")
+        dense = Sharded(along, mesh.group(along), replicate, first)
         if parallel.ep == 1:
             return dense, dense
         inner = "dp_shard_mod_ep"

@@ -85,7 +85,7 @@ class Sequences:
             if style == "scatter":
                 found[fqn] = _scattering(fqn, forward, group, place)
             elif style == "gather":
-                found[fqn] = _reading_all(fqn, forward, lambda x: _Gathered.apply(x, group, place))  # type: ignore[no-untyped-call]
+                found[fqn] = _reading_all(fqn, forward, lambda x: Gathered.apply(x, group, place))  # type: ignore[no-untyped-call]
             elif fqn in regions:
                 found[fqn] = _region(fqn, forward, group)
             else:  # a view, as DTensor makes: gradients of the module's reads are added before they meet those of the residual
@@ -94,7 +94,7 @@ class Sequences:
 
 
 def _region(fqn: str, forward: Callable[..., Any], group: Group) -> Callable[..., Any]:
-    reading = _reading_all(fqn, forward, lambda x: _Gathered.apply(x, group, None))  # type: ignore[no-untyped-call]
+    reading = _reading_all(fqn, forward, lambda x: Gathered.apply(x, group, None))  # type: ignore[no-untyped-call]
 
     def on_parts(*args: Any, **kwargs: Any) -> Any:
         out = reading(*args, **kwargs)
@@ -145,20 +145,22 @@ def _scattering(fqn: str, forward: Callable[..., Any], group: Group, place: torc
     return on_all
 
 
-class _Gathered(torch.autograd.Function):
-    """Parts to the whole sequence. Its gradient is a part of the sum, to be reduced and scattered, if ``place`` is None;
-    else whole on every rank, of which each takes its own part."""
+class Gathered(torch.autograd.Function):
+    """Parts of dimension ``dim`` to all of it. Its gradient is a part of the sum, to be reduced and scattered, if ``place`` is
+    None; else whole on every rank, of which each takes its own part."""
 
     @staticmethod
-    def forward(ctx: Any, part: torch.Tensor, group: Group, place: torch.Tensor | None) -> torch.Tensor:
-        ctx.group, ctx.place = group, place
-        return gathered(part, group)
+    def forward(ctx: Any, part: torch.Tensor, group: Group, place: torch.Tensor | None, dim: int = SEQUENCE) -> torch.Tensor:
+        """All ranks' parts."""
+        ctx.group, ctx.place, ctx.dim = group, place, dim
+        return gathered(part, group, dim)
 
     @staticmethod
-    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None, None]:
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None, None, None]:
+        """The gradient of this rank's part."""
         if ctx.place is None:
-            return reduced(gradient, ctx.group), None, None
-        return own_part(gradient, ctx.group, ctx.place), None, None
+            return reduced(gradient, ctx.group, ctx.dim), None, None, None
+        return own_part(gradient, ctx.group, ctx.place, ctx.dim), None, None, None
 
 
 class ReducedOut(torch.autograd.Function):

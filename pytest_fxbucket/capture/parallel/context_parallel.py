@@ -1,0 +1,109 @@
+"""Attention of a rank's part of the sequence to all of it: keys and values are gathered over cp (Llama 3, arXiv 2407.21783).
+
+Everything else of a model computes token by token, so its batch is cut along the sequence and no other communication is needed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+
+from pytest_fxbucket.capture.parallel.sequence_parallel import Gathered
+from pytest_fxbucket.compat import pytree
+from pytest_fxbucket.compat.modules import TorchFunctionMode
+from pytest_fxbucket.errors import CaptureError
+from pytest_fxbucket.step.mesh import Group, Mesh
+
+_SEQUENCE = 2
+"""Dimension of queries, keys and values, (batch, heads, sequence, head_dim)."""
+_attend: Callable[..., torch.Tensor] = F.scaled_dot_product_attention
+_OTHERS = (F.multi_head_attention_forward,)
+"""They call attention where no mode sees it."""
+
+
+class AttentionToAll(TorchFunctionMode):
+    """While inside, ``scaled_dot_product_attention`` of parts of the sequence attends to the parts of all of ``group``.
+
+    ``place`` is this rank's index along it. Raises :class:`CaptureError` for attention that cannot be parted.
+    """
+
+    def __init__(self, group: Group, place: torch.Tensor) -> None:
+        super().__init__()
+        self._group, self._place = group, place
+        self.calls = 0
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func in _OTHERS:
+            raise CaptureError(
+                "cp parts the sequence, and torch.nn.MultiheadAttention has attention of its own, which would see a rank's "
+                "part alone; call torch.nn.functional.scaled_dot_product_attention"
+            )
+        if func is not _attend:
+            return func(*args, **(kwargs or {}))
+        self.calls += 1
+        return self._attention(*args, **(kwargs or {}))
+
+    def _attention(
+        self,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        attn_mask: torch.Tensor | None = None,
+        dropout_p: float = 0.0,
+        is_causal: bool = False,
+        **more: Any,
+    ) -> torch.Tensor:
+        if attn_mask is not None:
+            raise CaptureError(
+                f"cp parts the sequence, but scaled_dot_product_attention is given a mask of shape {tuple(attn_mask.shape)}, "
+                "which is of a rank's part alone; use is_causal = True, or no mask"
+            )
+        if query.dim() != 4 or query.shape[_SEQUENCE] != key.shape[_SEQUENCE]:
+            raise CaptureError(
+                "cp parts the sequence of queries and keys alike, each (batch, heads, sequence, head_dim), but "
+                f"scaled_dot_product_attention is given {tuple(query.shape)} and {tuple(key.shape)}"
+            )
+        key, value = (Gathered.apply(one, self._group, None, _SEQUENCE) for one in (key, value))  # type: ignore[no-untyped-call]
+        mask = causal(query.shape[_SEQUENCE], key.shape[_SEQUENCE], self._place, query.device) if is_causal else None
+        return _attend(query, key, value, mask, dropout_p, **more)
+
+    def refuse_unused(self) -> None:
+        """Raise :class:`CaptureError` for a model in which no token would see those of other ranks."""
+        if not self.calls:
+            raise CaptureError(
+                "cp parts the sequence, but the model never calls torch.nn.functional.scaled_dot_product_attention, so no "
+                "token would see those of other ranks; attend by it, or leave cp out"
+            )
+
+
+def causal(queries: int, keys: int, place: torch.Tensor, device: torch.device) -> torch.Tensor:
+    """Which of all keys each query of part number ``place`` sees: those that are not behind it in the whole sequence."""
+    own = place * queries + torch.arange(queries, device=device)
+    return torch.arange(keys, device=device) <= own[:, None]
+
+
+def cut_sequences(batch: Any, mesh: Mesh, rank: int) -> Any:
+    """The part of ``batch`` that ``rank`` gets: of each tensor its part of dimension 1, of one without that all.
+
+    Raises :class:`CaptureError` for a sequence that cp does not divide.
+    """
+    degree = mesh.degree("cp")
+    if degree == 1:
+        return batch
+
+    def part(path: str, tensor: torch.Tensor) -> torch.Tensor:
+        if tensor.dim() < 2:
+            return tensor
+        if tensor.shape[1] % degree:
+            raise CaptureError(
+                f"cp = {degree} does not divide dimension 1 of {path or 'the batch'}, whose shape is {tuple(tensor.shape)}; "
+                "give sequences of another length, or use another cp"
+            )
+        return tensor.chunk(degree, 1)[mesh.at(rank, "cp")].contiguous()
+
+    paths, spec = pytree.tree_flatten_with_path(batch)
+    leaves = [part(pytree.keystr(path), leaf) if isinstance(leaf, torch.Tensor) else leaf for path, leaf in paths]
+    return pytree.tree_unflatten(leaves, spec)
