@@ -34,12 +34,18 @@ class Folder:
 
     def __init__(self, root: Path, plan: str, check: str, log_of: str | None = None) -> None:
         self._root, self._log_of = _elsewhere.get(root, (root, ""))[0], log_of
+        self._of = plan, check
         self._names = _file_name(plan), _file_name(check)
 
     @property
     def path(self) -> Path:
         """Where it is, or is to be."""
         return self._root.joinpath(*self._names)
+
+    def beside(self, name: str) -> Folder:
+        """One of its own for what the same check is asked on the way."""
+        plan, check = self._of
+        return Folder(self._root, plan, f"{check}.{name}", self._log_of)
 
     def make(self) -> Path:
         """Create the folder, empty; its root is kept out of git."""

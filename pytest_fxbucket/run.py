@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pytest_fxbucket.artifacts import Folder
+from pytest_fxbucket.checks.first_red import told_by_pass
 from pytest_fxbucket.checks.registry import CHECKS, ON_RANKS, check_of
 from pytest_fxbucket.checks.verdict import Verdict
 from pytest_fxbucket.errors import BenchmarkError
@@ -85,6 +86,7 @@ class PlanRun:
             if verdict.outcome == "failed":
                 world = context.run_world if check.on_ranks else context.world
                 context.folder.write_graphs(world.step(0), {ranks[0]: graphs for ranks, graphs in world.distinct()})
+                verdict = told_by_pass(check, context, verdict)
                 return replace(verdict, folder=context.folder.path)
         context.folder.clear()
         return verdict
@@ -171,7 +173,7 @@ class PlanRun:
 
         # The mesh that is really run is no other row's: it would take the real mesh's place.
         last = LastStep() if run or self._last is None else self._last
-        mesh, name = mesh_of(self.plan, run=run), self._settings.pass_name
+        mesh, name = mesh_of(self.plan, run=run), self._settings.pass_name or self.plan.pass_name
         return PlanOnMesh(self.plan, mesh, name, self._say, said=self._said, last=last)
 
     def _its_code(self) -> AbstractContextManager[None]:

@@ -13,7 +13,8 @@ class RunSettings:
     rootdir: Path
     golden_dir: Path
     artifacts: Path
-    pass_name: str = "manual"
+    pass_name: str | None = None
+    """Instead of the plan's passes; None: the plan's."""
     backend: str | None = None
     """Instead of the plan's; None: the plan's."""
     require_gpus: bool = False

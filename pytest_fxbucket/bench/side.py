@@ -83,7 +83,8 @@ def _side(asked: Mapping[str, Any], stack: ExitStack) -> TimedSide:
     backend = _backend(plan, asked["backend"])  # which may refuse, before the step is traced
     from pytest_fxbucket.plan_on_mesh import PlanOnMesh, mesh_of
 
-    world = PlanOnMesh(plan, mesh_of(plan, run=True), asked["pass"], lambda _: None)
+    pass_name = plan.pass_name if asked.get("as_planned") else asked["pass"]
+    world = PlanOnMesh(plan, mesh_of(plan, run=True), pass_name, lambda _: None)
     return TimedSide(world, asked["variant"], backend, pools, folders)
 
 
@@ -119,6 +120,7 @@ class TimedSide:
         return {
             "plan": str(world.plan.path),
             "row": world.plan.matrix_id,
+            "pass": world.pass_name,
             "digest": list(digests(self.variant, world, 0)),
             "ranks": world.size,
             "backend": self.backend,

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from pytest_fxbucket.plan.schema import Bucket, Checks, Eager, Overlap, Pipeline, Plan, Run
+from pytest_fxbucket.plan.schema import Bucket, Checks, Eager, Overlap, Passes, Pipeline, Plan, Run
 
 if TYPE_CHECKING:
     from pytest_fxbucket.step.mesh import Mesh
@@ -66,6 +66,7 @@ def as_traced(plan: Plan) -> Plan:
         pipeline=pipeline,
         bucket=bucket,
         overlap=overlap,
+        passes=Passes(),
         transform=(),
         run=Run(seed=plan.run.seed),
         eager=Eager(),

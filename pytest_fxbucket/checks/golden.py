@@ -27,7 +27,8 @@ def run(context: Context) -> Verdict:
             never = "nothing: a schedule must be the same on every rank"
             lines = mismatch_lines(text, other, never, context.folder.file("golden.diff"))
             return failed("golden", f"the schedule of rank {rank} is not that of rank 0", lines)
-    may_write = context.accept_golden is not None and accepts(context.settings.accept, path)
+    ours = world.pass_name == context.plan.pass_name
+    may_write = ours and context.accept_golden is not None and accepts(context.settings.accept, path)
     context.on_compare(path)
     try:
         accepted = store.read(path)
@@ -41,7 +42,6 @@ def run(context: Context) -> Verdict:
         context.accept_golden(path, render(text))
         return passed("golden", f"to be written to {store.shown(path)} when the run ends")
     assert accepted is not None
-    ours = context.settings.pass_name == "manual"
     command = store.accept_command(path) if ours else "nothing: a golden belongs to the plan, not to another pass"
     lines = mismatch_lines(accepted, text, command, context.folder.file("golden.diff"))
     context.folder.write("found.txt", text)

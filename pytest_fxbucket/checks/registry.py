@@ -29,6 +29,8 @@ class Check:
     """Has ``run(context)``; imported when it runs."""
     on_ranks: bool = False
     """Whether it runs the step, on ``[run] world``."""
+    is_of_pass: bool = True
+    """Whether it looks at what a pass made, so that of several passes one is the first behind which it is red."""
 
     def run(self, context: Context) -> Verdict:
         """Look at the plan. Raises FxbucketError for what could not be looked at."""
@@ -46,8 +48,8 @@ CHECKS = {
         Check("memory", "pytest_fxbucket.checks.memory"),
         Check("bitwise", "pytest_fxbucket.checks.bitwise.check", on_ranks=True),
         Check("eager", "pytest_fxbucket.eager.check", on_ranks=True),
-        Check("mutation", "pytest_fxbucket.mutate.check", on_ranks=True),
-        Check("benchmark", "pytest_fxbucket.bench.step_time", on_ranks=True),
+        Check("mutation", "pytest_fxbucket.mutate.check", on_ranks=True, is_of_pass=False),
+        Check("benchmark", "pytest_fxbucket.bench.step_time", on_ranks=True, is_of_pass=False),
     )
 }
 ON_RANKS = frozenset(name for name, check in CHECKS.items() if check.on_ranks)

@@ -36,8 +36,8 @@ def add_plan(parser: ArgumentParser) -> None:
 
 def add_pass(parser: ArgumentParser, more: str = "") -> None:
     """Add the pass; ``more`` is what else the help says."""
-    meaning = f"manual (the default), torch or module:callable{more}"
-    parser.add_argument("--pass", dest="pass_name", default="manual", metavar="PASS", help=meaning)
+    meaning = f"manual, torch or module:callable, or several parted by commas; left out: the plan's own{more}"
+    parser.add_argument("--pass", dest="pass_name", metavar="PASS", help=meaning)
 
 
 def add_for_sides(parser: ArgumentParser, flag: str, dest: str, metavar: str, meaning: str) -> None:
@@ -45,9 +45,9 @@ def add_for_sides(parser: ArgumentParser, flag: str, dest: str, metavar: str, me
     parser.add_argument(flag, dest=dest, action="append", default=[], metavar=metavar, help=meaning)
 
 
-def refuse_no_pass(*names: str) -> None:
-    """Raise UsageError unless all of ``names`` are written as passes are."""
-    for name in names:
+def refuse_no_pass(*names: str | None) -> None:
+    """Raise UsageError unless all of ``names`` are written as passes are; None is the plan's own."""
+    for name in filter(None, names):
         if problem := no_pass(name):
             raise UsageError(f"--pass: {problem}")
 

@@ -9,7 +9,7 @@ from argparse import ArgumentParser, Namespace
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 from pytest_fxbucket.backends import CHOICES
 from pytest_fxbucket.bench.provenance import commit_of
@@ -25,6 +25,7 @@ from pytest_fxbucket.plan.schema import Benchmark
 from pytest_fxbucket.progress import on_stderr
 
 _NOT_SLOWER, _SLOWER, _UNTOLD = 0, 1, 2
+_D = TypeVar("_D", str, None)
 
 
 def add_arguments(parser: ArgumentParser) -> None:
@@ -61,7 +62,7 @@ def run(options: Namespace) -> int:
 
 def _compared(options: Namespace) -> int:
     asked = _asked(options)
-    passes, pythons = _two("--pass", options.passes, "manual"), _two("--python", options.pythons, sys.executable)
+    passes, pythons = _two("--pass", options.passes, None), _two("--python", options.pythons, sys.executable)
     refuse_no_pass(*passes)
     plans = named_plans(options.plans)
     repository = Repository.of(plans[0].file, "REF")
@@ -130,8 +131,8 @@ def _number(name: str, text: str, low: float, high: float, expected: str) -> flo
     return value
 
 
-def _two(option: str, given: list[str], default: str) -> tuple[str, str]:
-    both = up_to_two(option, given) or [default]
+def _two(option: str, given: list[str], default: _D) -> tuple[str | _D, str | _D]:
+    both: list[str | _D] = [*up_to_two(option, given)] or [default]
     return both[0], both[-1]
 
 
@@ -150,14 +151,16 @@ class CommitSide:
 
     tree: Tree
     label: str
-    pass_name: str
+    pass_name: str | None
+    """None: the one that the plan there names."""
     python: str
 
     def start(self, plan: NamedPlan, asked: Asked) -> Start:
         """How its process is started."""
         request = {
             "plan": self.tree.typed(plan.file, plan.row),
-            "pass": self.pass_name,
+            "pass": self.pass_name or "manual",
+            "as_planned": self.pass_name is None,
             "backend": asked.backend,
             "variant": asked.variant,
         }
@@ -167,7 +170,7 @@ class CommitSide:
         """What it is going to run. Raises FxbucketError, also if it read modules of the wrong tree."""
         answer = process.answer()
         self.tree.refuse_others(answer["files"])
-        return {"commit": self.tree.commit and self.tree.commit.sha, "pass": self.pass_name, **answer["facts"]}
+        return {"commit": self.tree.commit and self.tree.commit.sha, "pass": self.pass_name or "manual", **answer["facts"]}
 
 
 def _plan_compared(plan: NamedPlan, sides: Sequence[CommitSide], asked: Asked, say: Callable[[str], None]) -> SidesCompared:

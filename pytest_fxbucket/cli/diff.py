@@ -43,7 +43,8 @@ def _compared(options: Namespace) -> int:
     if old == new:
         print("same")
         return _SAME
-    passes = [f" by pass {side.pass_name}" if a.pass_name != b.pass_name else "" for side in (a, b)]
+    said = options.passes and a.pass_name != b.pass_name
+    passes = [f" by pass {side.pass_name}" if said else "" for side in (a, b)]
     for line in _changes(old, new, (a.label + passes[0], b.label + passes[1]), _folder(options.a)):
         print(line)
     return _DIFFERENT
@@ -77,12 +78,13 @@ def _folder(plan: str) -> Folder:
 def _sides(options: Namespace) -> tuple[DiffSide, DiffSide]:
     """Both sides, so far as they can be known before either is traced. Raises UsageError if they are one and the same."""
     refuse_no_pass(*options.passes)
-    passes, revs = up_to_two("--pass", options.passes) or ["manual"], up_to_two("--at", options.revs)
+    passes: list[str | None] = [*up_to_two("--pass", options.passes)] or [None]
+    revs = up_to_two("--at", options.revs)
     a = _side(options.a, passes[0], revs[0] if revs else None)
     b = _side(options.b or options.a, passes[-1], revs[1] if len(revs) == 2 else None)
     if a.identity == b.identity:
         raise UsageError(
-            f"there is nothing to compare: both sides are {a.label} by pass {a.pass_name}; give a second plan, --pass twice, "
+            f"there is nothing to compare: both sides are {a.label} by {_by(a)}; give a second plan, --pass twice, "
             "or --at with the commit to compare with"
         )
     if isinstance(a, PlanNow) and isinstance(b, PlanNow) and folders_of(a.plan.path) != folders_of(b.plan.path):
@@ -90,8 +92,15 @@ def _sides(options: Namespace) -> tuple[DiffSide, DiffSide]:
     return a, b
 
 
-def _side(plan: str, pass_name: str, rev: str | None) -> DiffSide:
-    return PlanNow(find_plan(plan)[0], pass_name) if rev is None else PlanAtCommit.of(plan, pass_name, rev)
+def _by(side: DiffSide) -> str:
+    return f"pass {side.pass_name}" if side.pass_name else "its own pass"
+
+
+def _side(plan: str, pass_name: str | None, rev: str | None) -> DiffSide:
+    if rev is not None:
+        return PlanAtCommit.of(plan, pass_name, rev)
+    found = find_plan(plan)[0]
+    return PlanNow(found, pass_name or found.pass_name)
 
 
 @dataclass(frozen=True)
@@ -131,10 +140,11 @@ class PlanAtCommit:
     path: PurePosixPath
     """From the top of the repository."""
     row: str | None
-    pass_name: str
+    pass_name: str | None
+    """None: the one that the plan there names."""
 
     @classmethod
-    def of(cls, text: str, pass_name: str, rev: str) -> PlanAtCommit:
+    def of(cls, text: str, pass_name: str | None, rev: str) -> PlanAtCommit:
         """The plan that ``text`` names, which need not be there now. Raises FxbucketError if ``rev`` is not, or it lacks it."""
         file, row = parts(text)
         repository = Repository.of(file)
@@ -157,7 +167,7 @@ class PlanAtCommit:
         with worktree_of(self.repository, self.commit) as worktree:
             tree = Tree.at_commit(self.repository, self.commit, worktree)
             try:
-                words = [tree.typed(self.file, self.row), "--pass", self.pass_name]
+                words = [tree.typed(self.file, self.row), *(["--pass", self.pass_name] if self.pass_name else [])]
                 text, imported = shown_separately(words, tree.cwd, tree.environment)
                 tree.refuse_others(imported)
                 return parse(text, str(self.path))

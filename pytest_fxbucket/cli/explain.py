@@ -28,9 +28,9 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 def run(options: Namespace) -> int:
     """Trace the plan's step, run the pass, and tell; raises FxbucketError, and then nothing is on stdout."""
-    name = options.pass_name
-    refuse_no_pass(name)
+    refuse_no_pass(options.pass_name)
     plan, rows = find_plan(options.plan)
+    name = options.pass_name or plan.pass_name
     shown = str(plan.path) + (f"[{plan.matrix_id}]" if plan.matrix_id else "")
     with working_on(plan, shown) as say:
         from pytest_fxbucket.explain.report import explanation_of

@@ -14,7 +14,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
-from pytest_fxbucket.cli.common import STOPPED, add_pass, refuse_no_pass, refuse_not_above
+from pytest_fxbucket.cli.common import STOPPED, refuse_no_pass, refuse_not_above
 from pytest_fxbucket.errors import FxbucketError, UsageError
 from pytest_fxbucket.progress import on_stderr
 from pytest_fxbucket.user_code import user_code
@@ -32,7 +32,8 @@ _SAY_EVERY_S = 2.0
 
 def add_arguments(parser: ArgumentParser) -> None:
     """Add the arguments of ``fxbucket fuzz``."""
-    add_pass(parser)
+    meaning = "manual (the default), torch or module:callable"
+    parser.add_argument("--pass", dest="pass_name", default="manual", metavar="PASS", help=meaning)
     parser.add_argument(
         "--seconds", type=float, default=_SECONDS, metavar="S", help=f"how long it looks (default: {_SECONDS:g})"
     )
@@ -68,6 +69,8 @@ def run(options: Namespace) -> int:
 
 def _run(options: Namespace) -> int:
     refuse_no_pass(options.pass_name)
+    if "," in options.pass_name:
+        raise UsageError(f"--pass {options.pass_name}: fuzz tries one pass; name one of them")
     for option, least in (("seconds", 0), ("at_most", 0), ("ranks", 1)):
         refuse_not_above(least, f"--{option.replace('_', '-')}", getattr(options, option))
     if options.ranks > _MOST_RANKS:

@@ -31,7 +31,8 @@ def run(options: Namespace) -> int:
     """Print the text; raises FxbucketError, and then nothing is on stdout."""
     refuse_no_pass(options.pass_name)
     plan, rows = find_plan(options.plan)
-    sys.stdout.write(shown(plan, options.pass_name, full_text if options.full else golden_file, options.rank))
+    name = options.pass_name or plan.pass_name
+    sys.stdout.write(shown(plan, name, full_text if options.full else golden_file, options.rank))
     if rows and plan.matrix_id is None:
         print(f"this is the plan above its [[matrix]] rows; a row is shown as {plan.path}::{rows[0]}", file=sys.stderr)
     return 0

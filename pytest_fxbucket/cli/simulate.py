@@ -48,13 +48,13 @@ def run(options: Namespace) -> int:
     refuse_no_pass(options.pass_name)
     plan, rows = find_plan(options.plan)
     asked = on_world(plan, options.world)
-    name = name_of(plan)
+    name, pass_name = name_of(plan), options.pass_name or plan.pass_name
     with working_on(plan, name) as say:
         from pytest_fxbucket.plan_on_mesh import PlanOnMesh, mesh_of
         from pytest_fxbucket.simulate.of_plan import in_schedule, simulated_ranks, unbucketed
 
         cluster, calibrated = cluster_asked(plan, options.cluster), None
-        world = PlanOnMesh(plan, mesh_of(plan), options.pass_name, say)
+        world = PlanOnMesh(plan, mesh_of(plan), pass_name, say)
         if options.calibrate is not None:
             from pytest_fxbucket.bench.calibrated import calibrated_by
 
@@ -63,17 +63,17 @@ def run(options: Namespace) -> int:
         if options.save is not None:
             save_preset(options.save, cluster, calibrated)
         if asked != plan:
-            plan, world = asked, PlanOnMesh(asked, mesh_of(asked), options.pass_name, say)
+            plan, world = asked, PlanOnMesh(asked, mesh_of(asked), pass_name, say)
         sides = [(one, unbucketed(world, one.ranks[0], cluster)) for one in simulated_ranks(world, cluster, believed=True)]
         scheduled = in_schedule(world, cluster)
     if options.json:
-        head = {"plan": str(plan.path), "row": plan.matrix_id, "rows": rows, "pass": options.pass_name}
+        head = {"plan": str(plan.path), "row": plan.matrix_id, "rows": rows, "pass": pass_name}
         on = {"cluster": cluster.name, "mesh": plan.degrees, "classes": [_document(*both) for both in sides]}
         on |= {"schedule": _schedule(scheduled)} if scheduled else {}
         on |= {"calibrated": _calibrated(calibrated)} if calibrated else {}
         print(json.dumps({**head, **on}, indent=2, sort_keys=True))
         return 0
-    print(f"{name}: {counted(plan.world_size, 'rank')} on {cluster.name}, pass {options.pass_name}")
+    print(f"{name}: {counted(plan.world_size, 'rank')} on {cluster.name}, pass {pass_name}")
     for line in [*([str(calibrated)] if calibrated else []), *_in_schedule(plan, scheduled), *_lines(sides)]:
         print(line)
     if rows and plan.matrix_id is None:

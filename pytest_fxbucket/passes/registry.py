@@ -14,15 +14,18 @@ from torch import fx
 from pytest_fxbucket.cost.costs import Roofline
 from pytest_fxbucket.cost.of_plan import groups_of, own_cost
 from pytest_fxbucket.cost.presets import cluster_of
-from pytest_fxbucket.errors import PassError, PlanError
+from pytest_fxbucket.errors import FxbucketError, PassError, PlanError
+from pytest_fxbucket.graph.reading import read_given
+from pytest_fxbucket.pass_names import in_order
 from pytest_fxbucket.passes.auto.estimates import Estimates, Key
 from pytest_fxbucket.passes.foreign import run_foreign
-from pytest_fxbucket.passes.keep_order import AFTER, forget_order
+from pytest_fxbucket.passes.keep_order import AFTER, forget_order, without_kept_order
 from pytest_fxbucket.passes.manual import ManualPass, within_room
 from pytest_fxbucket.passes.report import PassReport
 from pytest_fxbucket.passes.targets import Targets, by_module, by_parameter, by_size
 from pytest_fxbucket.plan.consistency import agree_with_entries
 from pytest_fxbucket.plan.selectors import entry_by_parameter
+from pytest_fxbucket.step.portable import own_copy
 
 if TYPE_CHECKING:
     from pytest_fxbucket.graph.buckets import GraphAnalysis
@@ -70,8 +73,37 @@ class PassJob:
 def run_pass(name: str, job: PassJob) -> Bucketed:
     """Run the pass ``name`` (manual, torch, module:callable) on a copy of the job's graph, with its rank's groups in place.
 
+    Of several, parted by commas, each is run on what the one before it made; no report of theirs is of the last graph.
+
     Raises :class:`PassError` or :class:`PlanError` if it cannot be done, whatever the pass itself raised.
     """
+    names = in_order(name)
+    if len(names) == 1:
+        return _run_one(names[0], job)
+    given = own_copy(job.step.graphs[job.phase])
+    made = Bucketed(given.graph, given, None)
+    for number, one in enumerate(names, 1):
+        done = _run_one(one, job)
+        made = Bucketed(done.graph, done.root, None, _joined(made.modules, done.modules), _joined(made.notes, done.notes))
+        job = _job_behind(job, made, f"behind pass {one}, number {number} of {len(names)}")
+    return made
+
+
+def _joined(some: tuple[str, ...], more: tuple[str, ...]) -> tuple[str, ...]:
+    return tuple(dict.fromkeys((*some, *more)))
+
+
+def _job_behind(job: PassJob, made: Bucketed, where: str) -> PassJob:
+    """``job`` with ``made`` for its graph. Raises PassError, beginning with ``where``, if that cannot be read."""
+    step = replace(job.step, graphs={**job.step.graphs, job.phase: made.graph_module})
+    try:
+        reading = read_given(without_kept_order(made.graph), step.inputs[job.phase], step.outputs[job.phase])
+    except FxbucketError as error:
+        raise PassError(f"{where}: {error}") from error
+    return replace(job, step=step, reading=reading)
+
+
+def _run_one(name: str, job: PassJob) -> Bucketed:
     root = job.step.graphs[job.phase]
     if name == "manual":
         estimates = estimates_of(job)

@@ -14,7 +14,7 @@ from pytest_fxbucket.errors import PlanError
 from pytest_fxbucket.plan.cluster import Cluster
 from pytest_fxbucket.plan.consistency import agree
 from pytest_fxbucket.plan.rules import Rule, wrong
-from pytest_fxbucket.plan.schema import Plan, may_be_several, tables
+from pytest_fxbucket.plan.schema import Plan, field_of, may_be_several, tables
 from pytest_fxbucket.words import nearest
 
 _DIGITS = re.compile(r"[0-9](_?[0-9]){999}")
@@ -132,7 +132,7 @@ def read_plan(raw: Mapping[str, object], path: Path, matrix_id: str | None, wher
     for name in raw:
         if name not in tables():
             raise PlanError(f"{where}: there is no table [{name}]{_where_else(name, '', [*tables(), 'matrix'])}")
-    parts: dict[str, Any] = {name: _read_tables(name, raw[name], where) for name in tables() if name in raw}
+    parts: dict[str, Any] = {field_of(name): _read_tables(name, raw[name], where) for name in tables() if name in raw}
     plan = Plan(path=path, matrix_id=matrix_id, **parts)
     agree(plan, where)
     return plan

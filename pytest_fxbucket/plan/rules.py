@@ -142,6 +142,20 @@ def passes(doc: str) -> Metadata:
     return {"rule": Rule(doc, expects, read)}
 
 
+def passes_in_order(doc: str) -> Metadata:
+    """Take a list of at least one pass, ours too, as a tuple; one may run again behind others."""
+    expects = 'a list of passes, each "manual", "torch" or "module:callable"'
+
+    def read(value: object, where: str) -> object:
+        if not isinstance(value, list) or not value:
+            raise wrong(where, expects, value)
+        for index, name in enumerate(value):
+            callable_name("", "manual", "torch")["rule"].read(name, f"{where}[{index}]")
+        return tuple(value)
+
+    return {"rule": Rule(doc, expects, read)}
+
+
 def whole(doc: str, *, least: int, limit: int = 10**9) -> Metadata:
     """Take a whole number from ``least`` to ``limit``, far above all that can be meant."""
     expects = f"a whole number of at least {least}"

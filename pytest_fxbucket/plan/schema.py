@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from pytest_fxbucket.backends import CHOICES, PLACES
+from pytest_fxbucket.pass_names import listed
 from pytest_fxbucket.plan.cluster import Cluster, MemoryLimits, Overlapped
 from pytest_fxbucket.plan.entries import Entry
 from pytest_fxbucket.plan.rules import (
@@ -31,7 +32,19 @@ from pytest_fxbucket.plan.rules import (
     table_of,
     whole,
 )
-from pytest_fxbucket.plan.tables import Bucket, Graph, Model, Optimizer, Overlap, Override, Parallel, Pipeline, Step, Transform
+from pytest_fxbucket.plan.tables import (
+    Bucket,
+    Graph,
+    Model,
+    Optimizer,
+    Overlap,
+    Override,
+    Parallel,
+    Passes,
+    Pipeline,
+    Step,
+    Transform,
+)
 
 __all__ = [
     "Benchmark",
@@ -49,12 +62,14 @@ __all__ = [
     "Overlapped",
     "Override",
     "Parallel",
+    "Passes",
     "Pipeline",
     "Plan",
     "Ring",
     "Run",
     "Step",
     "Transform",
+    "field_of",
     "keys",
     "may_be_several",
     "rule_of",
@@ -223,6 +238,7 @@ class Plan:
     """Left out: the step ends with the reduced gradients."""
     bucket: Bucket = field(default_factory=Bucket, metadata={"table": Bucket})
     overlap: Overlap = field(default_factory=Overlap, metadata={"table": Overlap})
+    passes: Passes = field(default_factory=Passes, metadata={"table": Passes, "name": "pass"})
     transform: tuple[Transform, ...] = field(default=(), metadata={"table": Transform, "several": True})
     """Left out: the pass alone."""
     run: Run = field(default_factory=Run, metadata={"table": Run})
@@ -235,6 +251,11 @@ class Plan:
     def traced(self) -> Model | Graph | None:
         """What the step comes from."""
         return self.model or self.graph
+
+    @property
+    def pass_name(self) -> str:
+        """The name that stands for its passes."""
+        return listed(self.passes.of)
 
     @property
     def crosses_iterations(self) -> bool:
@@ -278,12 +299,21 @@ class Key(NamedTuple):
 
 def tables() -> dict[str, type[Any]]:
     """Give the dataclass of each table, by its name in the file."""
-    return {spec.name: spec.metadata["table"] for spec in dataclasses.fields(Plan) if "table" in spec.metadata}
+    return {_table_of(spec): spec.metadata["table"] for spec in dataclasses.fields(Plan) if "table" in spec.metadata}
+
+
+def field_of(table: str) -> str:
+    """Give the field of :class:`Plan` that has ``table``, whose name may be a word of Python's own."""
+    return next(spec.name for spec in dataclasses.fields(Plan) if _table_of(spec) == table)
+
+
+def _table_of(spec: dataclasses.Field[Any]) -> str:
+    return str(spec.metadata.get("name", spec.name))
 
 
 def may_be_several(table: str) -> bool:
     """Whether ``table`` may be an array of tables."""
-    return bool(Plan.__dataclass_fields__[table].metadata.get("several"))
+    return bool(Plan.__dataclass_fields__[field_of(table)].metadata.get("several"))
 
 
 def rule_of(table: str, key: str) -> Rule:

@@ -12,6 +12,7 @@ from pytest_fxbucket.plan.rules import (
     keyword_arguments,
     number,
     one_of,
+    passes_in_order,
     switch,
     whole,
 )
@@ -369,6 +370,19 @@ class Override:
             "`callable(module, *args, **kwargs)` -> what a call gives, of fake tensors; left out: a tensor like the first "
             "that the "
             "module is given"
+        ),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Passes:
+    """``[pass]``: the passes under check."""
+
+    of: tuple[str, ...] = field(
+        default=("manual",),
+        metadata=passes_in_order(
+            'the passes under check, run in this order: `"manual"` is ours, `"torch"` torch\'s; a `callable(gm, '
+            "module_bucket_plans) -> GraphModule` is anybody's; `--fxbucket-pass` runs others instead"
         ),
     )
 

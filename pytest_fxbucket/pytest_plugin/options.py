@@ -46,7 +46,7 @@ class OptionRow:
 
 TABLE = (
     OptionRow("plans", "bucket plans to run: files, folders (every *.toml below), globs", "PATH[,PATH..]", "linelist", ()),
-    OptionRow("pass", "the pass to check: manual, torch, or module:callable", "PASS", ini_default="manual"),
+    OptionRow("pass", "passes to check instead of the plan's, in order: manual, torch, or module:callable", "PASS[,PASS..]"),
     OptionRow("accept", "write goldens: new, changed or all; the ini says what the bare flag means", "MODE", ini_default="all"),
     OptionRow("prune", "remove goldens that no plan and no test owns", ini_type="bool", ini_default=False),
     OptionRow("backend", f"process group backend instead of the plan's: {', '.join(CHOICES)}", "BACKEND"),
@@ -126,7 +126,7 @@ def read_options(config: pytest.Config) -> Options:
     """Read and check every option; pytest.UsageError, one sentence that names the flag, for a value that cannot be."""
     pass_name = _pass_name(*_value(config, "pass"))
     accept = _accept(config)
-    if accept and pass_name != "manual":
+    if accept and pass_name not in (None, "manual"):
         raise pytest.UsageError(
             f"--fxbucket-accept with --fxbucket-pass={pass_name}: goldens belong to the plan, so they are accepted "
             "with the plan's own pass only; leave out one of the two"
@@ -169,7 +169,9 @@ def _switch(config: pytest.Config, name: str) -> bool:
         raise pytest.UsageError(f"ini fxbucket_{name}: {error}; expected true or false") from error
 
 
-def _pass_name(text: str, where: str) -> str:
+def _pass_name(text: str, where: str) -> str | None:
+    if not text and not where.startswith("--"):
+        return None
     if problem := no_pass(text):
         raise pytest.UsageError(f"{where}: {problem}")
     return text

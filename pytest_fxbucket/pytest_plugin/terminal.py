@@ -23,7 +23,7 @@ def header_lines(options: Options, plans: int) -> Iterator[str]:
     """Yield the one header line, if any plan file was named."""
     if not plans:
         return
-    parts = [f"{plans} plan file{'s' if plans > 1 else ''}", f"pass {options.pass_name}"]
+    parts = [f"{plans} plan file{'s' if plans > 1 else ''}", f"pass {options.pass_name or 'as planned'}"]
     parts.append(f"backend {options.backend}" if options.backend else "backend as planned")
     if options.accept:
         parts.append(f"accepting goldens: {options.accept}")

@@ -95,7 +95,7 @@ class Simulated:
 
     def _captured(self, plan: Plan) -> PlanOnMesh:
         begin = time.monotonic()
-        world = PlanOnMesh(plan, mesh_of(plan), "manual", self.say)
+        world = PlanOnMesh(plan, mesh_of(plan), plan.pass_name, self.say)
         world.step(0), world.resolution
         self._capturing = max(self._capturing, time.monotonic() - begin)
         return world

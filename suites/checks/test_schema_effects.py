@@ -216,6 +216,7 @@ CASES: dict[tuple[str, str], Case] = {
     ("overlap", "wait_before"): Case(
         '{ backward = { "scale" = "down" } }', "schedule", also='bucket.plan = ["scale", "up", "down"]'
     ),
+    ("pass", "of"): Case('["nowhere:bucketed"]', "audit", 'there is no module "nowhere"'),
     ("transform", "name"): Case('"effects_models:doubled"', "passed", base=MODEL + '[[transform]]\nname = "bucket"\n'),
     ("transform", "args"): Case("{ factor = 3.0 }", "passed", base=MODEL + '[[transform]]\nname = "effects_models:doubled"\n'),
     ("run", "backend"): Case('"fake"', "bitwise", "back end fake holds no values to compare"),

@@ -25,6 +25,7 @@ def test_the_keys_are_those_of_the_design() -> None:
         *[("overlap", key) for key in ("prefetch", "defer_reduce", "insert_overlap_deps", "gather_group")],
         *[("overlap", key) for key in ("launch_at", "wait_before", "updates", "schedule", "max_memory_increase")],
         *[("overlap", key) for key in ("max_memory_increase_gb", "max_in_flight_gb", "max_prefetch")],
+        ("pass", "of"),
         *[("transform", key) for key in ("name", "args")],
         *[("run", key) for key in ("backend", "world", "steps", "seed", "timeout_s", "reduce", "ring", "ranks_per_gpu")],
         *[("checks", key) for key in ("audit", "golden", "collectives", "same", "bitwise", "eager", "benchmark")],

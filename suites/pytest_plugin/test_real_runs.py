@@ -35,7 +35,7 @@ class TestPlans:
         assert golden_names(project) == ["good.keep.txt", "good.txt"]
         first.stdout.fnmatch_lines(
             [
-                "fxbucket: * pass manual, * accepting goldens: new, torch *",
+                "fxbucket: * pass as planned, * accepting goldens: new, torch *",
                 "plans/good.toml: * → * launches, * buckets, * audit passed, golden passed, collectives passed",
                 "golden written: golden/plans/good.txt",
             ]
