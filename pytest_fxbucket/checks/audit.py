@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING
 from pytest_fxbucket.checks.bitwise.crossing import crossing_notes, crossing_problems
 from pytest_fxbucket.checks.context import capped, looked_at, said_once
 from pytest_fxbucket.checks.promises.automatic import automatic_problems
+from pytest_fxbucket.checks.promises.beside import Beside, done_beside
 from pytest_fxbucket.checks.promises.expectations import promise_of
-from pytest_fxbucket.checks.promises.kept import audit
+from pytest_fxbucket.checks.promises.kept import audit, left_out
 from pytest_fxbucket.checks.promises.metadata import metadata_problems
 from pytest_fxbucket.checks.promises.order import order_problems
 from pytest_fxbucket.checks.verdict import Verdict, failed, passed
@@ -20,6 +21,7 @@ from pytest_fxbucket.words import counted
 if TYPE_CHECKING:
     from pytest_fxbucket.checks.context import Context
     from pytest_fxbucket.passes.passed import Passed
+    from pytest_fxbucket.plan_on_mesh import PlanOnMesh
     from pytest_fxbucket.step.roles import Phase, StepGraph
 
 
@@ -39,7 +41,7 @@ def run(context: Context) -> Verdict:
                 problem
                 for phase, one in world.passed(ranks[0]).items()
                 for problem in (
-                    *audit(promise, world.reading(ranks[0])[phase], one.reading),
+                    *audit(promise, world.reading(ranks[0])[phase], one.reading, _beside(world, ranks[0], phase, one)),
                     *_said_wrongly(world.way(ranks[0]).step, phase, one),
                     *_lost_order(one),
                 )
@@ -52,16 +54,34 @@ def run(context: Context) -> Verdict:
     if world.staged is not None and world.together is not None:
         places = [world.final_step(rank) for rank in world.mesh.ranks(0, "pp")]
         lines += [*world.together.problems, *parameter_problems(world.staged, places)]
+    left = _left_out(world)
     if lines:
-        return failed("audit", f"{counted(len(lines), 'promise')} not kept", capped(lines))
+        told = [f"left out, since no plan speaks of it: {'; '.join(left)}"] if left else []
+        return failed("audit", f"{counted(len(lines), 'promise')} not kept", [*capped(lines), *told])
     entries = len(world.resolution.entries)
     idle = (f"{one.transformation} changed nothing" for one in world.final_step(0).transformed if not one.done)
     notes = "; ".join((*world.resolution.notes, *idle, *crossing_notes(world), *world.step(0).notes))
+    notes += f"{'; ' * bool(notes)}left out, since no plan speaks of it: {'; '.join(left)}" if left else ""
     what = (
         f"{counted(entries, 'entry')} as planned" if context.plan.bucket.has_entries else f"buckets by {context.plan.bucket.by}"
     )
     summary = f"{what} on {looked_at(world)}"
     return passed("audit", f"{summary} ({notes})" if notes else summary)
+
+
+def _beside(world: PlanOnMesh, rank: int, phase: Phase, one: Passed) -> Beside | None:
+    """What somebody else's pass did beside buckets; ours does nothing there."""
+    return None if one.bucketed.report is not None else done_beside(world.reading(rank)[phase], one.reading)
+
+
+def _left_out(world: PlanOnMesh) -> list[str]:
+    """What is not looked at, by name, of the graphs of all ranks."""
+    found: dict[str, None] = {}
+    for ranks, _ in world.distinct():
+        for phase, one in world.passed(ranks[0]).items():
+            if (beside := _beside(world, ranks[0], phase, one)) is not None:
+                found |= dict.fromkeys(left_out(world.reading(ranks[0])[phase], one.reading, beside))
+    return list(found)
 
 
 def _said_wrongly(given: StepGraph, phase: Phase, one: Passed) -> list[str]:

@@ -37,7 +37,7 @@ def test_tests_and_plans_of_the_pages_pass(pytester: pytest.Pytester) -> None:
     assert done.ret == 0, done.stdout.str()
     said = done.stdout.str()
     assert [name for name in (*tests, *plans) if f"{name}::" not in said] == []
-    assert (len(tests), len(plans)) == (8, 4)
+    assert (len(tests), len(plans)) == (8, 5)
     for block in printed_by_tests():
         assert missing(said, block.text) == "", block.where
 

@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
+from pytest_fxbucket.checks.promises.beside import Beside, stayed_computes
 from pytest_fxbucket.checks.promises.expectations import DIRECTIONS, Expectations, of_kind
 from pytest_fxbucket.checks.promises.launch_order import launch_order_problems
 from pytest_fxbucket.checks.promises.launches import launch_problems
@@ -25,7 +26,7 @@ from pytest_fxbucket.graph.ops import dtype_name
 from pytest_fxbucket.graph.order import displaced
 from pytest_fxbucket.graph.preserved import alignment
 from pytest_fxbucket.plan.selectors import kept_entries
-from pytest_fxbucket.words import some, times
+from pytest_fxbucket.words import counted, some, times
 
 if TYPE_CHECKING:
     import torch
@@ -38,13 +39,16 @@ MOST_DISPLACED = 0.05
 """Share of the nodes that are no collectives that may stand in another order than before."""
 
 
-def audit(promise: Expectations, captured: GraphAnalysis, passed: GraphAnalysis) -> list[str]:
-    """Everything that ``passed`` does not keep, one sentence each; ``captured`` is the graph before the pass."""
+def audit(promise: Expectations, captured: GraphAnalysis, passed: GraphAnalysis, beside: Beside | None = None) -> list[str]:
+    """Everything that ``passed`` does not keep, one sentence each; ``captured`` is the graph before the pass.
+
+    What ``beside`` has is no matter of the plan, and left out.
+    """
     if captured.problems:
         return [f"the graph before the pass cannot be read: {problem}" for problem in captured.problems]
     found = [f"the graph cannot be followed: {problem}" for problem in passed.problems]
     found += launch_problems(promise, captured, passed)
-    found += _others(captured, passed)
+    found += _others(captured, passed, beside)
     found += resharding_problems(promise, captured, passed)
     found += _numbers(promise, captured, passed)
     found += _sizes(captured, passed)
@@ -54,17 +58,48 @@ def audit(promise: Expectations, captured: GraphAnalysis, passed: GraphAnalysis)
         found += launch_order_problems(promise, captured, passed)
     found += update_problems(promise, captured, passed)
     if not passed.problems:
-        found += _readers(captured, passed)
+        found += _readers(captured, passed, beside)
     found += _moved(promise, captured, passed)
     return list(dict.fromkeys(found))
 
 
-def _others(captured: GraphAnalysis, passed: GraphAnalysis) -> Iterator[str]:
-    """Launches that carry no parameter and no gradient: as many as before the pass, each of its kind."""
-    before, after = (Counter(_describe(b) for b in reading.buckets if not any(b.fqns)) for reading in (captured, passed))
+def _others(captured: GraphAnalysis, passed: GraphAnalysis, beside: Beside | None) -> Iterator[str]:
+    """Launches that carry no parameter and no gradient: as many as before the pass, each of its kind, but for those parted."""
+    parted = {} if beside is None else _parted(captured, passed)
+    before, after = (
+        Counter(_describe(one) for one in reading.buckets if not any(one.fqns) and _kind(one) not in parted)
+        for reading in (captured, passed)
+    )
     for what in sorted({*before, *after}):
         if before[what] != after[what]:
             yield f"{what} of no parameter is launched {times(after[what])}, {times(before[what])} before the pass"
+
+
+def left_out(captured: GraphAnalysis, passed: GraphAnalysis, beside: Beside) -> list[str]:
+    """What audit does not look at, a clause each, by name."""
+    return [*beside.told(), *_parted(captured, passed).values()]
+
+
+def _parted(captured: GraphAnalysis, passed: GraphAnalysis) -> dict[str, str]:
+    """Launches that carry no parameter and no gradient, of as many elements in all as before in other parts; by their kind."""
+    before, after = _by_kind(captured), _by_kind(passed)
+    return {
+        what: f"{what} of no parameter in {counted(len(after[what]), 'launch')}, {len(was)} before the pass"
+        for what, was in before.items()
+        if was != after.get(what, []) and sum(was) == sum(after.get(what, []))
+    }
+
+
+def _by_kind(reading: GraphAnalysis) -> dict[str, list[int]]:
+    found: dict[str, list[int]] = {}
+    for one in reading.buckets:
+        if not any(one.fqns):
+            found.setdefault(_kind(one), []).append(one.numel)
+    return {what: sorted(sizes) for what, sizes in found.items()}
+
+
+def _kind(bucket: Bucket) -> str:
+    return f"{bucket.kind}{' ' + bucket.op if bucket.op else ''} in {dtype_name(bucket.dtype)} on group {bucket.group}"
 
 
 def _describe(bucket: Bucket) -> str:
@@ -134,12 +169,13 @@ class _Before:
         return next(iter(same or known), None)
 
 
-def _readers(captured: GraphAnalysis, passed: GraphAnalysis) -> Iterator[str]:
-    """Does compute read the parameters, and make the gradients, that it did before the pass?"""
+def _readers(captured: GraphAnalysis, passed: GraphAnalysis, beside: Beside | None) -> Iterator[str]:
+    """Does compute read the parameters, and make the gradients, that it did before the pass? All that stayed does."""
     for fqn, dtypes in sorted(set(passed.seen_as) - set(captured.seen_as)):
         yield f"compute reads the bits of {fqn}, {dtypes}, which it did not before the pass"
     for direction in (*DIRECTIONS, "optimizer"):
-        old, new = ([fqn for _, of, fqn in reading.computes if of == direction] for reading in (captured, passed))
+        both = (stayed_computes(reading, beside) for reading in (captured, passed))
+        old, new = ([fqn for of, fqn in one if of == direction] for one in both)
         before, after = Counter(old), Counter(new)
         for fqn in sorted({*before, *after}):
             if before[fqn] != after[fqn]:
@@ -161,10 +197,10 @@ def _moved(promise: Expectations, captured: GraphAnalysis, passed: GraphAnalysis
         return
     free = captured.updating_names if promise.overlap.updates == "ready" else frozenset[str]()
     before, after = ([name for name in one.names if name not in free] for one in (captured, passed))
-    moved, counted = displaced(before, after)
-    if counted > len(before) // 2 and moved > max(counted * MOST_DISPLACED, 4):
+    moved, of = displaced(before, after)
+    if of > len(before) // 2 and moved > max(of * MOST_DISPLACED, 4):
         most = f"at most {MOST_DISPLACED:.0%} may"
-        yield f"{moved} of {counted} compute nodes stand in another order than before the pass; {most}"
+        yield f"{moved} of {of} compute nodes stand in another order than before the pass; {most}"
 
 
 def _products_moved(captured: GraphAnalysis, passed: GraphAnalysis) -> Iterator[str]:
@@ -172,9 +208,9 @@ def _products_moved(captured: GraphAnalysis, passed: GraphAnalysis) -> Iterator[
     if captured.order is None or passed.order is None:
         return
     before, after = ([node.name for node in one.order.nodes if multiplies(node)] for one in (captured, passed) if one.order)
-    moved, counted = displaced(before, after)
-    if counted > len(before) // 2 and moved:
-        yield f"{moved} of {counted} products of matrices stand in another order than before the pass"
+    moved, of = displaced(before, after)
+    if of > len(before) // 2 and moved:
+        yield f"{moved} of {of} products of matrices stand in another order than before the pass"
 
 
 def _dtype(promise: Expectations, bucket: Bucket, fqn: str) -> torch.dtype | None:

@@ -1,0 +1,106 @@
+"""What a pass did beside buckets: nodes that it added, computed again or took out, launches of activations that it parted.
+
+No plan speaks of them, so audit leaves them out, and names them. It is held to all that is left: every launch of parameters and
+gradients, and what the nodes that stayed read and make.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, TypeAlias
+
+from pytest_fxbucket.graph.collectives import communicates, is_wait, launch_kind
+from pytest_fxbucket.graph.compute import computes
+from pytest_fxbucket.graph.modules import module_of
+from pytest_fxbucket.graph.movement import moves_data
+from pytest_fxbucket.graph.ops import operator_name
+from pytest_fxbucket.graph.walks import reached
+from pytest_fxbucket.words import some
+
+if TYPE_CHECKING:
+    from torch import fx
+
+    from pytest_fxbucket.graph.buckets import GraphAnalysis
+
+NodeKey: TypeAlias = tuple[str, object]
+"""Name and operator of a node, by which it is known where it stayed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Beside:
+    """What a pass did to nodes that are of no bucket."""
+
+    stayed: frozenset[NodeKey]
+    added: tuple[str, ...]
+    """Operators, with the modules that they say they are of."""
+    again: tuple[str, ...]
+    """The same of nodes that compute what one that stayed does."""
+    gone: tuple[str, ...]
+
+    def told(self) -> Iterator[str]:
+        """A clause for each kind of thing that is left out, by name."""
+        for what, names in (("computed again", self.again), ("added", self.added), ("taken out", self.gone)):
+            if names:
+                yield f"{what} {some([_times(name, count) for name, count in Counter(names).items()], 6)}"
+
+
+def done_beside(captured: GraphAnalysis, passed: GraphAnalysis) -> Beside | None:
+    """What was done to the graph ``captured`` to make ``passed``; None if too little of it stayed to tell.
+
+    A pass that names most nodes anew is asked for all that it was asked before: nothing tells what it left alone.
+    """
+    if captured.order is None or passed.order is None:
+        return None
+    before, after = captured.order.nodes, passed.order.nodes
+    stayed = frozenset(map(_key, before)) & frozenset(map(_key, after))
+    computing = [node for node in before if computes(node)]
+    if 2 * sum(_key(node) in stayed for node in computing) <= len(computing):
+        return None
+    new = [node for node in after if node.op == "call_function" and _key(node) not in stayed and not _is_of_bucket(node)]
+    known = {_call(node) for node in after if _key(node) in stayed}
+    again = [node for node in new if computes(node) and _call(node) in known]
+    gone = [node for node in before if _key(node) not in stayed and not _is_of_bucket(node)]
+    return Beside(stayed, _named(node for node in new if node not in again), _named(again), _named(gone))
+
+
+def stayed_computes(reading: GraphAnalysis, beside: Beside | None) -> list[tuple[str, str]]:
+    """(direction, FQN) of compute that reads a parameter or makes a gradient, in order; of nodes that stayed alone."""
+    nodes = reading.order.nodes if reading.order is not None else ()
+    return [
+        (direction, fqn) for place, direction, fqn in reading.computes if beside is None or _key(nodes[place]) in beside.stayed
+    ]
+
+
+def _is_of_bucket(node: fx.Node) -> bool:
+    """Whether it is a launch or a wait, or moves data on the way to one or from one."""
+    if communicates(node):
+        return True
+    if not moves_data(node):
+        return False
+    before = reached([node], lambda one: one.all_input_nodes if moves_data(one) else ())
+    behind = reached([node], lambda one: one.users if moves_data(one) else ())
+    return any(map(is_wait, before)) or any(launch_kind(one) is not None for one in behind)
+
+
+def _key(node: fx.Node) -> NodeKey:
+    return node.name, node.target
+
+
+def _call(node: fx.Node) -> tuple[object, str]:
+    return node.target, f"{node.args} {node.kwargs}"
+
+
+def _named(nodes: Iterable[fx.Node]) -> tuple[str, ...]:
+    return tuple(_name(node) for node in nodes)
+
+
+def _name(node: fx.Node) -> str:
+    module = module_of(node)
+    name = operator_name(node).removeprefix("aten::") or getattr(node.target, "__name__", str(node.target))
+    return f"{name} of {module}" if module else name
+
+
+def _times(name: str, count: int) -> str:
+    return name if count == 1 else f"{count} {name}"

@@ -1,0 +1,151 @@
+"""A pass that changes more than buckets: what audit leaves out it names, and all other checks hold in full."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from pytest_fxbucket.checks.verdict import Verdict
+from pytest_fxbucket.plan.load import parse_plans
+from pytest_fxbucket.plan_on_mesh import PlanOnMesh, mesh_of
+from pytest_fxbucket.ranks.pools import Pools
+from pytest_fxbucket.run import PlanRun
+from pytest_fxbucket.settings import RunSettings
+
+HERE = Path(__file__).parent
+PLAN = """
+[model]
+factory = "fixtures.models.llama:build"
+args = { layers = 1, dim = 32, heads = 2 }
+batch = "fixtures.models.llama:batch"
+loss = "fixtures.models.llama:loss"
+
+[parallel]
+dp_shard = 2
+
+[bucket]
+plan = ["tok_embeddings", "layers.[0-0]", "norm+output"]
+
+[cluster]
+preset = "h100-sxm"
+
+[checks]
+memory = { peak_max_gb = 1 }
+
+[run]
+steps = 1
+timeout_s = 60
+
+[[matrix]]
+id = "tp"
+parallel.tp = 2
+
+[matrix.parallel.tp_plan]
+"layers.*.feed_forward.w1" = "colwise"
+"layers.*.feed_forward.w3" = "colwise"
+"layers.*.feed_forward.w2" = "rowwise"
+"""
+Asked = Callable[..., Verdict]
+LEFT = "(left out, since no plan speaks of it: "
+
+
+@pytest.fixture(scope="module")
+def asked(pools: Pools, tmp_path_factory: pytest.TempPathFactory) -> Asked:
+    """A check of the plan, or of its row on tensor parallel ranks, behind our pass and others; captured once each."""
+    folder = tmp_path_factory.mktemp("any")
+    plans = {plan.matrix_id: plan for plan in parse_plans(PLAN, HERE / "any.toml")}
+    worlds = {row: PlanOnMesh(plan, mesh_of(plan), "manual", lambda _: None) for row, plan in plans.items()}
+
+    def run(check: str, *passes: str, row: str | None = None, peak_max_gb: float | None = None) -> Verdict:
+        plan = plans[row]
+        if peak_max_gb is not None:
+            limits = replace(plan.checks.memory or pytest.fail("it has limits"), peak_max_gb=peak_max_gb)
+            plan = replace(plan, checks=replace(plan.checks, memory=limits))
+        name = ",".join(one if one == "manual" else f"any_passes:{one}" for one in passes)
+        made = PlanRun(plan, RunSettings(HERE, folder / "golden", folder / "artifacts", name), pools)
+        made.__dict__["_mesh_world"] = worlds[row].by_pass(name)
+        return made.check(check)
+
+    return run
+
+
+NAMED = {
+    "recomputed": ["computed again rsqrt of layers.0.attention_norm", "silu of layers.0.feed_forward"],
+    "offloaded": ["added 2 _to_copy of layers.0.attention_norm", "2 _to_copy of layers.0.feed_forward"],
+    "chunked": ["added 2 slice of layers.0.attention.wq, 2 mm of ", "taken out mm of layers.0.attention.wq"],
+}
+
+
+@pytest.mark.parametrize("name", NAMED)
+def test_what_audit_does_not_understand_it_names_and_is_not_red_of(asked: Asked, name: str) -> None:
+    for passes in (("manual", name), (name, "manual")):
+        verdict = asked("audit", *passes)
+        assert verdict, repr(verdict)
+        assert LEFT in verdict.summary
+        for words in NAMED[name]:
+            assert words in verdict.summary
+
+
+@pytest.mark.parametrize("name", NAMED)
+def test_the_bits_tell_a_right_pass_from_a_broken_one(asked: Asked, name: str) -> None:
+    assert asked("bitwise", "manual", name)
+    verdict = asked("bitwise", "manual", f"broken_{name}")
+    assert verdict.outcome == "failed"
+    assert f"is number 2, any_passes:broken_{name};" in verdict.lines[-1]
+
+
+def test_eager_holds_of_several_such_passes_and_finds_one_that_is_broken(asked: Asked) -> None:
+    assert asked("eager", "recomputed", "offloaded", "manual", "chunked")
+    assert asked("eager", "recomputed", "broken_offloaded", "manual").outcome == "failed"
+
+
+def test_memory_tells_what_recomputation_saves(asked: Asked) -> None:
+    without, saved = (float(asked("memory", *passes).summary.split()[1]) for passes in (("manual",), ("manual", "recomputed")))
+    assert saved < without
+    between = (saved + without) / 2
+    assert asked("memory", "manual", "recomputed", peak_max_gb=between)
+    assert asked("memory", "manual", peak_max_gb=between).outcome == "failed"
+
+
+def test_a_promise_that_is_broken_beside_is_still_found(asked: Asked) -> None:
+    verdict = asked("audit", "manual", "recomputed", "other_operation")
+    assert verdict.outcome == "failed"
+    assert "layers.0.attention.wv.weight and 6 more reduces by sum, expected avg" in verdict.lines[0]
+    assert any(line.startswith("left out, since no plan speaks of it: computed again") for line in verdict.lines)
+    assert "is number 3, any_passes:other_operation;" in verdict.lines[-1]
+
+
+def test_compute_that_stayed_reads_and_makes_what_it_did(asked: Asked) -> None:
+    verdict = asked("audit", "manual", "recomputed", "scaled_gradient")
+    assert verdict.outcome == "failed"
+    assert "backward compute uses tok_embeddings.weight never, once before the pass" in verdict.lines
+
+
+def test_a_pass_that_names_everything_anew_is_asked_for_all(asked: Asked) -> None:
+    assert asked("audit", "manual", "named_anew")
+    verdict = asked("audit", "manual", "chunked", "named_anew")
+    assert verdict.outcome == "failed"
+    assert "forward compute uses layers.0.attention.wq.weight 2 times, once before the pass" in verdict.lines
+
+
+class TestSumsOfActivationsInTwoParts:
+    def test_they_are_as_good_as_in_one(self, asked: Asked) -> None:
+        passes = ("manual", "parted_reductions")
+        verdict = asked("audit", *passes, row="tp")
+        assert verdict, repr(verdict)
+        assert f"{LEFT}all_reduce sum in float32 on group mesh_tp of no parameter in 6 launches, 3 before the pass)" in repr(
+            verdict
+        )
+        assert asked("collectives", *passes, row="tp")
+        assert asked("bitwise", *passes, row="tp")
+
+    def test_parts_in_another_order_are_other_bits(self, asked: Asked) -> None:
+        assert asked("bitwise", "manual", "broken_parted_reductions", row="tp").outcome == "failed"
+
+    def test_one_rank_that_launches_more_would_hang(self, asked: Asked) -> None:
+        verdict = asked("collectives", "manual", "parted_on_the_last_rank", row="tp")
+        assert verdict.outcome == "failed"
+        assert "is number 2, any_passes:parted_on_the_last_rank;" in verdict.lines[-1]
