@@ -74,6 +74,32 @@ def inductor(gm: fx.GraphModule, inputs: Sequence[Any], post_grad_pass: object, 
     return cast(Compiled, compiled)
 
 
+def as_whole(gm: fx.GraphModule, inputs: Sequence[Any], compiler: str) -> tuple[Compiled, list[str]]:
+    """``gm``, a graph that a plan's step was traced to, compiled by ``aot_eager`` or ``inductor``; and the code it wrote.
+
+    Inductor moves no launches behind its passes, draws as eager does, and keeps no graph: one of its cache has no code to read.
+    What it writes for CPUs takes one element at a time: the last ones of a loop over vectors round otherwise than the others,
+    and where loops end depends on what was fused.
+    """
+    if compiler == "aot_eager":
+        return aot(gm, inputs, eager), []
+    import torch
+    from torch._functorch import config as functorch
+    from torch._inductor.compile_fx import compile_fx
+    from torch._inductor.graph import GraphLowering
+
+    code: list[str] = []
+    options = {**moving_nothing(), "fallback_random": True, "compile_threads": 1, "fx_graph_cache": False, "cpp.simdlen": 1}
+    saving = GraphLowering.save_output_code
+    GraphLowering.save_output_code = staticmethod(code.append)
+    try:
+        with functorch.patch(enable_autograd_cache=False), torch.no_grad():
+            compiled: Any = compile_fx(gm, list(inputs), config_patches=options)
+    finally:
+        GraphLowering.save_output_code = saving
+    return cast(Compiled, compiled), code
+
+
 _MOVERS = (  # settings with which inductor moves launches and waits behind its post-grad passes
     "aten_distributed_optimizations.enable_simple_overlap",  # 2.15: up and down, on by default
     "aten_distributed_optimizations.enable_overlap_scheduling",

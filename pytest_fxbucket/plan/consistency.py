@@ -8,6 +8,7 @@ from math import prod
 
 from pytest_fxbucket.errors import PlanError
 from pytest_fxbucket.plan.cluster_consistency import agree_on_cluster
+from pytest_fxbucket.plan.compiler_consistency import agree_on_compiler
 from pytest_fxbucket.plan.context_consistency import agree_on_context
 from pytest_fxbucket.plan.overlap_consistency import agree_on_overlap
 from pytest_fxbucket.plan.pipeline_consistency import agree_on_pipeline
@@ -28,6 +29,7 @@ def agree(plan: Plan, where: str) -> None:
     agree_on_pipeline(plan, where)
     agree_on_transforms(plan, where)
     _on_a_ring(plan, where)
+    agree_on_compiler(plan, where)
     agree_on_cluster(plan, where)
     agree_on_overlap(plan, where)
     if not plan.bucket.has_entries:

@@ -125,6 +125,15 @@ class Run:
         ),
     )
     ring: Ring | None = field(default=None, metadata=table_of('the ring of `reduce = "ring"`', Ring))
+    compiler: str = field(
+        default="none",
+        metadata=one_of(
+            "what bitwise compiles both steps with, as whole graphs, before it runs them",
+            "none",
+            "aot_eager",
+            "inductor",
+        ),
+    )
     ranks_per_gpu: int = field(
         default=0,
         metadata=whole(

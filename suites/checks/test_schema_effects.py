@@ -226,6 +226,7 @@ CASES: dict[tuple[str, str], Case] = {
     ("run", "timeout_s"): Case("0.001", "bitwise", "0.001"),
     ("run", "reduce"): Case('"ring"', "bitwise", "since round a ring both may rightly part"),
     ("run", "ring"): Case("{ nodes = 3 }", "error", "does not divide the 2 ranks", also='run.reduce = "ring"'),
+    ("run", "compiler"): Case('"aot_eager"', "bitwise", "both compiled by aot_eager"),
     ("run", "ranks_per_gpu"): Case(
         "1", "bitwise", "gloo:cuda needs 2 GPUs, this machine has 0", also='run.backend = "gloo:cuda"'
     ),

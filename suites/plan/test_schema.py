@@ -28,6 +28,7 @@ def test_the_keys_are_those_of_the_design() -> None:
         ("pass", "of"),
         *[("transform", key) for key in ("name", "args")],
         *[("run", key) for key in ("backend", "world", "steps", "seed", "timeout_s", "reduce", "ring", "ranks_per_gpu")],
+        ("run", "compiler"),
         *[("checks", key) for key in ("audit", "golden", "collectives", "same", "bitwise", "eager", "benchmark")],
         ("checks", "overlap"),
         ("checks", "memory"),

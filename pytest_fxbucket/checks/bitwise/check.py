@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+import os
+import shutil
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, cast
 
 from pytest_fxbucket.capture.parallel.parts import Parts
 from pytest_fxbucket.checks.bitwise import judge
+from pytest_fxbucket.checks.bitwise.compiled import launched_later, launches_of, other_launches
 from pytest_fxbucket.checks.bitwise.crossing import (
     crosses,
     crossing_graphs,
@@ -18,7 +21,7 @@ from pytest_fxbucket.checks.bitwise.crossing import (
 )
 from pytest_fxbucket.checks.bitwise.job import FEWEST_STEPS, BitwiseOutcome, BitwiseTask
 from pytest_fxbucket.checks.on_ranks import OnRanks, added_state, final_values, refuse_too_large, removed_state
-from pytest_fxbucket.checks.verdict import Verdict, failed, failed_on_ranks, passed
+from pytest_fxbucket.checks.verdict import Verdict, failed, failed_on_ranks, passed, skipped
 from pytest_fxbucket.ranks.failure import RankFailure
 from pytest_fxbucket.step.portable import digest
 from pytest_fxbucket.step_runner import fields_of
@@ -41,13 +44,15 @@ class Bitwise(OnRanks):
         """Run every graph of the step. Raises what capture and passes raise, and RankError for ranks that cannot be had."""
         plan, world, lines, largest = self.world.plan, self.world, list[str](), 0
         refuse_too_large(world.step(0).parameters, world.size, self.name)
-        may_be_idle, idle = self.may_be_idle(), set[str]()
+        may_be_idle, idle, said = self.may_be_idle(), set[str](), dict[str, None]()
         try:
             for phase in world.step(0).graphs:
                 outcomes = self._outcomes(phase)
                 largest = max(largest, *(outcome.peak_bytes for outcome in outcomes))
                 lines += judge.wrong_graphs(outcomes, self._digests(phase))
                 lines += self._nowhere(phase)
+                emitted, notes = self._launched_otherwise(phase, outcomes)
+                lines, said = lines + emitted, said | dict.fromkeys(notes)
                 data_ranks = world.mesh.data_ranks if plan.graph is None else None
                 lines += judge.unusable_data(outcomes, may_be_idle, data_ranks, self.idle_key)
                 idle |= judge.idle(outcomes)
@@ -64,9 +69,21 @@ class Bitwise(OnRanks):
             return failed_on_ranks("bitwise", failure)
         if lines:
             return failed("bitwise", "bucketed and unbucketed runs are not shown to be the same program", lines)
-        return replace(
-            passed("bitwise", f"{self._equal()}{_idle(idle)}; largest rank {largest >> 20} MiB"), lines=outcomes[0].ran_on
-        )
+        summary = f"{self._equal()}{_idle(idle)}{''.join(said)}; largest rank {largest >> 20} MiB"
+        return replace(passed("bitwise", summary), lines=outcomes[0].ran_on)
+
+    def _launched_otherwise(self, phase: Phase, outcomes: Sequence[BitwiseOutcome]) -> tuple[list[str], list[str]]:
+        """Where a compiler launches otherwise than the graph: as problems, and as clauses for people to know."""
+        name, problems, notes = self.world.plan.run.compiler, dict[str, None](), dict[str, None]()
+        for rank, outcome in enumerate(outcomes if name == "inductor" else ()):
+            expected = launches_of(self.world.final(rank)[phase].graph)
+            if other := other_launches(outcome.emitted, expected):
+                problems[f"{name} launches otherwise than the graph: {other}"] = None
+            elif later := launched_later(outcome.emitted, expected):
+                notes[f"; {name} launches later than the graph: {later}"] = None
+            else:
+                notes[f"; {name} launches no later than the graph"] = None
+        return list(problems), list(notes)
 
     def _localised(self, phase: Phase, step: int) -> list[str]:
         """Where the runs part in ``step``; of stages no node stands where one of the whole step does."""
@@ -127,7 +144,8 @@ class Bitwise(OnRanks):
         is_edged = steps_of(world) >= FEWEST_STEPS and not crosses(world)
         edges = "; the last on signed zeros, denormals and large values" if is_edged else ""
         order = "; sums in rank order, since round a ring both may rightly part" if world.plan.run.reduce == "ring" else ""
-        return f"{what} equal bit for bit{behind} on {world.size} ranks {steps}{edges}{order}"
+        compiled = f", both compiled by {world.plan.run.compiler}," if world.plan.run.compiler != "none" else ""
+        return f"{what} equal bit for bit{behind}{compiled} on {world.size} ranks {steps}{edges}{order}"
 
 
 def task_of(world: PlanOnMesh, phase: Phase, rank: int, backend: str, localise: int | None = None) -> BitwiseTask:
@@ -142,6 +160,7 @@ def task_of(world: PlanOnMesh, phase: Phase, rank: int, backend: str, localise: 
         pipelined=pipelined,
         steps=steps_of(world),
         backend=backend,
+        compiler=world.plan.run.compiler,
         localise_step=localise,
         final_inputs=inputs,
         final_outputs=outputs,
@@ -166,7 +185,17 @@ def _idle(fqns: Collection[str]) -> str:
     return f" (nothing of {some(sorted(fqns))}, idle in every step)" if fqns else ""
 
 
+def lacks_compiler(compiler: str, environ: Mapping[str, str] = os.environ) -> str:
+    """What is not here that ``compiler`` needs, as a sentence; empty if nothing is."""
+    cxx = environ.get("CXX", "g++")
+    if compiler != "inductor" or shutil.which(cxx, path=environ.get("PATH")):
+        return ""
+    return f'[run] compiler = "inductor" writes C++, and {cxx} is not here to compile it; install it, or name another in CXX'
+
+
 def run(context: Context) -> Verdict:
     """The check ``bitwise``. Raises what capture and passes raise, and RankError for ranks that cannot be had."""
+    if lacking := lacks_compiler(context.plan.run.compiler):
+        return skipped("bitwise", lacking)
     choice = context.choice("bitwise")
     return choice if isinstance(choice, Verdict) else Bitwise(context, choice).verdict()

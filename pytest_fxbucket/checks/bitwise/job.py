@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import fx
 
+from pytest_fxbucket.checks.bitwise.compiled import CompiledGraph
 from pytest_fxbucket.checks.bitwise.localise import Batch, bits, bits_digest, first_difference, ulps_apart, what_crossed
 from pytest_fxbucket.checks.devices import place
 from pytest_fxbucket.graph.groups import ensure_twins
@@ -56,6 +57,8 @@ class BitwiseTask(StepTask):
     final_outputs: tuple[Value, ...] = ()
     backend: str = "gloo"
     """What its ranks run on; says which settings are to be recorded."""
+    compiler: str = "none"
+    """Of both graphs, of a step that is one: none, aot_eager, inductor."""
     localise_step: int | None = None
     """Step to compare node by node; None: compare results only."""
 
@@ -106,6 +109,8 @@ class BitwiseOutcome:
     """Of the step to localise the digest of each value that a pipeline stage made for the one beside it."""
     received: dict[Crossed, str] = field(default_factory=dict)
     """And of each that it received."""
+    emitted: tuple[str, ...] = ()
+    """Launches and waits in the order of the code that a compiler wrote for the bucketed graph."""
     peak_bytes: int = 0
     """Largest resident size of the rank's process so far; on a GPU, most memory of it that the rank's tensors took."""
     ran_on: tuple[str, ...] = ()
@@ -126,7 +131,7 @@ def run(rank: int, world: int, task: BitwiseTask) -> BitwiseOutcome:
         rank, task, on_built=lambda whole: outcome.built.update({fqn: bits_digest([one]) for fqn, one in whole.items()})
     )
     runs = [
-        OneGraph(graphs["unbucketed"], _copies(start), task, "unbucketed"),
+        one_graph(graphs["unbucketed"], _copies(start), task, "unbucketed"),
         final_run(graphs, start, task),
     ]
     empty = {parameter.fqn for parameter in task.parameters if 0 in parameter.shape}
@@ -166,6 +171,7 @@ def run(rank: int, world: int, task: BitwiseTask) -> BitwiseOutcome:
     outcome.zero = sorted(zero)
     outcome.held = _held(task, runs[0].state, results)
     outcome.still = _still(task, start, runs[0].state)
+    outcome.emitted = runs[1].emitted if isinstance(runs[1], CompiledGraph) else ()
     outcome.peak_bytes = _peak_bytes()
     return outcome
 
@@ -207,10 +213,17 @@ def final_run(graphs: Mapping[str, fx.GraphModule], start: Sequence[torch.Tensor
     """The step that is checked, on copies of ``start``."""
     state, final = _copies(_final_start(task, start)), _final(task)
     if "bucketed" in graphs:
-        return OneGraph(graphs["bucketed"], state, final, "bucketed")
+        return one_graph(graphs["bucketed"], state, final, "bucketed")
     if task.pipelined is not None:
         return PipelinedRun(graphs, task.pipelined, state, final)
     return ThreeGraphs({one.phase: graphs[one.phase] for one in task.crossing}, task.crossing, state, final)
+
+
+def one_graph(graph: fx.GraphModule, state: list[torch.Tensor], task: BitwiseTask, name: str) -> OneGraph:
+    """A step as one graph, compiled if the task says so."""
+    if task.compiler == "none":
+        return OneGraph(graph, state, task, name)
+    return CompiledGraph(graph, state, task, name, task.compiler)
 
 
 def _final(task: BitwiseTask) -> BitwiseTask:
