@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from pytest_fxbucket.cost.costs import launched_bytes
+from pytest_fxbucket.fuzz.crossing import NAME as CROSSES
 from pytest_fxbucket.fuzz.groups import fake_groups
 from pytest_fxbucket.fuzz.inputs import has_symbolic
 from pytest_fxbucket.fuzz.ours import run_pass
 from pytest_fxbucket.fuzz.program import copied
+from pytest_fxbucket.fuzz.roles import step_of
 from pytest_fxbucket.fuzz.transformed import fit
 from pytest_fxbucket.fuzz.trial import Trial
 from pytest_fxbucket.graph import collectives
@@ -70,6 +72,8 @@ class Chosen:
     wait_before: tuple[int, ...] = ()
     transforms: tuple[str, ...] = ()
     """What comes before the pass."""
+    moved: tuple[int, ...] = ()
+    """Which entries are reduced and updated in the next call, of a whole training step."""
     schedule: str = "manual"
     max_prefetch: int | None = None
     in_flight: float | None = None
@@ -108,6 +112,12 @@ class Chosen:
                 found[name] = _places(choice, ["+".join(entry) for entry in entries])
         return found
 
+    def _moving(self, plan: Sequence[Sequence[str]], trained: Collection[str]) -> list[list[str]]:
+        """Of the plan's entries, and of modules that none has, those that move, as far as they are ``trained``."""
+        others = [[name] for name in sorted(trained) if not any(name in entry for entry in plan)]
+        entries = [found for entry in plan if (found := [name for name in entry if name in trained])] + others
+        return [entries[place] for place in sorted({number % len(entries) for number in self.moved})]
+
     def trial(self, drawing: Drawing) -> Trial:
         """The program of ``drawing``, finished, with this plan."""
         graph_module = drawing.finish()
@@ -125,6 +135,9 @@ class Chosen:
             return replace(self, transforms=()).of(program, graph_module, modules)
         plan: Any = self.entries(modules)
         options = self.options(plan) if self.keywords is None else dict(self.keywords)
+        trained = {one.fqn.partition(".")[0] for one in step_of(graph_module).parameters}
+        if self.moved and trained:
+            options[CROSSES] = self._moving(plan, trained)
         if self.wrong:
             plan = WRONG[self.wrong](plan)
         if self.wrong == "a graph without module names":

@@ -26,7 +26,7 @@ def on_real_ranks(pools: Pools, trial: Trial, find: Find, subject: Subject) -> s
     """What ranks over gloo say of ``find``, a sentence; empty where it is nothing that ranks could tell."""
     if find.kind not in (HANG, VALUES) and not (find.kind == RAISED and "what it made raises" in find.says):
         return ""
-    world, before = trial.program.world, trial.graph_module
+    world, before = trial.program.world, trial.before
     try:
         made = made_of(trial, subject)
         groups = named_groups(trial.program.groups, before, *made.after)

@@ -76,6 +76,22 @@ class InFlight:
 
 
 @dataclass
+class Held:
+    """A parameter, and the state that its update has."""
+
+    fqn: str
+    module: str
+    """As the program says it."""
+    shard: fx.Node
+    gathered: fx.Node
+    momentum: fx.Node
+    reduced: Callable[[fx.Node], fx.Node]
+    """Reduces its gradient, which is of the shape of ``gathered``."""
+    gradient: fx.Node | None = None
+    updated: bool = False
+
+
+@dataclass
 class Drawing:
     """A program under construction."""
 
@@ -89,6 +105,10 @@ class Drawing:
     symbolic: list[Drawn] = field(default_factory=list)
     """What has a symbolic size, which only few steps read: to compare one with a number would settle it."""
     returned: list[fx.Node] = field(default_factory=list)
+    held: list[Held] = field(default_factory=list)
+    """Parameters of a whole step, which is called over and over."""
+    results: list[tuple[fx.Node, str]] = field(default_factory=list)
+    """What else a whole step returns, with its roles: gradients, new parameters and state."""
     modules: list[str] = field(default_factory=list)
     """Of launches."""
     storages: int = 0
@@ -155,7 +175,13 @@ class Drawing:
             self.wait()
         everything = [*self.values, *self.symbolic]
         unread = [value.node for value in everything if not value.node.users and value.node.op == "call_function"]
-        return self.program.returns(*self.returned, *(node for node in unread if node not in self.returned))
+        outputs = [*self.returned, *(node for node in unread if node not in self.returned)]
+        if not self.held:
+            return self.program.returns(*outputs)
+        roles = [f"loss {number}" for number in range(len(outputs))]
+        return self.program.returns(
+            *outputs, *(node for node, _ in self.results), roles=[*roles, *(role for _, role in self.results)]
+        )
 
 
 def pick(values: Sequence[Any], number: int) -> Any:

@@ -4,12 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from pytest_fxbucket.fuzz import collective_steps, compute_steps
+from pytest_fxbucket.fuzz import collective_steps, compute_steps, training_steps
 from pytest_fxbucket.fuzz.drawing import Drawing, Step
 
-_STEPS = {**compute_steps.STEPS, **collective_steps.STEPS}
-NAMES = tuple(name for name, (_, times) in _STEPS.items() for _ in range(times))
+_STEPS = {**compute_steps.STEPS, **collective_steps.STEPS, **training_steps.STEPS}
+
+
+def _often(*names: str) -> tuple[str, ...]:
+    return tuple(name for name in names for _ in range(_STEPS[name][1]))
+
+
+NAMES = _often(*compute_steps.STEPS, *collective_steps.STEPS)
 """What a step may be: the simplest first; what there should be more of several times."""
+TRAINING = _often(*compute_steps.STEPS, *training_steps.BESIDE, *training_steps.STEPS)
+"""What it may be in a whole training step."""
 
 
 def drawn(world: int, steps: Sequence[Step], inside: str = "") -> Drawing:
@@ -17,6 +25,7 @@ def drawn(world: int, steps: Sequence[Step], inside: str = "") -> Drawing:
     drawing = Drawing(world, inside)
     for step in steps:
         _STEPS[step.what][0](drawing, step)
+    training_steps.complete(drawing)
     if not drawing.modules:
         _STEPS["gather"][0](drawing, Step("gather"))
     return drawing

@@ -100,12 +100,11 @@ def made_of(trial: Trial, subject: Subject) -> Made:
 
 def _run(trial: Trial, subject: Subject, rank: int) -> fx.GraphModule:
     """Raises what the pass raises, and PassError for what is no graph of the same inputs, or is not in order."""
-    before = trial.graph_module
     with fake_groups(trial.program.world, trial.program.groups, rank), limited(_LONGEST_S):
-        after = subject.run(copied(before), trial)
+        after = subject.run(copied(trial.graph_module), trial)
     if not isinstance(after, fx.GraphModule):
         raise PassError(f"it returned a {type(after).__name__}, expected a GraphModule")
-    inputs = [len(one.graph.find_nodes(op="placeholder")) for one in (before, after)]
+    inputs = [len(one.graph.find_nodes(op="placeholder")) for one in (trial.before, after)]
     if inputs[0] != inputs[1]:
         raise PassError(f"it returned a graph with {inputs[1]} inputs, expected {inputs[0]} as before it")
     try:
@@ -131,7 +130,7 @@ def _raised(error: BaseException) -> str:
 def hangs(made: Made) -> Iterator[tuple[str, ...]]:
     """What checks/collectives says of the graphs, unless it has something to say of the program before the pass."""
     program = made.trial.program
-    if problems(program, [made.trial.graph_module.graph] * program.world):
+    if problems(program, [made.trial.before.graph] * program.world):
         return
     found = problems(program, made.graphs)
     for text in found:
@@ -154,8 +153,11 @@ def problems(program: Program, graphs: list[fx.Graph]) -> list[str]:
 
 
 def differs(made: Made) -> Iterator[tuple[str, ...]]:
-    """Outputs, and inputs as they are left, that are not the same bit for bit; of ours also what no data here shows."""
-    program, before = made.trial.program, made.trial.graph_module
+    """Outputs, and inputs as they are left, that are not the same bit for bit; of ours also what no data here shows.
+
+    That is asked of one call alone: in several, new parameters are what a write left.
+    """
+    program, before = made.trial.program, made.trial.before
     if made.is_alike:
         try:
             texts = lockstep.compare(before, made.after[0], program.world, program.groups, made.graphs)
@@ -164,7 +166,7 @@ def differs(made: Made) -> Iterator[tuple[str, ...]]:
             return
         if texts:
             yield VALUES, *sorted(dict.fromkeys(texts), key=lambda text: DIFFERS not in text)
-    if made.subject.is_ours:
+    if made.subject.is_ours and not made.trial.crosses:
         before = before_the_pass(before, made.trial.options.get("transforms", ()))
         for rank in (0, program.world - 1):
             members = twinned(members_of(program.world, program.groups, rank))
@@ -186,8 +188,8 @@ def broken(made: Made) -> Iterator[tuple[str, ...]]:
 
 
 def again(made: Made) -> Iterator[tuple[str, ...]]:
-    """Whether the pass changes what it made."""
-    if kept.gathers_anew(made.trial.graph_module.graph):
+    """Whether the pass changes what it made; several calls are none that it could be given."""
+    if made.trial.crosses or kept.gathers_anew(made.trial.graph_module.graph):
         return
     trial = made.trial.of(made.after[0])
     try:

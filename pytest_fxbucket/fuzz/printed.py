@@ -15,6 +15,7 @@ from torch import fx
 
 from pytest_fxbucket.errors import FxbucketError, named
 from pytest_fxbucket.fuzz.finds import KINDS, Find
+from pytest_fxbucket.fuzz.roles import role_of, roles_of
 from pytest_fxbucket.fuzz.trial import Trial
 from pytest_fxbucket.graph.modules import module_stack
 
@@ -104,7 +105,9 @@ def _program(trial: Trial) -> Iterator[str]:
         elif node.op != "output":
             raise FxbucketError(f"a program with a node {node.op} cannot be printed")
     returned: Any = graph.output_node().args[0]
-    yield f"graph_module = made.returns({', '.join(names.of(node) for node in returned)})"
+    roles = roles_of(graph.output_node())
+    said = [f"roles={roles!r}"] if roles else []
+    yield f"graph_module = made.returns({', '.join([*(names.of(node) for node in returned), *said])})"
     said = [repr(trial.plan)]
     said += [repr(dict(trial.options))] if trial.options or trial.wrong else []
     said += [repr(trial.wrong)] if trial.wrong else []
@@ -120,8 +123,9 @@ def _given(node: fx.Node) -> str:
     if any(not isinstance(size, int) for size in value.shape):
         sizes = [size if isinstance(size, int) else size.node.hint for size in value.shape]
         return f"made.dynamic({', '.join([repr(node.name), *map(repr, sizes)])})"
-    dtype = "" if value.dtype == torch.float32 else f", dtype={value.dtype}"
-    return f"made.given({', '.join([repr(node.name), *map(repr, value.shape)])}{dtype})"
+    said = [] if value.dtype == torch.float32 else [f"dtype={value.dtype}"]
+    said += [f"role={role_of(node)!r}"] if role_of(node) else []
+    return f"made.given({', '.join([repr(node.name), *map(repr, value.shape), *said])})"
 
 
 def _call(node: fx.Node, names: _Names) -> Iterator[str]:

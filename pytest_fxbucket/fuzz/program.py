@@ -14,6 +14,7 @@ from pytest_fxbucket.compat.c10d import c10d_functional
 from pytest_fxbucket.compat.fake_tensors import FakeTensorMode
 from pytest_fxbucket.compat.pytree import tree_map
 from pytest_fxbucket.fuzz.groups import Groups
+from pytest_fxbucket.fuzz.roles import with_role, with_roles
 
 aten, c10d = torch.ops.aten, c10d_functional()
 COLUMNS = 3
@@ -39,10 +40,11 @@ class Program:
         """How many ranks a group has."""
         return len(self.groups[group][0]) if group in self.groups else self.world
 
-    def given(self, name: str, *shape: int, dtype: torch.dtype = torch.float32) -> fx.Node:
-        """An input of this shape."""
+    def given(self, name: str, *shape: int, dtype: torch.dtype = torch.float32, role: str = "") -> fx.Node:
+        """An input of this shape; ``role`` is as :mod:`pytest_fxbucket.fuzz.roles` reads it."""
         with self.mode:
-            return self.shown(name, torch.empty(shape, dtype=dtype))
+            node = self.shown(name, torch.empty(shape, dtype=dtype))
+        return with_role(node, role) if role else node
 
     def shown(self, name: str, value: torch.Tensor) -> fx.Node:
         """An input with the fake value ``value``."""
@@ -174,8 +176,8 @@ class Program:
         """One tensor of a launch of several."""
         return self.call(getitem, node, index)
 
-    def returns(self, *nodes: fx.Node) -> fx.GraphModule:
-        """The graph that returns ``nodes``; nothing can be added to it any more."""
-        self.graph.output(list(nodes))
+    def returns(self, *nodes: fx.Node, roles: Sequence[str] = ()) -> fx.GraphModule:
+        """The graph that returns ``nodes``, which have these ``roles``; nothing can be added to it any more."""
+        with_roles(self.graph.output(list(nodes)), roles)
         self.graph.lint()
         return fx.GraphModule(torch.nn.Module(), self.graph)

@@ -16,10 +16,10 @@ from dataclasses import dataclass, field
 from hypothesis import HealthCheck, Phase, given, seed, settings
 from hypothesis import strategies as st
 
-from pytest_fxbucket.fuzz import collective_steps, compute_steps, strategies
+from pytest_fxbucket.fuzz import strategies, training_steps
 from pytest_fxbucket.fuzz.chosen import Chosen
 from pytest_fxbucket.fuzz.drawing import Step
-from pytest_fxbucket.fuzz.drawn import NAMES, drawn
+from pytest_fxbucket.fuzz.drawn import NAMES, TRAINING, drawn
 from pytest_fxbucket.fuzz.finds import PLAN, TWICE, VALUES, Find
 from pytest_fxbucket.fuzz.judge import judged
 from pytest_fxbucket.fuzz.smaller import smaller
@@ -31,6 +31,8 @@ _EXAMPLES = 40
 _SHRINKING_S = 20.0
 _IDLE = 40
 """Trials in a row of which none has fewer steps: then which values steps choose is all that hypothesis still works at."""
+_TRAINING = 3
+"""Of our pass each so manieth round has whole training steps, whose work crosses iterations."""
 _LAUNCHING = (
     *("gather", "reduce", "all_reduce", "coalesced", "gather_into", "all_reduce_in_place", "cast_and_launch"),
     *("all_to_all", "broadcast", "accumulate", "symbolic"),
@@ -112,8 +114,11 @@ class Search:
     def _round(self, number: int) -> None:
         self._best = None
         chance = random.Random(f"{self.number} {number}")
-        names, last = _some(chance), self._last(TWICE if number % 2 else VALUES)
+        last = self._last(TWICE if number % 2 else VALUES)
         most, reach = chance.choice((8, 16, 44)), chance.choice((1, 3, 5, 11))
+        names, plans = _some(chance), strategies.plans(self.subject, wrong=last != VALUES)
+        if self.subject.is_ours and number % _TRAINING == 0:
+            names, plans, most = _some(chance, TRAINING, training_steps.FIRST), strategies.crossing, min(most, 16)
         self.say(f"{self.tried} tried, {len(self.known)} found")
 
         @seed(chance.getrandbits(32))
@@ -127,7 +132,7 @@ class Search:
         )
         @given(
             strategies.steps(names, 2, most, reach),
-            strategies.plans(self.subject, wrong=last != VALUES),
+            plans,
             st.sampled_from(strategies.INSIDE),
         )
         def look(steps: list[Step], chosen: Chosen, inside: str) -> None:
@@ -176,9 +181,9 @@ def _size(steps: Sequence[Step], chosen: Chosen) -> tuple[int, int]:
     return len(steps), len(repr(chosen))
 
 
-def _some(chance: random.Random) -> list[str]:
-    """Kinds of steps for a round, one that launches among them, as often as they are drawn in all."""
-    chosen = {name for name in dict.fromkeys(NAMES) if chance.random() < chance.choice((0.3, 0.6, 1.0))}
-    chosen |= {chance.choice(_LAUNCHING), "module", "nothing"}
-    assert chosen <= {*collective_steps.STEPS, *compute_steps.STEPS}
-    return [name for name in NAMES if name in chosen]
+def _some(chance: random.Random, names: Sequence[str] = NAMES, launching: Sequence[str] = _LAUNCHING) -> list[str]:
+    """Of ``names`` kinds of steps for a round, one that is ``launching`` among them, as often as they are drawn in all."""
+    chosen = {name for name in dict.fromkeys(names) if chance.random() < chance.choice((0.3, 0.6, 1.0))}
+    chosen |= {chance.choice(launching), "module", "nothing"}
+    assert chosen <= set(names)
+    return [name for name in names if name in chosen]

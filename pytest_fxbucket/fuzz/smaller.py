@@ -10,6 +10,7 @@ import torch
 
 from pytest_fxbucket.compat.fake_tensors import fresh_like
 from pytest_fxbucket.fuzz.program import copied
+from pytest_fxbucket.fuzz.roles import roles_of, with_roles
 from pytest_fxbucket.graph import collectives
 from pytest_fxbucket.graph.effects import written_arguments
 from pytest_fxbucket.graph.ops import is_view, operator_name
@@ -44,12 +45,12 @@ def _less(trial: Trial) -> Iterator[Trial]:
     """Trials that are one thing smaller, those that lose most first."""
     yield from _without_options(trial)
     graph = trial.graph_module.graph
-    outputs = list(_returned(graph))
-    if len(outputs) > 2:
-        yield from (_returning(trial, half) for half in (outputs[: len(outputs) // 2], outputs[len(outputs) // 2 :]))
-    for number in reversed(range(len(outputs))):
-        if len(outputs) > 1:
-            yield _returning(trial, outputs[:number] + outputs[number + 1 :])
+    places = list(range(len(_returned(graph))))
+    if len(places) > 2:
+        yield from (_returning(trial, half) for half in (places[: len(places) // 2], places[len(places) // 2 :]))
+    for place in reversed(places):
+        if len(places) > 1:
+            yield _returning(trial, places[:place] + places[place + 1 :])
     unread = [node for node in graph.nodes if node.op == "placeholder" and not node.users]
     if unread:
         yield _without(trial, unread)
@@ -75,13 +76,14 @@ def _returned(graph: fx.Graph) -> list[fx.Node]:
     return list(found)
 
 
-def _returning(trial: Trial, outputs: list[fx.Node]) -> Trial:
-    """Only ``outputs``, without what only others needed."""
-    names = [node.name for node in outputs]
+def _returning(trial: Trial, places: list[int]) -> Trial:
+    """Only the outputs ``places``, without what only others needed."""
     made = copied(trial.graph_module)
     graph = made.graph
-    nodes = {node.name: node for node in graph.nodes}
-    graph.output_node().args = ([nodes[name] for name in names],)
+    output, outputs = graph.output_node(), _returned(graph)
+    roles = roles_of(output)
+    output.args = ([outputs[place] for place in places],)
+    with_roles(output, [roles[place] for place in places] if roles else [])
     _erase_unread(graph)
     made.recompile()
     return trial.of(made)

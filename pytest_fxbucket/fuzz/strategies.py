@@ -75,6 +75,21 @@ by_hand = st.builds(
     wait_before=_places,
 )
 """Our pass, and a schedule by hand."""
+crossing = st.builds(
+    Chosen,
+    plan=_plans,
+    caps=st.sampled_from([(0,), (0,), (60,), (200,)]),
+    dtypes=st.sampled_from(["separate", "mixed"]),
+    enabled=st.sampled_from([True, True, True, False]),
+    layout=st.sampled_from(["registration", "execution"]),
+    prefetch=st.integers(0, 2),
+    defer_reduce=st.booleans(),
+    gather_group=_own,
+    updates=st.sampled_from(["ready", "ready", "last"]),
+    packer=_packers,
+    moved=st.sampled_from([(0,), (1,), (2,), (0, 1), (1, 2), (0, 1, 2)]),
+)
+"""Our pass on a whole training step, by hand, and work that crosses its calls."""
 automatic = st.builds(
     Chosen,
     plan=_plans,

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from pytest_fxbucket.compat import torch_pass
 from pytest_fxbucket.errors import PlanError
+from pytest_fxbucket.fuzz.crossing import NAME, crossed, refuses
 from pytest_fxbucket.fuzz.ours import any_seconds, run_pass
 from pytest_fxbucket.fuzz.transformed import transformed
 from pytest_fxbucket.passes.auto.room import TogetherError
@@ -50,10 +51,10 @@ class Subject:
         """What the pass gives for ``graph_module``, with its groups in place; raises what it raises."""
         options = dict(trial.options)
         if self.is_ours:
-            graph_module = transformed(graph_module, options.pop("transforms", ()))
+            graph_module, entries = transformed(graph_module, options.pop("transforms", ())), options.pop(NAME, None)
             run_pass(graph_module.graph, trial.plan, **options)
             graph_module.recompile()
-            return graph_module
+            return graph_module if entries is None else crossed(graph_module, entries)
         if "costs" in options:
             seconds = any_seconds(options.pop("costs"))
             options["custom_runtime_estimation"] = lambda node, size: 1e3 * seconds(node) if size is None else 1e-3
@@ -61,6 +62,8 @@ class Subject:
 
     def may_refuse(self, trial: Trial, error: BaseException) -> bool:
         """Whether ``error`` says in a sentence that what was asked for cannot be had: that depends on the program."""
+        if trial.crosses and refuses(error):
+            return True
         by_hand = bool({"launch_at", "wait_before"} & trial.options.keys())
         return self.is_ours and isinstance(error, PlanError if by_hand else TogetherError)
 

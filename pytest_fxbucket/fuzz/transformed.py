@@ -6,10 +6,9 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from pytest_fxbucket.fuzz.program import copied
+from pytest_fxbucket.fuzz.roles import step_of
 from pytest_fxbucket.graph import collectives
 from pytest_fxbucket.plan.factories import import_callable
-from pytest_fxbucket.same.two_graphs import ends
-from pytest_fxbucket.step.roles import StepGraph
 from pytest_fxbucket.transforms.registry import BUILT_IN
 
 if TYPE_CHECKING:
@@ -48,8 +47,7 @@ def before_the_pass(graph_module: fx.GraphModule, names: Iterable[str]) -> fx.Gr
 
 def transformed(graph_module: fx.GraphModule, names: Iterable[str]) -> fx.GraphModule:
     """``graph_module``, which is changed, behind the transformations called ``names``."""
-    inputs, outputs = ends(graph_module.graph)
-    step = StepGraph({"joint": graph_module}, {"joint": tuple(inputs)}, {"joint": tuple(outputs)}, (), (), (), 0)
+    step = step_of(graph_module)
     for name in names:
         step = import_callable(BUILT_IN[name], name)(step, {})
     return step.graphs["joint"]

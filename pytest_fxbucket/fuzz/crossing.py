@@ -1,0 +1,149 @@
+"""Work that crosses iterations: several calls of a drawn step as one graph, so that they are judged as any other program.
+
+Parameters and state are inputs of the whole, and written behind each call, as whoever runs a step does. Each call has a batch
+of its own, and learning rates change in between.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import fx
+
+from pytest_fxbucket.compat.fake_tensors import fresh_like
+from pytest_fxbucket.compat.pytree import tree_map
+from pytest_fxbucket.errors import PassError, PlanError
+from pytest_fxbucket.fuzz.roles import step_of
+from pytest_fxbucket.plan.factories import import_callable
+from pytest_fxbucket.step.iterations import CROSSING
+from pytest_fxbucket.step_runner import KEPT
+from pytest_fxbucket.transforms.registry import BUILT_IN
+
+if TYPE_CHECKING:
+    from pytest_fxbucket.step.roles import Phase, StepGraph, Value
+
+NAME = "next_iteration"
+"""The transformation, and the option that has its entries."""
+CALLS = 3
+"""So that what one call hands to the next is handed on once more."""
+LATE = ("param", "state", "grad")
+"""Roles of what a call may give of the call before; the rest must be of its own."""
+Key = tuple[str, str]
+"""Role and name of a value."""
+aten = torch.ops.aten
+
+
+def refuses(error: BaseException) -> bool:
+    """Whether ``error`` says in a sentence why entries may not move."""
+    return isinstance(error, (PassError, PlanError)) and str(error).startswith(f"{NAME}: ")
+
+
+def crossed(graph_module: fx.GraphModule, entries: Sequence[Any]) -> fx.GraphModule:
+    """Calls of ``graph_module``, the step behind the pass, with reductions and updates of ``entries`` in the next call.
+
+    Raises what the transformation raises.
+    """
+    step = step_of(graph_module)
+    return over_calls(import_callable(BUILT_IN[NAME], NAME)(step, {}, entries=entries), step)
+
+
+def over_calls(step: StepGraph, usual: StepGraph | None = None) -> fx.GraphModule:
+    """Calls of ``step``, its last one finished, as one graph; it is given and returns what calls of ``usual``, one graph, do.
+
+    It returns what each call gives but for new parameters and state, which it writes.
+    """
+    one = usual or step
+    calls = _Calls(one.inputs["joint"], one.graphs["joint"].graph)
+    crosses = set(step.graphs) == set(CROSSING)
+    phases = ["setup", *["steady"] * (CALLS - 1), "cleanup"] if crosses else ["joint"] * CALLS
+    late = {(value.role, value.fqn) for value in step.outputs["cleanup"] if value.role in LATE} if crosses else set()
+    given: dict[tuple[int, Key], Any] = {}
+    for number, phase in enumerate(phases):
+        if 0 < number < CALLS:
+            calls.change_rates()
+        results = calls.call(step, phase, min(number, CALLS - 1))
+        before = late if phase in ("steady", "cleanup") else set()
+        given.update({(number - (key in before), key): node for key, node in results.items()})
+    returned = [(value.role, value.fqn) for value in one.outputs["joint"] if value.role not in KEPT]
+    wanted = [(number, key) for number in range(CALLS) for key in returned]
+    if missing := next((one for one in wanted if one not in given), None):
+        raise PassError(f"call {missing[0] + 1} of {CALLS} does not give {' '.join(missing[1])}")
+    calls.graph.output([given[one] for one in wanted])
+    calls.graph.lint()
+    return fx.GraphModule(torch.nn.Module(), calls.graph)
+
+
+class _Calls:
+    """The graph under construction."""
+
+    def __init__(self, inputs: Sequence[Value], graph: fx.Graph) -> None:
+        self.graph = fx.Graph()
+        self.carried: dict[Key, Any] = {}
+        given = list(zip(graph.find_nodes(op="placeholder"), inputs, strict=True))
+        kept = [(node, value) for node, value in given if value.role in KEPT]
+        self.kept: dict[Key, fx.Node] = {(value.role, value.fqn): self._placeholder(node, node.name) for node, value in kept}
+        self.batches: list[dict[Key, fx.Node]] = [
+            {
+                (value.role, value.fqn): self._placeholder(node, f"{node.name}_of_{number + 1}")
+                for node, value in given
+                if value.role not in KEPT
+            }
+            for number in range(CALLS)
+        ]
+
+    def _placeholder(self, node: fx.Node, name: str) -> fx.Node:
+        made = self.graph.placeholder(name)
+        made.meta["val"] = fresh_like(node.meta["val"])
+        return made
+
+    def change_rates(self) -> None:
+        """As a scheduler does, in place."""
+        for (role, _), node in self.kept.items():
+            if role == "hyper":
+                self._write(aten.add_.Tensor, node, 1)
+
+    def call(self, step: StepGraph, phase: Phase, number: int) -> dict[Key, Any]:
+        """The graph ``phase`` of ``step`` on batch ``number``; gives its results by role and name."""
+        inputs, outputs = step.inputs[phase], step.outputs[phase]
+        known: dict[Key, Any] = {**self.kept, **self.batches[number], **self.carried}
+        graph = step.graphs[phase].graph
+        env = {
+            node: known[value.role, value.fqn] for node, value in zip(graph.find_nodes(op="placeholder"), inputs, strict=True)
+        }
+        for node in graph.nodes:
+            if node.op == "call_function":
+                env[node] = self._copied(node, env)
+        returned: Any = graph.output_node().args[0]
+        results: dict[Key, Any] = {
+            (value.role, value.fqn): env.get(item, item) for item, value in zip(returned, outputs, strict=True)
+        }
+        self.carried = {key: node for key, node in results.items() if key[0] == "carried"}
+        told: dict[Key, Any] = {
+            key: self._clone(node) for key, node in results.items() if key[0] not in KEPT and key[0] != "carried"
+        }
+        for key, node in self.kept.items():
+            if results.get(key, node) is not node:
+                self._write(aten.copy_.default, node, results[key])
+        return told
+
+    def _copied(self, node: fx.Node, env: Mapping[fx.Node, fx.Node]) -> fx.Node:
+        made = self.graph.node_copy(node, env.__getitem__)
+        return self._filled(made)
+
+    def _clone(self, node: Any) -> Any:
+        """What a call gives, as it is then: it may be a parameter, which is written behind it."""
+        return self._filled(self.graph.call_function(aten.clone.default, (node,))) if isinstance(node, fx.Node) else node
+
+    def _write(self, target: Any, *args: Any) -> None:
+        self._filled(self.graph.call_function(target, args))
+
+    def _filled(self, node: fx.Node) -> fx.Node:
+        """With a fake value of its own: two calls must not seem to share memory."""
+        args, kwargs = tree_map(lambda a: a.meta["val"] if isinstance(a, fx.Node) else a, (node.args, node.kwargs))
+        mode = next(one.meta["val"] for one in self.kept.values()).fake_mode
+        target: Any = node.target
+        with mode:
+            node.meta["val"] = target(*args, **kwargs)
+        return node

@@ -1,0 +1,140 @@
+"""Work that crosses iterations, on drawn training steps: nothing is found of ours, and what hands on the wrong is."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, Phase, given, seed, settings
+
+from pytest_fxbucket.errors import PassError
+from pytest_fxbucket.fuzz import problem, search
+from pytest_fxbucket.fuzz.chosen import Chosen
+from pytest_fxbucket.fuzz.crossing import CALLS
+from pytest_fxbucket.fuzz.drawing import Step
+from pytest_fxbucket.fuzz.drawn import TRAINING, drawn
+from pytest_fxbucket.fuzz.finds import VALUES
+from pytest_fxbucket.fuzz.judge import judged, made_of
+from pytest_fxbucket.fuzz.printed import text_of_test, trial_in
+from pytest_fxbucket.fuzz.search import Search
+from pytest_fxbucket.fuzz.strategies import crossing, steps
+from pytest_fxbucket.fuzz.subject import subject_of
+from pytest_fxbucket.fuzz.sweep import training
+from pytest_fxbucket.step.portable import digest, encode_module
+from pytest_fxbucket.transforms.next_iteration import graphs
+from pytest_fxbucket.transforms.next_iteration.graphs import Cut
+
+DRAWS = 40
+OURS = subject_of("manual")
+
+
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_ours_leaves_what_the_steps_leave_one_by_one(ranks: int) -> None:
+    crossed = 0
+
+    @seed(ranks)
+    @settings(
+        max_examples=DRAWS // 2,
+        database=None,
+        deadline=None,
+        phases=(Phase.generate,),
+        suppress_health_check=list(HealthCheck),
+    )
+    @given(steps(TRAINING, 2, 12, 5), crossing)
+    def look(found: list[Step], chosen: Chosen) -> None:
+        nonlocal crossed
+        trial = chosen.trial(drawn(ranks, [Step("parameter"), *found]))
+        find = judged(trial, OURS)
+        assert find is None, find.text
+        with contextlib.suppress(PassError):  # an entry that may not move
+            made_of(trial, OURS)
+            crossed += 1
+
+    look()
+    assert crossed > DRAWS // 4
+
+
+def test_small_steps_cross_with_each_kind_of_update() -> None:
+    said = []
+    for trial in training(2):
+        assert judged(trial, OURS) is None
+        try:
+            made_of(trial, OURS)
+        except Exception as error:
+            said.append(str(error))
+    assert ["updates b.w0 together" in said[0], "momentum in place" in said[1], "draws random numbers" in said[2]] == [True] * 3
+    assert len(said) == 3
+
+
+# What hands on the wrong thing.
+
+
+def parameter_of_the_call_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Steady gathers parameters as they were before the update that it does first."""
+    steady = Cut.steady
+
+    def stale(self: Cut) -> Any:
+        right = self.moved
+        self.__dict__["moved"] = [(node, value) for node, value in right if value.role != "param"]
+        try:
+            return steady(self)
+        finally:
+            self.__dict__["moved"] = right
+
+    monkeypatch.setattr(Cut, "steady", stale)
+
+
+def rate_of_the_next_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is handed on is the very learning rate, which a scheduler writes in between."""
+    carried = graphs.carried_of
+    monkeypatch.setattr(graphs, "carried_of", lambda block: [replace(one, copies=False) for one in carried(block)])
+
+
+def update_of_the_last_call_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Clean-up gives parameters as it was given them."""
+    cleanup = Cut.cleanup
+
+    def idle(self: Cut) -> Any:
+        graph = cleanup(self)
+        given = dict(zip([value.fqn for value in self.own_inputs], graph.find_nodes(op="placeholder"), strict=False))
+        returned: Any = graph.output_node().args[0]
+        pairs = zip(returned, self.moved, strict=True)
+        outputs = [given[value.fqn] if value.role == "param" else node for node, (_, value) in pairs]
+        graph.output_node().args = (outputs,)
+        return graph
+
+    monkeypatch.setattr(Cut, "cleanup", idle)
+
+
+BREAKS = [parameter_of_the_call_before, rate_of_the_next_call, update_of_the_last_call_left_out]
+
+
+@pytest.mark.parametrize("breaks", BREAKS)
+def test_what_hands_on_the_wrong_thing_is_found_cut_short_and_printed(
+    breaks: Callable[[pytest.MonkeyPatch], None], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(search, "sweeps", lambda *_: iter(()))
+    monkeypatch.setattr(search, "_SHRINKING_S", 3.0)
+    with monkeypatch.context() as broken:
+        breaks(broken)
+        trial, find = next(Search(OURS, 2, 0, time.monotonic() + 120).finds())
+        assert find.kind == VALUES
+        path = tmp_path / "test_fuzz_one.py"
+        path.write_text(text_of_test(trial, find, "manual"))
+        again, kind = trial_in(path)
+        assert digest(encode_module(again.before)) == digest(encode_module(trial.before))
+        assert problem(again, "manual", kind).startswith(VALUES)
+    assert problem(trial_in(path)[0], "manual") == ""
+
+
+def test_each_call_has_a_batch_of_its_own_and_is_held_to_what_it_gives() -> None:
+    trial = Chosen(moved=(0,)).trial(drawn(2, [Step("parameter"), Step("update")]))
+    names = [node.name for node in trial.before.graph.find_nodes(op="placeholder")]
+    assert {f"p8_of_{number + 1}" for number in range(CALLS)} <= set(names)
+    assert {"a_w0", "a_w0_momentum"} <= set(names)
+    assert len(trial.before.graph.output_node().args[0]) % CALLS == 0
