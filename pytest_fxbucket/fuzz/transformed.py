@@ -21,10 +21,7 @@ ROUNDS = "add_before_reducing"
 
 
 def fit(names: Sequence[str], graph: fx.Graph, world: int) -> bool:
-    """Whether all bits can be held to what they were: a copy of what same tells as a whole is another expression to it."""
-    kinds = {collectives.launch_kind(node) for node in graph.nodes}
-    if SAME_BITS[0] in names and kinds & {"all_to_all", "broadcast"}:
-        return False
+    """Whether all bits can be held to what they were."""
     return ROUNDS not in names or _sums_exactly(graph, world)
 
 

@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 
 FOLLOWED = frozenset({"all_gather", "reduce_scatter", "all_reduce"})
 """Kinds of launches that are told by bytes."""
+SENT = frozenset({"all_to_all", "broadcast"})
+"""Kinds that are told as a whole, by the bytes that are sent; what they bring is followed on."""
 
 
 class FollowedExpressions:
@@ -168,7 +170,7 @@ def _into_launches(context: WalkContext) -> tuple[Set[fx.Node], Set[fx.Node]]:
                 buffers.update(one for one in targets if one.op == "call_function" and context.operator(one).is_new)
                 leads = leads or any(target in storages for target in targets)
         else:
-            leads = operator.launches in FOLLOWED
+            leads = operator.launches in FOLLOWED or operator.launches in SENT
         if leads:
             packed.update(inputs_of(node))
             storages.update(map(base, inputs_of(node)))
@@ -213,6 +215,32 @@ class Launching:
         self._followed.values[node] = results if isinstance(collectives.sent_by(node), (list, tuple)) else results[0]
         self._followed.brought.add(node)
         return True
+
+    def sent_whole(self, node: fx.Node, operator: Operator) -> fx.Node | None:
+        """What the launch ``node`` sends, if it is told by that and brings something new."""
+        sent = collectives.sent_by(node)
+        if operator.launches not in SENT or operator.effects.writes or operator.effects.chained or not self.members(node):
+            return None
+        return sent if isinstance(sent, fx.Node) else None
+
+    def elements(self, sent: fx.Node, node: fx.Node) -> int:
+        """The expression of the elements of ``sent`` in their order, in whichever shape ``node`` sends them."""
+        tensor: torch.Tensor = self._followed.known(sent)
+        flat = torch.empty(tensor.numel(), dtype=tensor.dtype, device="meta")
+        return self._followed.of_tensor(self._followed.memory.allocate(flat, self._followed.memory.read(tensor)), node)
+
+    def bring(self, node: fx.Node, sent: fx.Node, number: int) -> None:
+        """Follow what the launch ``node`` brings, ``number`` as a whole, from there on."""
+        tensor, fact = self._followed.known(sent), self._table.facts.get(number)
+        if not isinstance(fact, torch.Tensor):
+            return
+        exchanges = collectives.launch_kind(node) == "all_to_all"
+        new = torch.empty(
+            [hint(fact.shape[0]), *tensor.shape[1:]] if exchanges else tensor.shape, dtype=tensor.dtype, device="meta"
+        )
+        runs = contents.run(number, new.nbytes, contents.EXACT, new.dtype)
+        self._followed.values[node] = self._followed.memory.allocate(new, runs)
+        self._followed.brought.add(node)
 
     def note(self, members: Ranks, number: int) -> None:
         """A launch that is told as a whole."""

@@ -211,14 +211,19 @@ class Walk:
             self._made[node] = self._made[target]
 
     def _launch_as_a_whole(self, node: fx.Node, operator: Operator) -> None:
-        """A launch that is told by its arguments, its group by its members."""
+        """A launch that is told by its arguments, its group by its members; what it sends by its elements where that can be."""
         group, members = const(str(collectives.argument(node, "group_name") or "")), self._launching.members(node)
         said = tuple(among(members) if members and one == group else one for one in self._arguments(node, operator))
+        sent = self._launching.sent_whole(node, operator)
+        if sent is not None:
+            said = (self._launching.elements(sent, node), *said[1:])
         number = self._number((operator.label, *said, *self._moment(operator)), node)
         self._made[node] = number
         self._learn(number, node.meta.get("val"))
         self._launching.note(members, number)
         self._act(node, operator, number)
+        if sent is not None:
+            self._launching.bring(node, sent, number)
 
     def _arguments(self, node: fx.Node, operator: Operator) -> Key:
         """All arguments in the order of the schema, those left out as their defaults."""

@@ -9,15 +9,19 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, Phase, given, seed, settings
 
-from pytest_fxbucket.fuzz import Trial, problem
+from pytest_fxbucket.fuzz import Program, Trial, problem
+from pytest_fxbucket.fuzz.chosen import Chosen
 from pytest_fxbucket.fuzz.drawing import Step
 from pytest_fxbucket.fuzz.drawn import NAMES, drawn
 from pytest_fxbucket.fuzz.finds import KINDS, PLAN, RAISED, TWICE, VALUES, Find, stripped
 from pytest_fxbucket.fuzz.judge import judged, problems
 from pytest_fxbucket.fuzz.printed import text_of_test, trial_in
+from pytest_fxbucket.fuzz.program import aten
 from pytest_fxbucket.fuzz.smaller import smaller
 from pytest_fxbucket.fuzz.strategies import by_hand, steps, trials
 from pytest_fxbucket.fuzz.subject import subject_of
+from pytest_fxbucket.fuzz.transformed import SAME_BITS
+from pytest_fxbucket.fuzz.twists import FORMS
 from pytest_fxbucket.graph.collectives import is_wait, launch_kind
 from pytest_fxbucket.graph.effects import written_arguments
 from pytest_fxbucket.step.portable import digest, encode_module
@@ -133,6 +137,18 @@ def test_a_trial_that_is_cut_short_stays_legal_and_loses_what_it_does_not_need()
         return Trial(drawing.program, drawing.finish(), [["a"]])
 
     look()
+
+
+@pytest.mark.parametrize("name", FORMS)
+def test_equal_launches_of_any_kind_are_drawn_with_merge_duplicates_and_are_well(name: str) -> None:
+    """Both are returned: the second as a copy of what the first brought."""
+    form, made = FORMS[name], Program(2)
+    given = form.given(made, "p")
+    shown = made.call(aten.view.default, made.call(aten.view.default, given, [-1]), [4, 3])
+    sent = [given, made.neg(made.neg(given))] if form.writes else [given, shown]
+    trial = Chosen(transforms=SAME_BITS).of(made, made.returns(*(form.brought(made, one) for one in sent)), ["a"])
+    assert trial.options == {"transforms": SAME_BITS}
+    assert problem(trial, "manual") == ""
 
 
 def test_finds_are_told_apart_by_what_is_said_and_by_what_they_need() -> None:

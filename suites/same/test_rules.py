@@ -114,6 +114,31 @@ def copied_late(*, moved: bool) -> fx.GraphModule:
     return p.returns(p.gather(early or p.call(aten.clone.default, a)))
 
 
+def exchanged(kind: str, second: str) -> fx.GraphModule:
+    """Rows that go to other ranks, returned twice: launched again in another shape, or taken from the first launch."""
+    p = new()
+    (a,) = p.fulls("a")
+
+    def launched(node: fx.Node, *said: object) -> fx.Node:
+        target = c10d.all_to_all_single.default if kind == "all_to_all" else c10d.broadcast.default
+        return p.wait(p.call(target, node, *said, "0"))
+
+    usual: list[object] = [[2, 2], [2, 2]] if kind == "all_to_all" else [1]
+    other: list[object] = [[2, 2], [1, 3]] if kind == "all_to_all" else [0]
+    first = launched(a, *usual)
+    seen = p.call(aten.view.default, p.call(aten.view.default, a, [-1]), [4, 3])
+    if second == "a copy":
+        return p.returns(first, p.call(aten.clone.default, first))
+    if second == "a copy of what was written":
+        p.call(aten.add_.Tensor, first, 1)
+        return p.returns(first, p.call(aten.clone.default, first))
+    if second == "other rows":
+        seen = p.call(aten.flip.default, seen, [0])
+    if second == "columns for rows":
+        seen = p.call(aten.reshape.default, p.call(aten.t.default, seen), [4, 3])
+    return p.returns(first, launched(seen, *(other if second == "to others" else usual)))
+
+
 def drawn(order: str, count: int = 2) -> fx.GraphModule:
     p = new()
     (a, b) = p.shards("ab")
@@ -350,6 +375,17 @@ RULES: dict[str, tuple[Made, Sequence[Made], Sequence[Made]]] = {
         [partial(unpacked, "other"), partial(unpacked, "columns")],
     ),
     "a copy is what was copied, in its own shape alone": (copied, [partial(copied, 2, 3)], [partial(copied, 3, 2)]),
+    **{
+        f"{kind}: what is sent once counts as sent twice, in whichever shape": (
+            partial(exchanged, kind, "launched again"),
+            [partial(exchanged, kind, "a copy")],
+            [
+                partial(exchanged, kind, second)
+                for second in ("a copy of what was written", "other rows", "columns for rows", "to others")
+            ],
+        )
+        for kind in ("all_to_all", "broadcast")
+    },
     "two draws of one shape are two": (partial(two_draws, 0, 1), [], [partial(two_draws, 1, 0)]),
     "sizes are expressions too": (partial(scaled, operator.add), [], [partial(scaled, operator.mul)]),
     **{
