@@ -8,6 +8,7 @@ import sys
 from collections.abc import Sequence
 from importlib import import_module
 
+from pytest_fxbucket.cli.ctrl_c import noted
 from pytest_fxbucket.errors import FxbucketError, UsageError
 
 COMMANDS = {
@@ -23,12 +24,23 @@ COMMANDS = {
     "diff": "say how the schedules of two plans, passes or commits differ",
     "compare": "time the steps of two commits side by side and say which is faster",
 }
-_BROKEN_PIPE = 141
-"""As shells say it of a command that SIGPIPE ended."""
+_STOPPED, _BROKEN_PIPE = 130, 141
+"""As shells say it of a command that SIGINT or SIGPIPE ended."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command; gives 0, 1 if it could not be done, 2 if it was asked for wrongly, 141 if nobody reads it any more."""
+    """Run the command; gives 0, 1 if it could not be done, 2 if it was asked for wrongly, 130 or 141 if somebody ended it.
+
+    130 is for Ctrl-C, 141 for a reader of its output who is gone.
+    """
+    try:
+        return _main(argv)
+    except KeyboardInterrupt:
+        print("fxbucket: stopped", file=sys.stderr)
+        return _STOPPED
+
+
+def _main(argv: Sequence[str] | None) -> int:
     parser = argparse.ArgumentParser(prog="fxbucket", description="Work on bucket plans outside pytest.")
     subcommands = parser.add_subparsers(dest="command", required=True, metavar="command")
     arguments = list(sys.argv[1:] if argv is None else argv)
@@ -38,10 +50,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"pytest-fxbucket {version('pytest-fxbucket')}")
         return 0
     parser.add_argument("--version", action="store_true", help="print the version")
-    for name, summary in COMMANDS.items():
-        sub = subcommands.add_parser(name, help=summary, description=summary.capitalize() + ".")
-        if name in arguments:
-            import_module(f"pytest_fxbucket.cli.{name}").add_arguments(sub)
+    with noted() as ctrl_c:
+        for name, summary in COMMANDS.items():
+            sub = subcommands.add_parser(name, help=summary, description=summary.capitalize() + ".")
+            if name in arguments:
+                import_module(f"pytest_fxbucket.cli.{name}").add_arguments(sub)
+    ctrl_c.check()
     try:
         options = parser.parse_args(arguments)
     except SystemExit as stop:  # argparse has said why

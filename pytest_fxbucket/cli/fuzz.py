@@ -9,12 +9,14 @@ import traceback
 from argparse import ArgumentParser, Namespace
 from collections.abc import Callable, Iterator
 from contextlib import redirect_stdout
+from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 from pytest_fxbucket.cli.common import STOPPED, refuse_no_pass, refuse_not_above
+from pytest_fxbucket.cli.ctrl_c import CtrlC, noted
 from pytest_fxbucket.errors import FxbucketError, UsageError
 from pytest_fxbucket.progress import on_stderr
 from pytest_fxbucket.user_code import user_code
@@ -28,6 +30,8 @@ _RANKS = 2
 _MOST_RANKS = 8
 _AT_MOST = 50
 _SAY_EVERY_S = 2.0
+_IMPORTED = ("hypothesis", "torch", "torch.distributed", "pytest_fxbucket.compat.c10d", "pytest_fxbucket.fuzz.search")
+"""What takes long, in parts: Ctrl-C is heeded between them."""
 
 
 def add_arguments(parser: ArgumentParser) -> None:
@@ -57,7 +61,8 @@ def add_arguments(parser: ArgumentParser) -> None:
 def run(options: Namespace) -> int:
     """Replay, search and tell; gives 1 if anything was found, 2 if it could not be told, 130 if Ctrl-C ended it."""
     try:
-        return _run(options)
+        with noted() as ctrl_c:
+            return _run(options, ctrl_c)
     except FxbucketError as error:
         print(f"fxbucket: {error}", file=sys.stderr)
     except BrokenPipeError:
@@ -67,7 +72,7 @@ def run(options: Namespace) -> int:
     return 2
 
 
-def _run(options: Namespace) -> int:
+def _run(options: Namespace, ctrl_c: CtrlC) -> int:
     refuse_no_pass(options.pass_name)
     if "," in options.pass_name:
         raise UsageError(f"--pass {options.pass_name}: fuzz tries one pass; name one of them")
@@ -81,7 +86,7 @@ def _run(options: Namespace) -> int:
     progress = on_stderr(_SAY_EVERY_S)
     try:
         with redirect_stdout(sys.stderr), user_code([Path.cwd()]), progress.watching(f"fuzz {options.pass_name}"):
-            hunt.look(progress.say)
+            hunt.look(progress.say, ctrl_c)
     except KeyboardInterrupt:
         hunt.ended = "stopped"
     except Exception as error:
@@ -110,9 +115,12 @@ class _Hunt:
         self.tried = 0
         self.ended = "time"
 
-    def look(self, say: Callable[[str], None]) -> None:
-        """Replay the corpus, then search until the time is over, or enough was found."""
+    def look(self, say: Callable[[str], None], ctrl_c: CtrlC) -> None:
+        """Replay the corpus, then search until the time is over, or enough was found; raises KeyboardInterrupt in between."""
         say("importing torch")
+        for name in _IMPORTED:
+            import_module(name)
+            ctrl_c.check()
         from hypothesis.configuration import set_hypothesis_home_dir
 
         from pytest_fxbucket.fuzz.confirmed import on_real_ranks
@@ -124,7 +132,9 @@ class _Hunt:
         options = self.options
         until = time.monotonic() + options.seconds
         subject = subject_of(options.pass_name)
+        ctrl_c.check()
         for path in files_in(options.corpus):
+            ctrl_c.check()
             say(f"replaying {path}")
             kept = replayed(path, subject)
             self.tried += 1
@@ -133,7 +143,7 @@ class _Hunt:
             else:
                 self.again.append(kept)
         known = [one.find for one in self.again]
-        search = Search(subject, options.ranks, options.seed, until, say, known, options.at_most)
+        search = Search(subject, options.ranks, options.seed, until, say, known, options.at_most, ctrl_c.check)
         pools = Pools(warm=("pytest_fxbucket.fuzz.rank_job",))
         home = TemporaryDirectory()  # hypothesis keeps what it reads of the sources
         set_hypothesis_home_dir(home.name)
@@ -142,7 +152,8 @@ class _Hunt:
                 kept = keep(options.corpus, trial, find, options.pass_name)
                 self.new.append((kept, ""))
                 say(f"on {options.ranks} real ranks: {find.kind}")
-                self.new[-1] = kept, on_real_ranks(pools, trial, find, subject)
+                with ctrl_c.at_once():
+                    self.new[-1] = kept, on_real_ranks(pools, trial, find, subject)
                 if len(self.new) >= options.at_most:
                     self.ended = "enough"
                     break

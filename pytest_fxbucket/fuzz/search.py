@@ -59,6 +59,8 @@ class Search:
     known: list[Find] = field(default_factory=list)
     enough: int = 50
     """Finds that end it, as far as its caller is concerned."""
+    check: Callable[[], None] = lambda: None
+    """Called before each trial; what it raises ends the search."""
     tried: int = 0
     """Trials that were judged."""
     _best: tuple[Draws, Find] | None = None
@@ -81,6 +83,7 @@ class Search:
         """Each find of ``trials`` that is not known, with a small trial; all are judged before one is cut short."""
         met: list[tuple[Trial, Find]] = []
         for trial in trials:
+            self.check()
             if time.monotonic() > self.until or len(met) >= self.enough:
                 break
             self.tried += 1
@@ -147,6 +150,7 @@ class Search:
                 raise
 
     def _look(self, steps: list[Step], chosen: Chosen, inside: str, last: str) -> None:
+        self.check()
         self._idle += 1
         if time.monotonic() > (self._shrink_until if self._best else self.until) or (self._best and self._idle > _IDLE):
             raise _Over
@@ -167,6 +171,7 @@ class Search:
 
     def _same(self, trial: Trial, find: Find) -> Find | None:
         """``find`` again, of a smaller trial; None if that does not show it."""
+        self.check()
         if time.monotonic() > self._shrink_until + _SHRINKING_S:
             return None
         found = judged(trial, self.subject, find.kind)

@@ -9,8 +9,10 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from importlib import import_module
 from pathlib import Path
 from subprocess import PIPE
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -31,6 +33,16 @@ def saying(gm, plans):
     return broken(gm, plans)
 """
 """A pass that says when it is called after a find."""
+SWALLOWS = """
+import signal
+
+
+def swallow():
+    try:
+        signal.raise_signal(signal.SIGINT)
+    except KeyboardInterrupt:
+        pass
+"""
 LAUNCH = re.compile(r"made\.call\(torch\.ops\._c10d_functional\.(?!wait)")
 
 
@@ -164,6 +176,37 @@ def test_a_real_ctrl_c_ends_it_with_what_was_found(folder: Path) -> None:
     assert running.returncode == 130
     assert {path.name for path in folder.iterdir()} <= {"mine.py", "fuzz-corpus", "__pycache__"}
     assert "stopped, this is what was found so far" in said
+
+
+def test_a_ctrl_c_that_an_import_or_a_pass_swallows_ends_it_all_the_same(folder: Path, capsys: Capsys) -> None:
+    passes = "broken = well\n", "\n\ndef broken(gm, plans):\n    swallow()\n    return well(gm, plans)\n"
+    for text, where in zip((f"{SWALLOWS}{HEAD}swallow()\n{passes[0]}", f"{SWALLOWS}{HEAD}{passes[1]}"), (0, 1), strict=True):
+        sys.modules.pop("mine", None)
+        (folder / "mine.py").write_text(text)
+        assert main(["fuzz", "--pass", "mine:broken", "--seconds", "5"]) == 130
+        said = capsys.readouterr()
+        assert f"{where} program{'' if where == 1 else 's'} tried; 0 new finds" in said.out
+        assert "stopped, this is what was found so far" in said.out
+        assert "Traceback" not in said.err
+
+
+def test_a_ctrl_c_within_a_text_that_is_executed_gives_130_and_not_the_signal(folder: Path) -> None:
+    """Python ends by the signal if KeyboardInterrupt has left such a text, though it was caught then."""
+    (folder / "mine.py").write_text(f"import signal\nexec('signal.raise_signal(signal.SIGINT)')\n{MENDED}")
+    command = [sys.executable, "-m", "pytest_fxbucket.cli", "fuzz", "--pass", "mine:broken", "--seconds", "5"]
+    done = subprocess.run(command, cwd=folder, env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True)
+    assert (done.returncode, "Traceback" in done.stderr) == (130, False)
+    assert "0 programs tried" in done.stdout
+
+
+def test_a_ctrl_c_before_the_command_has_begun_is_no_traceback(monkeypatch: pytest.MonkeyPatch, capsys: Capsys) -> None:
+    def interrupted(name: str) -> ModuleType:
+        signal.raise_signal(signal.SIGINT)
+        return import_module(name)
+
+    monkeypatch.setattr("pytest_fxbucket.cli.__main__.import_module", interrupted)
+    assert main(["fuzz", "--seconds", "5"]) == 130
+    assert capsys.readouterr() == ("", "fxbucket: stopped\n")
 
 
 @pytest.mark.parametrize("ranks", ["2", "4"])
