@@ -119,7 +119,7 @@ def _overriding(source: PlanSource, bucket: Draft, out: Path, modules: Mapping[s
         problem, module = _problem(now, bucket, out, say)
         if not problem:
             return Tried(now)
-        selector = _selector(module, modules)
+        selector = selector_of(module, modules)
         if not selector or selector in now.overridden:
             break
         now = replace(now, overridden=(*now.overridden, selector))
@@ -148,7 +148,7 @@ def _problem(source: PlanSource, bucket: Draft, out: Path, say: Callable[[str], 
     return "", ""
 
 
-def _selector(module: str, modules: Mapping[str, type]) -> str:
+def selector_of(module: str, modules: Mapping[str, type]) -> str:
     """``module`` and those of its class in other layers, as a selector of overrides; empty for none."""
     parts = module.split(".")
     numbers = [place for place, part in enumerate(parts) if part.isdecimal()]

@@ -6,22 +6,21 @@ import sys
 from argparse import ArgumentParser, Namespace
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import redirect_stdout
-from dataclasses import dataclass, replace
-from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pytest_fxbucket.cli.blocks import BlockNames, Draft, draft
 from pytest_fxbucket.cli.first_plan import PlanSource, Tried, plan_text, tried
 from pytest_fxbucket.cli.first_stages import said_of, stages_draft
-from pytest_fxbucket.errors import FxbucketError, PlanError, UsageError
+from pytest_fxbucket.cli.module_tree import module_tree
+from pytest_fxbucket.cli.new_file import refuse_present, write_new
+from pytest_fxbucket.errors import PlanError, UsageError
 from pytest_fxbucket.plan import parse_plans
 from pytest_fxbucket.plan.factories import import_callable
 from pytest_fxbucket.plan.schema import rule_of
 from pytest_fxbucket.plan.toml_text import from_toml
 from pytest_fxbucket.progress import on_stderr
 from pytest_fxbucket.user_code import user_code
-from pytest_fxbucket.words import human_bytes
 
 if TYPE_CHECKING:
     from torch import nn
@@ -29,7 +28,8 @@ if TYPE_CHECKING:
 
 def add_arguments(parser: ArgumentParser) -> None:
     """Add the arguments of ``fxbucket init``."""
-    parser.add_argument("factory", metavar="module:factory", help="callable that gives the torch.nn.Module")
+    parser.add_argument("factory", metavar="module:factory", nargs="?", help="callable that gives the torch.nn.Module")
+    parser.add_argument("--hf", type=Path, metavar="CONFIG", help="instead: a config.json of transformers, or its folder")
     parser.add_argument("--arg", action="append", default=[], metavar="KEY=VALUE", help="keyword argument of the factory")
     parser.add_argument("--stages", type=int, metavar="N", help="cut the model into N pipeline stages, one on each rank of pp")
     parser.add_argument("--out", type=Path, metavar="FILE", help="plan file to write (default: the module's name)")
@@ -40,13 +40,20 @@ def run(options: Namespace) -> int:
 
     Raises FxbucketError for a model that cannot be built and a file that cannot be written; nothing is written then.
     """
+    if options.hf is not None:
+        if options.factory or options.arg or options.stages is not None:
+            raise UsageError("--hf writes the factory itself: it goes without module:factory, --arg and --stages")
+        from pytest_fxbucket.cli.hugging_face import command
+
+        return command.run(options)
+    if options.factory is None:
+        raise UsageError("the following arguments are required: module:factory, or --hf CONFIG")
     rule_of("model", "factory").read(options.factory, "the factory")
     if options.stages is not None:
         rule_of("pipeline", "stages").read(options.stages, "--stages")
     module = options.factory.partition(":")[0]
     out: Path = options.out or Path(module.rpartition(".")[2] + ".toml")
-    if out.exists():
-        raise UsageError(f"{out} is already there and is left as it is; name another file with --out, or remove it")
+    refuse_present(out)
     args = _keyword_arguments(options.arg)
     with redirect_stdout(sys.stderr), user_code([Path.cwd()]):
         factory = import_callable(options.factory, f'factory "{options.factory}"')
@@ -68,7 +75,7 @@ def run(options: Namespace) -> int:
     if options.stages is not None:
         with redirect_stdout(sys.stderr), progress.watching(str(out)):
             stages = stages_draft(result.source, bucket, out, options.stages, progress.say)
-    _write(out, plan_text(result.source, bucket, stages))
+    write_new(out, plan_text(result.source, bucket, stages))
     staged = said_of(stages) if stages is not None else ()
     for line in [*lines, *_summary(out, result, bucket), *staged, *missing, f"Next: pytest --fxbucket-plans={out}"]:
         print(line)
@@ -103,63 +110,6 @@ def _build(factory: Callable[..., Any], name: str, args: Mapping[str, object]) -
     if not isinstance(model, torch.nn.Module):
         raise PlanError(f'factory "{name}" gave a {type(model).__name__}, where a torch.nn.Module was expected')
     return model
-
-
-def _write(out: Path, text: str) -> None:
-    try:
-        out.parent.mkdir(parents=True, exist_ok=True)
-        with out.open("x", encoding="utf-8") as file:
-            file.write(text)
-    except OSError as error:
-        raise FxbucketError(f"{out} cannot be written: {error.strerror or error}") from error
-
-
-@dataclass(frozen=True, slots=True)
-class TreeLine:
-    """A module, or several equal ones, as one line shows them."""
-
-    label: str
-    kind: str
-    count: int  # elements of one of them, tied parameters counted once
-    size_bytes: int
-    note: str = ""
-
-
-def module_tree(model: nn.Module) -> Iterator[str]:
-    """Yield the lines of a model's module tree with parameter counts and bytes, each parameter counted once a line."""
-    lines = list(_tree_lines(model, type(model).__name__, 0))
-    width = max(len(f"{line.label}  {line.kind}") for line in lines)
-    digits = max(len(f"{line.count:,}") for line in lines)
-    for line in lines:
-        named = f"{line.label}  {line.kind}" if line.kind else line.label
-        yield f"{named:<{width}}  {line.count:>{digits},}  {human_bytes(line.size_bytes):>10}{line.note}"
-
-
-def _tree_lines(module: nn.Module, label: str, depth: int) -> Iterator[TreeLine]:
-    own, kind = list(module.parameters()), "" if depth == 0 else type(module).__name__
-    yield TreeLine(label, kind, sum(p.numel() for p in own), sum(p.numel() * p.element_size() for p in own))
-    alike = groupby(module._modules.items(), key=lambda item: _signature(item[1]))
-    for _, same in alike:
-        siblings = [(name, child) for name, child in same if child is not None]
-        if siblings:
-            label = "  " * (depth + 1) + _joined([name for name, _ in siblings])
-            first, *below = _tree_lines(siblings[0][1], label, depth + 1)
-            yield replace(first, note="  each") if len(siblings) > 1 else first
-            yield from below
-
-
-def _signature(module: nn.Module | None) -> object:
-    """What siblings must share to be shown as one: classes, names, shapes and dtypes all the way down."""
-    if module is None:
-        return None
-    own = tuple((name, tuple(p.shape), str(p.dtype)) for name, p in module._parameters.items() if p is not None)
-    return type(module).__qualname__, own, tuple((name, _signature(child)) for name, child in module._modules.items())
-
-
-def _joined(names: list[str]) -> str:
-    if len(names) > 1 and all(name.isdigit() for name in names):
-        return f"[{names[0]}-{names[-1]}]  {len(names)} x"
-    return ", ".join(names)
 
 
 def _ties(model: nn.Module) -> Iterator[str]:

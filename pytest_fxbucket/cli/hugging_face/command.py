@@ -1,0 +1,119 @@
+"""``fxbucket init --hf CONFIG``: from a configuration to a module, a plan, and whether that passes."""
+
+from __future__ import annotations
+
+import re
+import sys
+from argparse import Namespace
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, redirect_stdout
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from pytest_fxbucket.cli.blocks import BlockNames, Draft, draft
+from pytest_fxbucket.cli.hugging_face.experts import may_be_idle
+from pytest_fxbucket.cli.hugging_face.module_text import module_text
+from pytest_fxbucket.cli.hugging_face.plan_text import HfPlan, plan_text
+from pytest_fxbucket.cli.hugging_face.read_config import described_by
+from pytest_fxbucket.cli.hugging_face.rehearsal import loaded, rehearsed
+from pytest_fxbucket.cli.hugging_face.trial import Trial, tried
+from pytest_fxbucket.cli.hugging_face.ways_out import way_out
+from pytest_fxbucket.cli.module_tree import module_tree
+from pytest_fxbucket.cli.new_file import refuse_present, write_new
+from pytest_fxbucket.errors import UsageError
+from pytest_fxbucket.progress import on_stderr
+from pytest_fxbucket.user_code import user_code
+
+if TYPE_CHECKING:
+    from torch import nn
+
+
+def run(options: Namespace) -> int:
+    """Write the module and the plan, print the real size's module tree; 1 if the plan, which is written, does not pass yet.
+
+    Raises FxbucketError for a configuration that cannot be read, a model that makes no step, a file that cannot be written;
+    nothing is written then.
+    """
+    described = described_by(options.hf)
+    kind = re.sub(r"\W", "_", str(described.config.model_type))
+    out: Path = options.out or Path(f"hf_{kind}.toml")
+    if not out.stem.isidentifier():
+        raise UsageError(
+            f'--out {out}: "{out.stem}" is no name for a Python module, which lies beside the plan; use letters, digits, _'
+        )
+    path = out.with_suffix(".py")
+    refuse_present(out, path)
+    progress = on_stderr()
+    with ExitStack() as inside:
+        inside.enter_context(redirect_stdout(sys.stderr))
+        inside.enter_context(user_code([Path.cwd()]))
+        inside.enter_context(_quiet_transformers())
+        inside.enter_context(progress.watching(str(out)))
+        progress.say("making a step of the small size")
+        small = rehearsed(described, path)
+        progress.say("building the real size without memory")
+        with loaded(small.written) as module:
+            model: nn.Module = module.build()
+        lines, names = list(module_tree(model)), BlockNames.of(model)
+        modules = {fqn: type(module) for fqn, module in model.named_modules()}
+        idle = may_be_idle(model, small.idle)
+        plan = HfPlan(path.stem, described.model_class.__name__, _all_of_lists(draft(model), modules), names.aliases, idle)
+        memory = bool(described.values.get("is_encoder_decoder"))
+        plan = replace(plan, param_dtype=_half(described.config.dtype), has_memory=memory)
+        del model
+        trial = tried(small.written, plan, out, modules, progress.say)
+    write_new(path, module_text(trial.written))
+    write_new(out, plan_text(trial.plan))
+    for line in [*lines, "", *_summary(trial, out)]:
+        print(line)
+    return 1 if trial.problem else 0
+
+
+def _quiet_transformers() -> ExitStack:
+    """Without what transformers says of every configuration, and without a look at the hub."""
+    from pytest_fxbucket.compat.tracing import quiet
+
+    inside = ExitStack()
+    inside.enter_context(quiet("transformers"))
+    return inside
+
+
+def _half(dtype: object) -> str | None:
+    """The dtype that a configuration has its weights in, if it is a short one."""
+    name = str(dtype).removeprefix("torch.")
+    return name if name in ("bfloat16", "float16") else None
+
+
+def _all_of_lists(bucket: Draft, modules: Mapping[str, type]) -> Draft:
+    """``layers.[0-31]`` as ``layers.*`` where those are all, so that one plan is both sizes'."""
+    return replace(bucket, entries=tuple(_all_of_list(entry, modules) for entry in bucket.entries))
+
+
+def _all_of_list(entry: str, modules: Mapping[str, type]) -> str:
+    found = re.fullmatch(r"(.+)\.\[0-(\d+)\]", entry)
+    is_all = found is not None and f"{found[1]}.{int(found[2]) + 1}" not in modules
+    return f"{found[1]}.*" if found is not None and is_all else entry
+
+
+def _summary(trial: Trial, out: Path) -> Iterator[str]:
+    plan = trial.plan
+    for alias, fqn in list(plan.ties.items())[:3]:
+        yield f"{alias} is tied to {fqn}: one parameter, in one entry, counted once in each total."
+    if len(plan.ties) > 3:
+        yield f"{len(plan.ties) - 3} more parameters are tied."
+    rest = "; the rest share one bucket" if plan.bucket.unplanned == "root" else ""
+    yield f"Wrote {trial.written.path} and {out}: {', '.join(plan.bucket.entries) or 'no block found'}{rest}."
+    if plan.may_be_idle:
+        yield f"Gradients that may be zero: {', '.join(plan.may_be_idle)}, as [model] may_be_idle says."
+    if plan.overridden:
+        yield f"Not traced, since they look at values: {', '.join(plan.overridden)}; [override] calls them as they are."
+    if not trial.written.fed.gives_loss:
+        yield f"The model makes no loss of its batch that can be traced: loss() of {trial.written.path} is to be yours."
+    if plan.has_memory:
+        yield "The item eager is off: FSDP2 adds gradients of what an encoder gives to a decoder in another order, by design."
+    if trial.written.eager_attention:
+        yield 'Attention is "eager" in the real size, too: the model\'s own default cannot be traced.'
+    if trial.problem:
+        yield f"It does not pass yet, in the {trial.problem.size} size: {trial.problem.said.rstrip('.')}.{way_out(trial)}"
+    yield f"Next: pytest --fxbucket-plans={out}"

@@ -1,0 +1,163 @@
+"""The Python file that ``fxbucket init --hf`` writes: factory, batches and loss, for people to read and change."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from pytest_fxbucket.cli.hugging_face.inputs import Fed, keys_of
+from pytest_fxbucket.cli.hugging_face.read_config import Described
+
+_OFF = ("layerdrop", "encoder_layerdrop", "decoder_layerdrop", "apply_spec_augment", "use_cache", "use_mamba_kernels")
+
+
+_WIDTH, _LINE = 90, 120
+
+
+@dataclass(frozen=True)
+class Written:
+    """What the file is of."""
+
+    described: Described
+    small: Mapping[str, Any]
+    """Changes of the configuration for the small size."""
+    fed: Fed
+    small_fed: Fed
+    path: Path
+    """Of the file."""
+    eager_attention: bool = False
+    """Whether the real size, too, has attention by plain operators."""
+    always: Mapping[str, Any] = field(default_factory=dict)
+
+
+def always(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Changes of either size: without layers that are left out at random, and masks that numpy draws."""
+    changes: dict[str, Any] = {}
+    for key, value in values.items():
+        if key in _OFF and value:
+            changes[key] = False if value is True else 0.0
+        elif key == "dtype" and value not in (None, "float32"):
+            changes[key] = "float32"  # parts would be built in it, and others not
+        elif isinstance(value, Mapping) and (inner := always(value)):
+            changes[key] = inner
+    return changes
+
+
+def module_text(written: Written) -> str:
+    """The file."""
+    return "\n".join([*_head(written), *_model(written), *_batches(written), *_loss(written)]) + "\n"
+
+
+def _head(written: Written) -> Iterator[str]:
+    config, model = _names(written)
+    where = Path(os.path.relpath(written.described.path, written.path.parent)).as_posix()
+    counts = "image_tokens" in written.fed.sizes
+    yield f'"""{model} as {where} has it, with random weights: model, batches and loss of {written.path.stem}.toml.'
+    yield ""
+    yield "`fxbucket init --hf` wrote it, and it is yours to change. Nothing is downloaded."
+    yield from ('"""', "", "from __future__ import annotations", "")
+    yield from ["import os"] * counts
+    yield from ("from pathlib import Path", "from typing import Any", "", "import torch")
+    yield from (f"from transformers import {config}, {model}", "")
+    if counts:
+        yield "# It counts the tokens of images: a value, which a trace does not have."
+        yield from ('os.environ.setdefault("TRANSFORMERS_DISABLE_TORCH_CHECK", "1")', "")
+    yield from (f'CONFIG = Path(__file__).parent / "{where}"', "")
+    yield f"ALWAYS: dict[str, Any] = {_literal(written.always)}"
+    yield '"""Of both sizes: weights are float32, no layer is left out at random, no mask is drawn by numpy."""'
+    yield from ("", f"SMALL: dict[str, Any] = {_literal(written.small)}")
+    yield '"""Of the size that ranks really run: few layers, and widths divided by one number, so that all fits as before."""'
+
+
+def _names(written: Written) -> tuple[str, str]:
+    """Of the classes of configuration and model."""
+    return type(written.described.config).__name__, written.described.model_class.__name__
+
+
+def _model(written: Written) -> Iterator[str]:
+    config, model = _names(written)
+    attention = '"eager"' if written.eager_attention else '"eager" if small else None'
+    yield f'''
+
+def build(small: bool = False) -> torch.nn.Module:
+    """The model in float32: small, with random weights, or as the configuration has it, without memory."""
+    values = merged(merged({config}.from_json_file(CONFIG).to_dict(), ALWAYS), SMALL if small else {{}})
+    # Other attention than "eager" has masks only where it is traced, so bits would not be those of the trainer's own step.
+    config = {config}.from_dict(values, attn_implementation={attention})
+    with torch.device("cpu" if small else "meta"):
+        return {model}(config)
+
+
+def merged(values: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
+    """`values` with `changes`, table by table."""
+    inner = {{key: merged(values.get(key) or {{}}, one) if isinstance(one, dict) else one for key, one in changes.items()}}
+    return {{**values, **inner}}'''
+
+
+def _batches(written: Written) -> Iterator[str]:
+    sizes, small_sizes = written.fed.sizes, written.small_fed.sizes
+    typed = [f"{key}: {_type(one)}" for key, one in sizes.items()]
+    yield f'''
+
+def batch(rank: int, step: int) -> dict[str, Any]:
+    """What a rank gets in a step."""
+    {_wrapped("return draw(", _arguments(sizes), ")", "    ")}
+
+
+def small_batch(rank: int, step: int) -> dict[str, Any]:
+    """The same for the small size."""
+    {_wrapped("return draw(", _arguments(small_sizes), ")", "    ")}
+
+
+{_wrapped("def draw(", ["rank: int", "step: int", *(["*"] if typed else []), *typed], ") -> dict[str, Any]:")}
+    """{", ".join(keys_of(written.fed.lines))}: drawn anew for each rank and step."""
+    generator = torch.Generator().manual_seed(1_000_003 * step + rank)
+    drawn: dict[str, Any] = {{}}'''
+    yield from (f"    {line}" for line in written.fed.lines)
+    yield "    return drawn"
+
+
+def _arguments(sizes: Mapping[str, Any]) -> list[str]:
+    return ["rank", "step", *(f"{key}={value}" for key, value in sizes.items())]
+
+
+def _wrapped(begin: str, parts: Sequence[str], end: str, indent: str = "") -> str:
+    """A call or a signature, on three lines if it is long."""
+    inside = ", ".join(parts)
+    if len(indent + begin + inside + end) <= _LINE:
+        return f"{begin}{inside}{end}"
+    return f"{begin}\n{indent}    {inside},\n{indent}{end}"
+
+
+def _type(value: Any) -> str:
+    return "tuple[Any, ...]" if isinstance(value, tuple) else "int"
+
+
+def _loss(written: Written) -> Iterator[str]:
+    yield from ("", "", "def loss(output: Any, batch: dict[str, Any]) -> torch.Tensor:")
+    if written.fed.gives_loss:
+        yield '    """The model\'s own, a scalar."""'
+        yield "    return output.loss"
+    else:
+        yield '    """A scalar to begin with, since the model makes none of this batch that can be traced: yours goes here."""'
+        yield "    return output[0].float().square().mean()"
+
+
+def _literal(value: Any, indent: str = "") -> str:
+    """``value`` as Python of our own style: on one line if that is short, else a key a line."""
+    if isinstance(value, str):
+        return json.dumps(value)
+    if isinstance(value, list):
+        return f"[{', '.join(_literal(one) for one in value)}]"
+    if not isinstance(value, Mapping):
+        return repr(value)
+    flat = ", ".join(f"{json.dumps(key)}: {_literal(one)}" for key, one in value.items())
+    if len(indent) + len(flat) < _WIDTH:
+        return f"{{{flat}}}"
+    inner = f"{indent}    "
+    lines = (f"{inner}{json.dumps(key)}: {_literal(one, inner)},\n" for key, one in value.items())
+    return f"{{\n{''.join(lines)}{indent}}}"

@@ -1,0 +1,161 @@
+"""The small size, tried as ordinary code; the real one, looked at without memory; and what both say of a plan."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
+from pytest_fxbucket.cli.hugging_face.inputs import Fed, fed, has_image_tokens, keys_of
+from pytest_fxbucket.cli.hugging_face.module_text import Written, always, module_text
+from pytest_fxbucket.cli.hugging_face.read_config import Described
+from pytest_fxbucket.cli.hugging_face.small import merged, small_sizes
+from pytest_fxbucket.errors import CaptureError, named
+from pytest_fxbucket.plan.factories import first_on_path
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+MOST_BYTES = 1 << 30
+"""Parameters of a size that is tried, at most."""
+_STEPS, _RANKS, _RATE = 3, 2, 1e-2
+
+
+@dataclass(frozen=True)
+class Rehearsed:
+    """A size that runs."""
+
+    written: Written
+    idle: tuple[str, ...]
+    """Parameters whose gradients were zero in every step, on every rank."""
+
+
+def rehearsed(described: Described, path: Path) -> Rehearsed:
+    """The smallest size of ``described`` that builds and makes a step; the module will be the file ``path``.
+
+    Raises :class:`CaptureError` if none does, with what the model says to that.
+    """
+    values, said = described.values, dict[str, Exception]()
+    for small in small_sizes(values):
+        try:
+            if (size := _bytes(described, small)) > MOST_BYTES:
+                raise CaptureError(f"the smallest size that it takes has {size >> 20:,} MiB of parameters")
+            written = replace(_written(described, small, path), always=always(values))
+            with loaded(written) as module:
+                return Rehearsed(written, tuple(_idle(module)))
+        except Exception as error:  # whatever a model raises on a configuration or batch that it does not take
+            said.setdefault(named(error), error)
+    first = next(iter(said.values()))
+    name = described.model_class.__name__
+    fed_keys = ", ".join(keys_of(fed(described.model_class, values).lines))
+    raise CaptureError(
+        f"{name} makes no step of a small configuration of {described.path}: {named(first)}; it was fed {fed_keys}: if it "
+        "takes other inputs or a smaller size, write factory and batch, and give them to fxbucket init module:factory"
+    ) from first
+
+
+def _written(described: Described, small: Mapping[str, Any], path: Path) -> Written:
+    """The file for that small size; where images stand in the text, as many tokens as either size has features of one."""
+    values = described.values
+    feds, model_class = list[Fed](), described.model_class
+    for changes in ({}, small):
+        now, tokens = merged(values, changes), 0
+        if has_image_tokens(model_class, values):
+            tokens = _image_tokens(described, changes, fed(model_class, now, 1))
+        feds.append(fed(model_class, now, tokens))
+    return Written(described, small, feds[0], feds[1], path)
+
+
+def _image_tokens(described: Described, changes: Mapping[str, Any], drawn: Fed) -> int:
+    """Rows that the model makes of an image of a batch; without memory, but where it reads values."""
+    import torch
+
+    from pytest_fxbucket.compat.pytree import tree_leaves
+
+    sizes = drawn.sizes
+    if "grid" in sizes:
+        _, height, width = sizes["grid"][0]
+        merge = (described.values.get("vision_config") or {}).get("spatial_merge_size", 2)
+        return int(height * width // merge**2)
+    model: Any = _without_memory(described, changes)
+    try:
+        with torch.device("meta"), torch.no_grad():
+            found = model.get_image_features(pixel_values=torch.randn(sizes["image"]))
+    except Exception:  # it looks at values, so a trace will say more
+        return _patches(merged(described.values, changes), sizes["image"][-1])
+    found = getattr(found, "pooler_output", found)
+    hidden = model.get_input_embeddings().weight.shape[1]
+    elements = sum(one.numel() for one in tree_leaves(found) if isinstance(one, torch.Tensor))
+    return int(elements // hidden // sizes["image"][0])
+
+
+def _patches(values: Mapping[str, Any], image: int) -> int:
+    """Of an image, less by what its configuration shuffles together; or what queries there are of it."""
+    if "num_query_tokens" in values:
+        return int(values["num_query_tokens"])
+    side = image // (values.get("vision_config") or values).get("patch_size", 14)
+    return int(side**2 // values.get("scale_factor", 1) ** 2)
+
+
+@contextmanager
+def laid_out(written: Written) -> Iterator[Path]:
+    """A folder with the file in it, first on the path; what was imported of it is forgotten behind the block."""
+    name = written.path.stem
+    with TemporaryDirectory() as folder, first_on_path([Path(folder)]):
+        path = Path(folder).resolve() / written.path.name
+        path.write_text(module_text(replace(written, path=path)), encoding="utf-8")
+        before = sys.modules.pop(name, None)
+        importlib.invalidate_caches()
+        try:
+            yield path.parent
+        finally:
+            sys.modules.pop(name, None)
+            if before is not None:
+                sys.modules[name] = before
+
+
+@contextmanager
+def loaded(written: Written) -> Iterator[ModuleType]:
+    """The file as a module, though it is not in its place yet."""
+    with laid_out(written):
+        yield importlib.import_module(written.path.stem)
+
+
+def _without_memory(described: Described, changes: Mapping[str, Any]) -> nn.Module:
+    import torch
+
+    config = described.with_changes(merged(always(described.values), changes))
+    with torch.device("meta"):
+        model: nn.Module = described.model_class(config)
+    return model
+
+
+def _bytes(described: Described, changes: Mapping[str, Any]) -> int:
+    """Of all parameters."""
+    return sum(one.numel() * one.element_size() for one in _without_memory(described, changes).parameters())
+
+
+def _idle(module: ModuleType) -> list[str]:
+    """Names of the parameters whose gradients are zero in all steps; SGD between them, since weights may begin with zeros."""
+    import torch
+
+    torch.manual_seed(0)
+    model: nn.Module = module.build(small=True)
+    seen: dict[str, bool] = {}
+    for step in range(_STEPS):
+        model.zero_grad()
+        for rank in range(_RANKS):
+            batch = module.small_batch(rank, step)
+            loss: Tensor = module.loss(model(**batch), batch)
+            loss.backward()  # type: ignore[no-untyped-call]
+        for name, parameter in model.named_parameters():
+            if parameter.grad is not None:
+                seen[name] = seen.get(name, False) or bool(parameter.grad.any())
+                parameter.data -= _RATE * parameter.grad
+    return [name for name, moved in seen.items() if not moved]
