@@ -33,6 +33,11 @@ def test_heads_still_part_the_width_and_groups_still_share_keys() -> None:
     assert (made["num_attention_heads"], made["num_key_value_heads"], made["head_dim"]) == (8, 2, 8)
 
 
+def test_few_shared_heads_stay_several_and_are_not_merged_into_one() -> None:
+    made = small({"hidden_size": 896, "num_attention_heads": 14, "num_key_value_heads": 2})
+    assert (made["hidden_size"], made["num_attention_heads"], made["num_key_value_heads"]) == (112, 14, 2)
+
+
 def test_special_tokens_are_still_tokens_and_still_apart() -> None:
     made = small(LLAMA)
     ids = [made["bos_token_id"], *made["eos_token_id"]]
@@ -78,10 +83,9 @@ def test_all_parts_are_divided_by_one_number_so_what_must_be_equal_stays_so() ->
 
 
 def test_a_part_of_a_head_that_rotates_is_still_pairs() -> None:
-    made = small({"hidden_size": 2560, "num_attention_heads": 32, "partial_rotary_factor": 0.4})
-    size = made["hidden_size"] // made["num_attention_heads"]
-    assert int(size * 0.4) % 2 == 0
-    assert made["hidden_size"] < 2560
+    """Heads of 96 elements, a quarter of which rotate: by 8 they would be of 12, and 3 of those."""
+    made = small({"hidden_size": 6144, "num_attention_heads": 64, "rotary_pct": 0.25})
+    assert made["hidden_size"] // made["num_attention_heads"] == 24
 
 
 def test_stages_keep_their_doubling() -> None:

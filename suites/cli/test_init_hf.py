@@ -7,11 +7,14 @@ import json
 import os
 import re
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from pytest_fxbucket.cli.__main__ import main
+from pytest_fxbucket.cli.hugging_face.trial import Problem
+from pytest_fxbucket.cli.hugging_face.ways_out import way_out
 from pytest_fxbucket.plan import Plan, load_plans
 from suites.docs.blocks import ROOT
 from suites.warm.runs import WarmRuns
@@ -173,9 +176,25 @@ def test_a_model_that_cannot_be_traced_is_told_with_module_and_way_out(
         "while tracing; keep it a tensor (torch.where instead of if), or leave it out of the step; "
         '[[override]] module = ["model.visual"] calls it as it is when the step runs. '
         "The sizes of its images are values (image_grid_thw): leave the images out of draw() of hf_qwen2_vl.py, and the text "
-        "is traced, or call the tower of images as it is."
+        "is traced."
     )
     assert load_plans(Path("hf_qwen2_vl.toml"))
+
+
+@pytest.mark.parametrize(
+    ("module", "looks_at_values", "says"),
+    [
+        ("model.layers.1.self_attn", True, ' Attention was "eager" here: attn_implementation = "sdpa" in build() of a.py'),
+        ("model.layers.1.mlp.experts", True, ' Experts are chosen by values here: experts_implementation = "batched_mm"'),
+        ("model.layers.1.mlp.experts", False, ""),
+        ("model.layers.1.norm", True, ""),
+    ],
+)
+def test_the_way_out_is_of_the_module_that_is_in_the_way(module: str, looks_at_values: bool, says: str) -> None:
+    written = SimpleNamespace(path=Path("a.py"), fed=SimpleNamespace(lines=()))
+    found = way_out(SimpleNamespace(written=written, problem=Problem("it asks for a value", "small", module, looks_at_values)))
+    assert found.startswith(says)
+    assert bool(found) == bool(says)
 
 
 @pytest.mark.parametrize(

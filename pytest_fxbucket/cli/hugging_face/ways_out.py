@@ -7,7 +7,7 @@ import re
 from pytest_fxbucket.cli.hugging_face.trial import Problem, Trial
 
 _ATTENTION = re.compile(r"attn|attention", re.IGNORECASE)
-_ROUTED = re.compile(r"experts?|moe|router|gate|sparse|mlp|feed_forward", re.IGNORECASE)
+_ROUTED = re.compile(r"experts?|moe|router|sparse", re.IGNORECASE)
 
 
 def way_out(trial: Trial) -> str:
@@ -16,7 +16,7 @@ def way_out(trial: Trial) -> str:
     if problem is None:
         return ""
     if problem.looks_at_values and (by := _images_by_values(trial, problem)):
-        return f" {by}: leave the images out of draw() of {file}, and the text is traced, or call the tower of images as it is."
+        return f" {by}: leave the images out of draw() of {file}, and the text is traced."
     return _of_module(problem, file)
 
 
@@ -31,12 +31,12 @@ def _of_module(problem: Problem, file: str) -> str:
     last = problem.module.rpartition(".")[2]
     if problem.module and _ATTENTION.search(last):
         return (
-            f' Attention of another kind may be traced: attn_implementation = "eager" or "sdpa" in build() of {file}, and of '
-            "sdpa the back end MATH, by torch.nn.attention.sdpa_kernel."
+            f' Attention was "eager" here: attn_implementation = "sdpa" in build() of {file} may be traced, with the back end '
+            "MATH of torch.nn.attention.sdpa_kernel."
         )
     if problem.looks_at_values and _ROUTED.search(last):
         return (
-            f' Routing by values cannot be traced: experts_implementation = "batched_mm" in build() of {file} computes all '
-            "experts, a router of your own with fixed places routes without values, [[override]] calls the module as it is."
+            f' Experts are chosen by values here: experts_implementation = "batched_mm" in build() of {file} chooses them '
+            "without, where the model has it; so does a router of your own with fixed places."
         )
     return ""
