@@ -55,7 +55,7 @@ def rehearsed(described: Described, path: Path) -> Rehearsed:
     name = described.model_class.__name__
     fed_keys = ", ".join(keys_of(fed(described.model_class, values).lines))
     raise CaptureError(
-        f"{name} makes no step of a small configuration of {described.path}: {named(first)}; it was fed {fed_keys}: if it "
+        f"{name} makes no step of a small configuration of {described.path}: {named(first).rstrip('.')}; it was fed {fed_keys}: if it "
         "takes other inputs or a smaller size, write factory and batch, and give them to fxbucket init module:factory"
     ) from first
 
