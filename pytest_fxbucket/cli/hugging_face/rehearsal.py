@@ -53,9 +53,9 @@ def rehearsed(described: Described, path: Path) -> Rehearsed:
             said.setdefault(named(error), error)
     first = next(iter(said.values()))
     name = described.model_class.__name__
-    fed_keys = ", ".join(keys_of(fed(described.model_class, values).lines))
+    fed_keys, why = ", ".join(keys_of(fed(described.model_class, values).lines)), named(first).rstrip(".")
     raise CaptureError(
-        f"{name} makes no step of a small configuration of {described.path}: {named(first).rstrip('.')}; it was fed {fed_keys}: if it "
+        f"{name} makes no step of a small configuration of {described.path}: {why}; it was fed {fed_keys}: if it "
         "takes other inputs or a smaller size, write factory and batch, and give them to fxbucket init module:factory"
     ) from first
 
