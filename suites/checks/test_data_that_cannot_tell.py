@@ -112,6 +112,6 @@ def test_ranks_of_one_batch_with_other_losses_are_red(bitwise: Callable[..., Ver
         "optimizer": SGD,
     }
     assert bitwise(**plan).outcome == "passed"
-    monkeypatch.setattr("pytest_fxbucket.capture.parallel.tensor_parallel._summed", lambda part, group: part.clone())
+    monkeypatch.setattr("pytest_fxbucket.capture.parallel.tensor_parallel.summed", lambda part, group: part.clone())
     lines = bitwise(**plan).lines
     assert any(line.startswith("ranks 0 and 1 have one batch, since tp parts them, but other losses") for line in lines)

@@ -142,7 +142,7 @@ def test_the_commit_s_own_pytest_fxbucket_is_run_in_the_same_subfolder_without_g
 ) -> None:
     repository.stub(
         "sys.stdout.write(Path('../shown.txt').read_text())\n"
-        "assert sys.argv[2:] == ['plan.toml::row', '--pass', 'manual'], sys.argv\n"
+        "assert sys.argv[2:] == ['plan.toml::row'], sys.argv\n"
     )
     repository.write("shown.txt", render("plan x\n" + BODY))
     repository.commit(plans__plan=PLAN)
