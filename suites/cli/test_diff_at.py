@@ -140,10 +140,7 @@ def test_a_signal_while_git_makes_or_removes_the_worktree_leaves_none(
 def test_the_commit_s_own_pytest_fxbucket_is_run_in_the_same_subfolder_without_git_s_settings(
     repository: SmallRepository, untouched: None, capsys: Capsys, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    repository.stub(
-        "sys.stdout.write(Path('../shown.txt').read_text())\n"
-        "assert sys.argv[2:] == ['plan.toml::row'], sys.argv\n"
-    )
+    repository.stub("sys.stdout.write(Path('../shown.txt').read_text())\nassert sys.argv[2:] == ['plan.toml::row'], sys.argv\n")
     repository.write("shown.txt", render("plan x\n" + BODY))
     repository.commit(plans__plan=PLAN)
     monkeypatch.chdir(repository.top / "plans")
