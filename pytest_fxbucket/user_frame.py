@@ -64,7 +64,8 @@ def at_user_frame(error: BaseException) -> str:
 def _shown(path: Path) -> str:
     """``path`` from the current directory if it is below it, else from the folder that it is imported from."""
     path = path.resolve()
-    for root in (Path.cwd(), *(Path(entry).resolve() for entry in sys.path if entry)):
+    imported = {Path(entry).resolve() for entry in sys.path if entry}
+    for root in (Path.cwd(), *sorted(imported, key=lambda root: len(root.parts), reverse=True)):
         if path.is_relative_to(root) and root != Path(root.anchor):
             return path.relative_to(root).as_posix()
     return path.name
