@@ -45,7 +45,7 @@ def _not_left() -> Iterator[None]:
             leave(status)
         raise Left(f"os._exit({status})")
 
-    os._exit = refuse  # type: ignore[assignment]
+    os._exit = refuse  # type: ignore[assignment]  # replaced for a while
     try:
         yield
     finally:

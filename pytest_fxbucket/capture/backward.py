@@ -133,7 +133,7 @@ class _Saved:
             with self.edges():
                 return function(*args)
 
-        given = [Edge.apply(one) if _has_gradient(one) else one for one in args]  # type: ignore[no-untyped-call]
+        given = [Edge.apply(one) if _has_gradient(one) else one for one in args]
         return torch_checkpoint.checkpoint(apart, *given, use_reentrant=False, preserve_rng_state=preserve_rng_state)
 
 

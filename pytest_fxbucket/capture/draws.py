@@ -46,9 +46,9 @@ def _refusing(name: str) -> Callable[..., Any]:
     return refuse
 
 
-class _Tape(TorchDispatchMode):  # type: ignore[no-untyped-call]
+class _Tape(TorchDispatchMode):
     def __init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
+        super().__init__()
         self._drawn: list[tuple[Any, torch.Tensor]] = []
         """Operator and copy of what it drew, in order of first draws."""
         self._place = 0

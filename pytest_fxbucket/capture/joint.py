@@ -197,7 +197,7 @@ class JointStep:
         keys += [("state", fqn) for fqn in states]
         keys += [("batch", pytree.keystr(paths[i][0])) for i in self.tensors]
         self.input_values = [
-            Value(role, fqn, tuple(tensor.shape), tensor.dtype)  # type: ignore[arg-type]
+            Value(role, fqn, tuple(tensor.shape), tensor.dtype)  # type: ignore[arg-type]  # one of the roles
             for (role, fqn), tensor in zip(keys, self.inputs, strict=True)
         ]
 

@@ -82,14 +82,14 @@ def fake_twin(mode: FakeTensorMode, real: torch.Tensor) -> torch.Tensor:
     if not isinstance(real, torch.nn.Parameter):
         return fake.requires_grad_(real.requires_grad)
     twin = torch.nn.Parameter(fake, requires_grad=real.requires_grad)
-    twin.stands_for = real  # type: ignore[attr-defined]
+    twin.stands_for = real  # type: ignore[attr-defined]  # an attribute of ours
     for name, value in vars(real).items():
         if not hasattr(twin, name):
             setattr(twin, name, value)
     for hook in (real._backward_hooks or {}).values():
-        twin.register_hook(hook)  # type: ignore[no-untyped-call]
+        twin.register_hook(hook)
     for hook in (getattr(real, "_post_accumulate_grad_hooks", None) or {}).values():
-        twin.register_post_accumulate_grad_hook(hook)  # type: ignore[no-untyped-call]
+        twin.register_post_accumulate_grad_hook(hook)
     return twin
 
 

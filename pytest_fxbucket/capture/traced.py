@@ -103,7 +103,7 @@ def _values(given: TracedStep, phase: Phase, side: str, where: str) -> tuple[Val
     if repeated := [name for name in parameters if parameters.count(name) > 1]:
         raise CaptureError(f"{where}: {phase} {side} have the parameter {repeated[0]!r} more than once")
     return tuple(
-        Value(role, name, tuple(getattr(t, "shape", ())), getattr(t, "dtype", None))  # type: ignore[arg-type]
+        Value(role, name, tuple(getattr(t, "shape", ())), getattr(t, "dtype", None))  # type: ignore[arg-type]  # a role
         for role, name, t in zip(roles, names, tensors, strict=True)
     )
 

@@ -96,7 +96,7 @@ def forget_meshes() -> None:
         return
     from torch.distributed.tensor import DTensor, _redistribute
 
-    DTensor._op_dispatcher.sharding_propagator.propagate_op_sharding.cache_clear()  # type: ignore[no-untyped-call]
+    DTensor._op_dispatcher.sharding_propagator.propagate_op_sharding.cache_clear()
     torch._C._clear_DTensor_sharding_propagator_cache()
     _redistribute._gen_transform_infos.cache_clear()
 
@@ -157,7 +157,7 @@ def gather_one_by_one() -> None:
     """
     if _kept:
         return
-    library = torch.library.Library("c10d", "IMPL")  # type: ignore[no-untyped-call]  # torch gives it no types
+    library = torch.library.Library("c10d", "IMPL")  # torch gives it no types
     gather = torch.ops.c10d._allgather_base_.default
 
     def each(outputs: list[torch.Tensor], inputs: list[torch.Tensor], group: Any, async_op: bool = True) -> Any:
@@ -166,7 +166,7 @@ def gather_one_by_one() -> None:
         _, work = gather(outputs[0], inputs[0], group, async_op)
         return work
 
-    library.impl("allgather_into_tensor_coalesced_", each, "CPU", allow_override=True)  # type: ignore[no-untyped-call]  # as above
+    library.impl("allgather_into_tensor_coalesced_", each, "CPU", allow_override=True)  # as above
     _kept.append(library)
 
 
@@ -194,7 +194,7 @@ def group_ranks(name: str) -> tuple[int, ...]:
 
 def group_name(group: object) -> str:
     """Name under which functional collectives find ``group``."""
-    return str(group.group_name)  # type: ignore[attr-defined]
+    return str(group.group_name)  # type: ignore[attr-defined]  # torch declares it nowhere
 
 
 def twin_name(name: str) -> str:

@@ -77,7 +77,7 @@ OTHERWISE = frozenset(
 """Each gives tensors of the shape that its operands broadcast to. Found by calling all of aten with transposed operands."""
 
 
-class KernelFakeMode(FakeTensorMode):  # type: ignore[no-untyped-call]
+class KernelFakeMode(FakeTensorMode):
     """A fake mode that asks the kernel itself, on tensors of a few elements, how those operators lay their results."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Mapping[str, Any] | None = None) -> Any:
@@ -149,11 +149,11 @@ def on_registration(change: Change) -> Iterator[None]:
 
     apply: Any = nn.Module._apply
     handle = register_module_parameter_registration_hook(registered)
-    nn.Module._apply = applied  # type: ignore[assignment, method-assign]
+    nn.Module._apply = applied  # type: ignore[assignment, method-assign]  # replaced for a while
     try:
         yield
     finally:
-        nn.Module._apply = apply  # type: ignore[method-assign]
+        nn.Module._apply = apply  # type: ignore[method-assign]  # replaced for a while
         handle.remove()
 
 
@@ -171,7 +171,7 @@ def computing_without_values() -> Iterator[FakeTensorMode]:
         if isinstance(one, FakeTensor):  # weak references to it, which torch's cache holds, forbid a true swap
             one.data = other.data
         else:
-            swap(one, other)  # type: ignore[no-untyped-call]
+            swap(one, other)
 
     torch.utils.swap_tensors = swapped
     try:
@@ -181,9 +181,9 @@ def computing_without_values() -> Iterator[FakeTensorMode]:
         torch.utils.swap_tensors = swap
 
 
-class _Valueless(TorchDispatchMode):  # type: ignore[no-untyped-call]
+class _Valueless(TorchDispatchMode):
     def __init__(self, mode: FakeTensorMode) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
+        super().__init__()
         self._mode = mode
 
     def __torch_dispatch__(
@@ -204,7 +204,7 @@ def _in_initialiser() -> bool:
         name = frame.f_code.co_name
         if name.endswith("_") and not name.endswith("__"):
             return True
-        frame = frame.f_back  # type: ignore[assignment]
+        frame = frame.f_back  # type: ignore[assignment]  # the loop ends before None
     return False
 
 

@@ -40,7 +40,7 @@ class LiveNumber(torch.SymFloat):
 
     def __init__(self, node: fx.Node) -> None:
         node.meta["val"] = 1.0
-        super().__init__(_Kind(node))  # type: ignore[no-untyped-call]
+        super().__init__(_Kind(node))
 
     def __float__(self) -> NoReturn:
         _refuse()

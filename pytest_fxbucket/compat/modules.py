@@ -50,11 +50,11 @@ def functions_given(exchange: Callable[[Any], Any]) -> Iterator[None]:
     def apply(cls: type[Function], *args: Any, **kwargs: Any) -> Any:
         return before.__get__(None, cls)(*exchange(args), **exchange(kwargs))
 
-    Function.apply = classmethod(apply)  # type: ignore[method-assign, assignment]
+    Function.apply = classmethod(apply)  # type: ignore[method-assign, assignment]  # replaced for a while
     try:
         yield
     finally:
-        Function.apply = before  # type: ignore[method-assign]
+        Function.apply = before  # type: ignore[method-assign]  # replaced for a while
 
 
 def each_tensor(change: Callable[[torch.Tensor], torch.Tensor], given: Any) -> Any:

@@ -64,7 +64,7 @@ def put_groups(groups: Groups) -> None:
     _set_global_rank(-1 if default is None else default.rank())
     random = sys.modules.get(_DTENSOR_RANDOM)
     if random is not None:
-        random._rng_tracker = groups.dtensor_random  # type: ignore[attr-defined]
+        random._rng_tracker = groups.dtensor_random  # type: ignore[attr-defined]  # torch declares it nowhere
 
 
 def _nothing(name: str) -> Any:
@@ -126,7 +126,7 @@ def leave_python_groups_unrecorded() -> None:
         if vars(c10d.ProcessGroup)["_device_types"].__get__(group):  # not what a class in Python says instead
             attach(group, *rest)
 
-    c10d._maybe_attach_flight_recorder = attach_to_others  # type: ignore[attr-defined]
+    c10d._maybe_attach_flight_recorder = attach_to_others  # type: ignore[attr-defined]  # torch declares it nowhere
 
 
 # Kept alive: what a library registers goes with it.

@@ -150,7 +150,7 @@ def next_autograd_number() -> int:
     """Sequence number that the next autograd node of this thread will get."""
     import torch
 
-    return int(torch.autograd._get_sequence_nr())  # type: ignore[attr-defined]
+    return int(torch.autograd._get_sequence_nr())  # type: ignore[attr-defined]  # torch declares it nowhere
 
 
 def current_autograd_node() -> Any:

@@ -35,7 +35,7 @@ class WholeSequence(TorchFunctionMode):
         is_causal: bool = False,
         **more: Any,
     ) -> torch.Tensor:
-        keys, values = (_FromAll.apply(one, self._group) for one in (key, value))  # type: ignore[no-untyped-call]
+        keys, values = (_FromAll.apply(one, self._group) for one in (key, value))
         seen = None
         if is_causal:
             every = torch.ones(keys.shape[2], keys.shape[2], dtype=torch.bool, device=query.device).tril()

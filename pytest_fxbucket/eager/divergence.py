@@ -54,11 +54,11 @@ def first_divergence(model: nn.Module, known: Collection[str], take: Callable[[]
     return follower.first or Divergence()
 
 
-class _Follower(TorchDispatchMode):  # type: ignore[no-untyped-call]  # __init_subclass__
+class _Follower(TorchDispatchMode):  # __init_subclass__
     """Sees operators; ``inside`` are the modules whose forward runs."""
 
     def __init__(self, known: Collection[str]) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]  # untyped in torch
+        super().__init__()
         self.inside: list[str] = []
         self.first: Divergence | None = None
         self._known = known

@@ -32,12 +32,12 @@ class Carrier:
 
     def pack(self, values: Sequence[torch.Tensor]) -> torch.Tensor:
         """The tensor of ``values``; it requires grad if one of them does."""
-        packed: torch.Tensor = _Pack.apply(self, *values)  # type: ignore[no-untyped-call]  # torch gives it no types
+        packed: torch.Tensor = _Pack.apply(self, *values)
         return packed
 
     def unpack(self, packed: torch.Tensor) -> tuple[torch.Tensor, ...]:
         """The values, with the strides that they had; those that required grad give their gradients to ``packed``."""
-        values: tuple[torch.Tensor, ...] = _Unpack.apply(self, packed)  # type: ignore[no-untyped-call]  # as above
+        values: tuple[torch.Tensor, ...] = _Unpack.apply(self, packed)
         return values
 
     def written(self, values: Sequence[torch.Tensor | None], with_grad: Sequence[bool]) -> torch.Tensor:

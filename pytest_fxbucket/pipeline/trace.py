@@ -142,7 +142,7 @@ class _Tracing:
             inside.enter_context(_own_backwards_refused(self.namer))
             inside.enter_context(self.namer.watching(self.model))
             inside.enter_context(calls_watched(self.model, enter, leave))
-            inside.enter_context(_GradModes())  # type: ignore[no-untyped-call]  # torch's __init__ has no types
+            inside.enter_context(_GradModes())
             args, kwargs = self.arguments
             self.result, tensors = parted(self.model(*args, **kwargs))
         refuse_other_buffers(self.model, buffers)
@@ -161,7 +161,7 @@ class _Tracing:
             self.model(*args, **kwargs)
 
 
-class _GradModes(TorchDispatchMode):  # type: ignore[no-untyped-call]  # nor has its __init_subclass__
+class _GradModes(TorchDispatchMode):  # nor has its __init_subclass__
     """Marks nodes that are traced where gradients are off: running them again must not record them."""
 
     def __torch_dispatch__(

@@ -164,7 +164,7 @@ def _settings() -> ModuleType | Any:
 def _generators() -> tuple[Any, ...]:
     import torch
 
-    devices = torch.cuda.default_generators if torch.cuda.is_initialized() else ()  # type: ignore[no-untyped-call]
+    devices = torch.cuda.default_generators if torch.cuda.is_initialized() else ()
     return (torch.default_generator, *devices)
 
 

@@ -108,7 +108,7 @@ def _is_folder(storage: object) -> bool:
 def _dumped(output_json: object) -> str:
     from pytest_benchmark.utils import safe_dumps
 
-    return str(safe_dumps(output_json, ensure_ascii=True, indent=4))  # type: ignore[no-untyped-call]  # it has no types
+    return str(safe_dumps(output_json, ensure_ascii=True, indent=4))
 
 
 # Stored runs with our measurements are written whole and over no other, even if runs end at once or are killed.

@@ -168,7 +168,7 @@ class Torchrun:
             meeting.leave(f"has ended its session: {error}")
             session.exitstatus = status or pytest.ExitCode.INTERRUPTED
             return
-        statuses: dict[int, int] = said.entries  # type: ignore[assignment]
+        statuses: dict[int, int] = said.entries  # type: ignore[assignment]  # what this sender puts in
         worst = next((one for _, one in sorted(statuses.items()) if one), 0)
         session.exitstatus = worst or (pytest.ExitCode.INTERRUPTED if said.missing else 0)
         odd = {rank: one for rank, one in sorted(statuses.items()) if one != statuses.get(0)}

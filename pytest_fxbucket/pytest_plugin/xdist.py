@@ -5,16 +5,16 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import pytest
-from xdist.scheduler import LoadScopeScheduling  # type: ignore[import-untyped]
+from xdist.scheduler import LoadScopeScheduling  # type: ignore[import-untyped]  # xdist has no types
 
 from pytest_fxbucket.pytest_plugin.terminal import parts_of
 
 if TYPE_CHECKING:
-    from xdist.remote import Producer  # type: ignore[import-untyped]
-    from xdist.workermanage import WorkerController  # type: ignore[import-untyped]
+    from xdist.remote import Producer  # type: ignore[import-untyped]  # xdist has no types
+    from xdist.workermanage import WorkerController  # type: ignore[import-untyped]  # xdist has no types
 
 
-class PlanScheduling(LoadScopeScheduling):  # type: ignore[misc]
+class PlanScheduling(LoadScopeScheduling):  # type: ignore[misc]  # xdist has no types
     """Gives each worker whole plan files, and other tests one by one, as the default ``load`` does."""
 
     def _split_scope(self, nodeid: str) -> str:

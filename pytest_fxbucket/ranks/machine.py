@@ -53,7 +53,7 @@ def loaded_nccl() -> tuple[int, ...] | None:
     except (OSError, AttributeError):  # linked into torch
         import torch
 
-        return tuple(torch.cuda.nccl.version()[:3])  # type: ignore[no-untyped-call]
+        return tuple(torch.cuda.nccl.version()[:3])
     return version_of(number.value)
 
 

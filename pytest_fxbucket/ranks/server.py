@@ -182,7 +182,7 @@ def main(arguments: list[str]) -> None:
     """Serve over the inherited SOCK_SEQPACKET descriptor arguments[0] for the process arguments[1]; the rest are modules."""
     ignore_interrupts()
     die_with(int(arguments[1]))
-    sys.stdout.reconfigure(line_buffering=True, errors="backslashreplace")  # type: ignore[union-attr]
+    sys.stdout.reconfigure(line_buffering=True, errors="backslashreplace")  # type: ignore[union-attr]  # a text stream, here
     connection = socket.socket(fileno=int(arguments[0]))
     problem = _import_torch(arguments[2:])
     with contextlib.suppress(BrokenPipeError):

@@ -19,7 +19,7 @@ from pytest_fxbucket.step.mesh import fake_mesh
 from pytest_fxbucket.words import counted, some
 
 if TYPE_CHECKING:
-    from torch import fx
+    from torch import fx, nn
 
     from pytest_fxbucket.checks.context import Context
     from pytest_fxbucket.plan_on_mesh import PlanOnMesh
@@ -182,8 +182,8 @@ class Same:
                 )
 
 
-def _side(graph: fx.Graph, root: object, step: StepGraph, phase: Phase) -> Side:
-    return Side(without_kept_order(graph), root, step.inputs[phase], step.outputs[phase], {})  # type: ignore[arg-type]
+def _side(graph: fx.Graph, root: nn.Module, step: StepGraph, phase: Phase) -> Side:
+    return Side(without_kept_order(graph), root, step.inputs[phase], step.outputs[phase], {})
 
 
 # Expressions, differences and waste in words.

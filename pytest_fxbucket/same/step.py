@@ -48,7 +48,7 @@ class Found:
     """What cannot be shown, each with why."""
     added: list[str] = field(default_factory=list)
     """What only one of the graphs has."""
-    sent: tuple[list[tuple[Ranks, int]], list[tuple[Ranks, int]]] = ((), ())  # type: ignore[assignment]
+    sent: tuple[list[tuple[Ranks, int]], list[tuple[Ranks, int]]] = ((), ())  # type: ignore[assignment]  # two empty ones
     """What is launched before and after, and among whom."""
 
 

@@ -169,7 +169,7 @@ class Wholes:
         for fqn in fqns:
             twin = self.twins[fqn]
             if twin.requires_grad:
-                handle = twin.register_post_accumulate_grad_hook(unwatched(average))  # type: ignore[no-untyped-call]  # torch has no types there
+                handle = twin.register_post_accumulate_grad_hook(unwatched(average))  # torch has no types there
                 inside.callback(handle.remove)
 
     def refuse_kept(self) -> None:
@@ -190,7 +190,7 @@ class Wholes:
             self.busy = True
             try:
                 with self.namer.inside(fqn.rpartition(".")[0]), torch.inference_mode(False), torch.enable_grad():
-                    self.now[fqn] = _Whole.apply(self.twins[fqn], self.stored[fqn], self.sharding.travelling[fqn], self)  # type: ignore[no-untyped-call]
+                    self.now[fqn] = _Whole.apply(self.twins[fqn], self.stored[fqn], self.sharding.travelling[fqn], self)
             finally:
                 self.busy = False
         return self.now[fqn]

@@ -243,7 +243,7 @@ class _Tracing:
             gather_again_in_backward(graph, [node for value, node in inputs if value.role != "param" or value.fqn not in again])
         without_passing_through(graph)
         (final,) = graph.output_node().args
-        pairs = zip((value for value, _ in outputs), final, strict=True)  # type: ignore[arg-type]
+        pairs = zip((value for value, _ in outputs), final, strict=True)  # type: ignore[arg-type]  # of nodes
         unchanged = set(inputs)
         kept = [pair for pair in pairs if pair not in unchanged]
         graph.output_node().args = ([node for _, node in kept],)

@@ -25,11 +25,11 @@ from pytest_fxbucket.errors import CaptureError
 _ATEN = torch.ops.aten
 
 
-class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]  # __init_subclass__
+class Recorder(TorchDispatchMode):  # __init_subclass__
     """While recording, every operator becomes a node of ``graph``; it does not ask for gradients."""
 
     def __init__(self, fake_mode: FakeTensorMode) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
+        super().__init__()
         self.graph = fx.Graph()
         self._mode = fake_mode
         self._nodes: dict[int, tuple[fx.Node, torch.Tensor]] = {}

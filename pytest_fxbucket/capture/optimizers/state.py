@@ -120,11 +120,11 @@ def rates(optimizers: Sequence[Optimizer]) -> dict[str, float]:
     }
 
 
-class _PutBack(TorchDispatchMode):  # type: ignore[no-untyped-call]  # __init_subclass__
+class _PutBack(TorchDispatchMode):  # __init_subclass__
     """Remembers the value of every tensor before it is first written, but of those that had none: ``empty``."""
 
     def __init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
+        super().__init__()
         self._saved: dict[int, tuple[torch.Tensor, torch.Tensor | None]] = {}
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:

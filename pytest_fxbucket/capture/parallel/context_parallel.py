@@ -66,7 +66,7 @@ class AttentionToAll(TorchFunctionMode):
                 "cp parts the sequence of queries and keys alike, each (batch, heads, sequence, head_dim), but "
                 f"scaled_dot_product_attention is given {tuple(query.shape)} and {tuple(key.shape)}"
             )
-        key, value = (Gathered.apply(one, self._group, None, _SEQUENCE) for one in (key, value))  # type: ignore[no-untyped-call]
+        key, value = (Gathered.apply(one, self._group, None, _SEQUENCE) for one in (key, value))
         mask = causal(query.shape[_SEQUENCE], key.shape[_SEQUENCE], self._place, query.device) if is_causal else None
         return _attend(query, key, value, mask, dropout_p, **more)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import nn
@@ -113,7 +113,8 @@ def other_forwards(
 
         for fqn, style in forwards.parted.items():
             on_parts = forwards.sequences.is_in_region(fqn)
-            change(fqn, parted_forward(fqn, model.get_submodule(fqn), style, mesh.group("tp"), on_parts))
+            linear = cast(nn.Linear, model.get_submodule(fqn))  # or of its forward: others were refused
+            change(fqn, parted_forward(fqn, linear, style, mesh.group("tp"), on_parts))
         for fqn, forward in forwards.sequences.forwards(model, mesh.group("tp"), places.get("tp")).items():
             change(fqn, forward)
         for fqn, count in forwards.experts.items():
@@ -151,11 +152,11 @@ def experts_forward(fqn: str, module: nn.Module, experts: int, group: Group) -> 
                 f"ep_plan parts {fqn}, whose parameters have {experts} rows, so its input must be (experts = {experts}, "
                 f"capacity, ...), but has the shape {tuple(tokens.shape)}"
             )
-        there = _Exchange.apply(tokens, group)  # type: ignore[no-untyped-call]
+        there = _Exchange.apply(tokens, group)
         by_rank = there.view(group.size, own, *tokens.shape[1:])
         made = whole(by_rank.transpose(0, 1).flatten(1, 2))
         back = made.unflatten(1, (group.size, -1)).transpose(0, 1).flatten(0, 1)
-        out: torch.Tensor = _Exchange.apply(back, group)  # type: ignore[no-untyped-call]
+        out: torch.Tensor = _Exchange.apply(back, group)
         return out
 
     return forward

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import nn
@@ -101,7 +102,7 @@ def describe_parameters(model: nn.Module, parts: Parts, parted: Mapping[str, str
                 )
         _refuse_indivisible(fqn, parameter, dims[fqn], fqn in experts, parts.mesh)
         local = parts.local(parameter, dims[fqn], fqn in experts, 0)
-        with naming_user_frame(lambda fqn=fqn: f"mode {parts.parallel.mode} of parameter {fqn}"):  # type: ignore[misc]
+        with naming_user_frame(partial("mode {} of parameter {}".format, parts.parallel.mode, fqn)):
             part = parts.mode(fqn in experts).part(local, parts.mesh, 0)
         described.append(
             Parameter(

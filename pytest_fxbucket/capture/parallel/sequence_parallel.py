@@ -85,7 +85,7 @@ class Sequences:
             if style == "scatter":
                 found[fqn] = _scattering(fqn, forward, group, place)
             elif style == "gather":
-                found[fqn] = _reading_all(fqn, forward, lambda x: Gathered.apply(x, group, place))  # type: ignore[no-untyped-call]
+                found[fqn] = _reading_all(fqn, forward, lambda x: Gathered.apply(x, group, place))
             elif fqn in regions:
                 found[fqn] = _region(fqn, forward, group)
             else:  # a view, as DTensor makes: gradients of the module's reads are added before they meet those of the residual
@@ -94,7 +94,7 @@ class Sequences:
 
 
 def _region(fqn: str, forward: Callable[..., Any], group: Group) -> Callable[..., Any]:
-    reading = _reading_all(fqn, forward, lambda x: Gathered.apply(x, group, None))  # type: ignore[no-untyped-call]
+    reading = _reading_all(fqn, forward, lambda x: Gathered.apply(x, group, None))
 
     def on_parts(*args: Any, **kwargs: Any) -> Any:
         out = reading(*args, **kwargs)
@@ -140,7 +140,7 @@ def _scattering(fqn: str, forward: Callable[..., Any], group: Group, place: torc
                 f"tp_plan scatters the output of {fqn}, which must be a tensor of (batch, sequence, ...) whose sequence "
                 f"tp = {group.size} divides, but it is {what}"
             )
-        return _OwnPart.apply(out, group, place)  # type: ignore[no-untyped-call]
+        return _OwnPart.apply(out, group, place)
 
     return on_all
 

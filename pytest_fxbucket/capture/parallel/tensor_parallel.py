@@ -22,7 +22,7 @@ def parted_dim(style: str, name: str) -> int | None:
     return _DIMS[style].get(name)
 
 
-def parted_forward(fqn: str, module: nn.Module, style: str, group: Group, in_sequence: bool = False) -> Callable[..., Any]:
+def parted_forward(fqn: str, module: nn.Linear, style: str, group: Group, in_sequence: bool = False) -> Callable[..., Any]:
     """What is to be called instead of the forward of ``module``, called ``fqn``: it computes on the part of the weight.
 
     ``colwise`` takes the whole input and gives its part of the output, ``rowwise`` the reverse. ``in_sequence``: it lies in a
@@ -32,19 +32,18 @@ def parted_forward(fqn: str, module: nn.Module, style: str, group: Group, in_seq
         whole = module.forward
         if in_sequence:
             return whole
-        return lambda x: whole(_CopyIn.apply(x, group))  # type: ignore[no-untyped-call]
+        return lambda x: whole(_CopyIn.apply(x, group))
 
     def rowwise(x: torch.Tensor) -> torch.Tensor:
-        width, part = x.shape[-1], module.weight.shape[1]  # type: ignore[index]
+        width, part = x.shape[-1], module.weight.shape[1]
         if width == part * group.size:
             raise CaptureError(
                 f"tp_plan makes {fqn} rowwise, so its input must be a rank's part, {part} of {width} wide, but it is whole; "
                 "make the linears that its input is made by colwise"
             )
         join = ReducedOut if in_sequence else _SumOut
-        out: torch.Tensor = join.apply(torch.nn.functional.linear(x, module.weight), group)  # type: ignore
-        bias: torch.Tensor | None = module.bias  # type: ignore[assignment]
-        return out if bias is None else out + bias
+        out: torch.Tensor = join.apply(torch.nn.functional.linear(x, module.weight), group)
+        return out if module.bias is None else out + module.bias
 
     return rowwise
 

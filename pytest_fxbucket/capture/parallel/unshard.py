@@ -141,12 +141,12 @@ class Reader:
                 self.whole[read] = self._gathered(read)
                 if self.whole[read].requires_grad:
                     for hook in self._hooks.get(fqn, ()):
-                        self.whole[read].register_hook(hook)  # type: ignore[no-untyped-call]
+                        self.whole[read].register_hook(hook)
         if self._edges is None:
             return self.whole[read]
         if read not in self._edges:
             with torch.inference_mode(False), torch.enable_grad():
-                self._edges[read] = Edge.apply(self.whole[read])  # type: ignore[no-untyped-call]
+                self._edges[read] = Edge.apply(self.whole[read])
         return self._edges[read]
 
     @contextmanager
@@ -163,7 +163,7 @@ class Reader:
         if self._last:
             # The gradients of a parameter that several stages read are summed in an order of ours.
             self.parts[read] = part = part.detach().requires_grad_(part.requires_grad) if self._staged else part
-            whole: torch.Tensor = _Unshard.apply(part, travel, partial(self._before.get, read))  # type: ignore[no-untyped-call]
+            whole: torch.Tensor = _Unshard.apply(part, travel, partial(self._before.get, read))
             return whole
         with torch.no_grad():
             whole = travel.gather(part.detach())

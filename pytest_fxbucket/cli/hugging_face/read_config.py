@@ -114,10 +114,10 @@ def _model_class(config: PreTrainedConfig, written: Mapping[str, Any], path: Pat
             raise PlanError(
                 f'{path}: architectures names "{name}", which transformers {transformers.__version__} has not{hint}'
             )
-        return found  # type: ignore[no-any-return]
+        return found  # type: ignore[no-any-return]  # transformers has no types here
     for head in (*(f"MODEL_FOR_{one}_MAPPING" for one in _HEADS), "MODEL_MAPPING"):
         mapping = getattr(modeling_auto, head)
         if type(config) in mapping:
             cls = mapping[type(config)]
-            return cls[0] if isinstance(cls, tuple) else cls  # type: ignore[no-any-return]
+            return cls[0] if isinstance(cls, tuple) else cls  # type: ignore[no-any-return]  # transformers has no types here
     raise PlanError(f'{path}: transformers has no model for {type(config).__name__}; name one in "architectures"')

@@ -153,7 +153,7 @@ def _idle(module: ModuleType) -> list[str]:
         for rank in range(_RANKS):
             batch = module.small_batch(rank, step)
             loss: Tensor = module.loss(model(**batch), batch)
-            loss.backward()  # type: ignore[no-untyped-call]
+            loss.backward()
         for name, parameter in model.named_parameters():
             if parameter.grad is not None:
                 seen[name] = seen.get(name, False) or bool(parameter.grad.any())

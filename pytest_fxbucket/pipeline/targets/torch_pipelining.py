@@ -117,7 +117,7 @@ def _own(value: torch.Tensor) -> torch.Tensor:
 def _traced(value: torch.Tensor, one: Crossing) -> torch.Tensor:
     order = _order(one)
     if order is None:
-        made: torch.Tensor = _WithStrides.apply(value, one.strides)  # type: ignore[no-untyped-call]  # torch gives it no types
+        made: torch.Tensor = _WithStrides.apply(value, one.strides)
         return made
     return value.permute(*(order.index(dim) for dim in range(len(order))))
 

@@ -102,7 +102,7 @@ def _not_at_all(*_: object, **__: object) -> None:
     """In place of pytest.xfail under --runxfail, as within pytest's own process."""
 
 
-_not_at_all.Exception = _xfail.Exception  # type: ignore[attr-defined]
+_not_at_all.Exception = _xfail.Exception  # type: ignore[attr-defined]  # as pytest marks its own
 
 
 @contextlib.contextmanager

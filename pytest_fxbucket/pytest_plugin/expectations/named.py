@@ -59,7 +59,7 @@ class NamedGolden:
     the run ends. ``!=`` accepts nothing.
     """
 
-    __hash__ = None  # type: ignore[assignment]
+    __hash__ = None  # type: ignore[assignment]  # as Python spells "not hashable"
 
     def __init__(self, book: GoldenBook, path: Path, entries: Entries | None) -> None:
         self._book, self._path, self._entries = book, path, entries

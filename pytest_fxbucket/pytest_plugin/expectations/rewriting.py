@@ -174,7 +174,7 @@ def refuse_workers(config: pytest.Config, items: list[pytest.Item]) -> None:
     workers = _workers(config)
     inline = [item for item in items if EXPECT in getattr(item, "fixturenames", ())] if workers > 1 else []
     if inline:
-        config.workeroutput[_REFUSED] = refusal(workers, inline[0].nodeid)  # type: ignore[attr-defined]
+        config.workeroutput[_REFUSED] = refusal(workers, inline[0].nodeid)  # type: ignore[attr-defined]  # xdist puts it there
         items.clear()
 
 

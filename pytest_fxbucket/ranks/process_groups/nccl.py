@@ -103,7 +103,7 @@ def record(backend: str) -> tuple[str, ...]:
         "matmul.allow_bf16_reduced_precision_reduction": matmul.allow_bf16_reduced_precision_reduction,
         "matmul.allow_fp16_reduced_precision_reduction": matmul.allow_fp16_reduced_precision_reduction,
     }
-    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+    if torch.cuda.is_initialized():
         flags["gpu"] = torch.cuda.get_device_name()
     if backend == "nccl" and dist.is_nccl_available():
         flags["nccl"] = ".".join(map(str, loaded_nccl() or ()))
@@ -146,14 +146,14 @@ _KINDS = {
 _MAY_DIFFER = frozenset({"all_to_all", "gather", "scatter"})
 
 
-class WatchedLaunches(TorchDispatchMode):  # type: ignore[no-untyped-call]  # __init_subclass__
+class WatchedLaunches(TorchDispatchMode):  # __init_subclass__
     """While it is on, each launch of this process is entered in the flight record of global rank ``rank``.
 
     Waits are not: on GPUs they do not hold up the process.
     """
 
     def __init__(self, rank: int) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
+        super().__init__()
         self._rank = rank
         self._handles: dict[tuple[int, ...], int] = {}
 

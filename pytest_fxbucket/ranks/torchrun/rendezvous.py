@@ -189,7 +189,7 @@ class Rendezvous:
             self.close()
             late = ", ".join(f"rank {rank}" for rank in sorted(hello.missing))
             raise RankError(f"{late} of {self.world} did not start pytest-fxbucket within {_START_LIMIT_S:g} s; see its output")
-        said: dict[int, tuple[int, int, tuple[str, str, str]]] = hello.entries  # type: ignore[assignment]
+        said: dict[int, tuple[int, int, tuple[str, str, str]]] = hello.entries  # type: ignore[assignment]  # as it is sent
         self._nodes = {rank: node for rank, (node, _, _) in said.items()}
         for rank, (_, pid, there) in said.items():
             if there == here and rank != self.rank:
