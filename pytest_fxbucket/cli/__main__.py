@@ -22,6 +22,7 @@ COMMANDS = {
     "fuzz": "try a pass on random steps, plans and options, and print each find as a test",
     "parity": "run a plan's step beside torch's own for many steps, bit for bit",
     "diff": "say how the schedules of two plans, passes or commits differ",
+    "goldens": "say what changed in goldens since a commit, as a comment for a change",
     "compare": "time the steps of two commits side by side and say which is faster",
 }
 _STOPPED, _BROKEN_PIPE = 130, 141

@@ -112,7 +112,7 @@ def test_the_github_action_runs_each_of_its_steps(project: Path, tmp_path: Path)
     assert "plans/net.toml::golden PASSED" in said["plans"]
     comment = (project / "fxbucket-comment.md").read_text(encoding="utf-8")
     assert comment == (tmp_path / "summary.md").read_text(encoding="utf-8")
-    assert comment.startswith("Goldens change:\n```diff\n")
+    assert comment.startswith("1 golden of 1 changed.\n\n**golden/plans/net.txt**\n")
     assert re.search(r"^\+.*embed\+layers\.0", comment, re.MULTILINE)
     uploaded = next(step for step in action["runs"]["steps"] if "upload-artifact" in step.get("uses", ""))["with"]["path"]
     assert {"fxbucket.xml", "fxbucket-comment.md"} <= {path for path in uploaded.split() if (project / path).exists()}

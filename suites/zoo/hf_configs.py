@@ -29,6 +29,22 @@ class Configured:
         return values
 
 
+def _qwen_vl(text: str) -> dict[str, Any]:
+    """Of both Qwen-VL, whose text models are told apart by their ``model_type``."""
+    return {
+        "image_token_id": 151655,
+        "text_config": {
+            "model_type": text,
+            "hidden_size": 3584,
+            "intermediate_size": 18944,
+            "num_hidden_layers": 28,
+            "num_attention_heads": 28,
+            "num_key_value_heads": 4,
+            "rope_parameters": {"rope_type": "default", "rope_theta": 1e6, "mrope_section": [16, 24, 24]},
+        },
+    }
+
+
 CONFIGS = {
     "llama": Configured(
         "Llama",
@@ -135,35 +151,13 @@ CONFIGS = {
     "qwen2_vl": Configured(
         "Qwen2VL",
         "Qwen2VLForConditionalGeneration",
-        {
-            "image_token_id": 151655,
-            "text_config": {
-                "model_type": "qwen2_vl_text",
-                "hidden_size": 3584,
-                "intermediate_size": 18944,
-                "num_hidden_layers": 28,
-                "num_attention_heads": 28,
-                "num_key_value_heads": 4,
-                "rope_parameters": {"rope_type": "default", "rope_theta": 1e6, "mrope_section": [16, 24, 24]},
-            },
-        },
+        _qwen_vl("qwen2_vl_text"),
         told="image_grid_thw",
     ),
     "qwen2_5_vl": Configured(
         "Qwen2_5_VL",
         "Qwen2_5_VLForConditionalGeneration",
-        {
-            "image_token_id": 151655,
-            "text_config": {
-                "model_type": "qwen2_5_vl_text",
-                "hidden_size": 3584,
-                "intermediate_size": 18944,
-                "num_hidden_layers": 28,
-                "num_attention_heads": 28,
-                "num_key_value_heads": 4,
-                "rope_parameters": {"rope_type": "default", "rope_theta": 1e6, "mrope_section": [16, 24, 24]},
-            },
-        },
+        _qwen_vl("qwen2_5_vl_text"),
         told="image_grid_thw",
     ),
     "idefics3": Configured(
