@@ -17,6 +17,7 @@ from pytest_fxbucket.checks.bitwise.judge import difference_line
 from pytest_fxbucket.checks.bitwise.localise import bits_digest, seen
 from pytest_fxbucket.compat import pytree
 from pytest_fxbucket.compat.c10d import group_called
+from pytest_fxbucket.compat.modules import uncompiled
 from pytest_fxbucket.eager.context_parallel import WholeSequence
 from pytest_fxbucket.eager.divergence import Divergence, first_divergence, own_rows
 from pytest_fxbucket.eager.reasons import reasons_of, reused_units
@@ -177,7 +178,7 @@ class _Reference:
         tensors = iter(batch)
         leaves = [next(tensors).clone() if isinstance(leaf, Tensor) else leaf for leaf in self.leaves]
         torch.manual_seed(self.task.seed + step)
-        with _its_own(), self.attention:
+        with _its_own(), uncompiled(), self.attention:  # as capture ran what torch.compile wraps
             return self.step.take(pytree.tree_unflatten(leaves, self.spec))
 
 

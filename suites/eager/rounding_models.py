@@ -72,6 +72,25 @@ class RaisesLater(Two):
         return self.b(self.a(x))
 
 
+class Doubled(nn.Linear):
+    """A layer with a forward of its own: torch's are not compiled alone."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x) * 2
+
+
+class CompiledPart(Two):
+    """A part that torch.compile wraps, by a compiler that gives other bits."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a = Doubled(8, 8)
+        self.a.compile(backend=lambda gm, _: lambda *args: [2 * out for out in gm(*args)])
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.b(self.a(x))
+
+
 class Unused(Two):
     """A parameter that no forward reads."""
 

@@ -68,6 +68,11 @@ def test_a_reason_that_is_stated_and_not_there_is_red(run: Run) -> None:
     assert verdict.lines == ('[eager] rounds_otherwise states "reused_unit", but the model has no such thing; take it out',)
 
 
+def test_what_torch_compile_wraps_runs_as_it_is_on_both_sides(run: Run) -> None:
+    verdict = run(plan_of("CompiledPart", '["a", "b"]', TWO))
+    assert verdict, verdict
+
+
 def test_a_unit_that_is_called_twice_is_reduced_once_where_there_are_no_microbatches(run: Run) -> None:
     verdict = run(plan_of("Twice", LAYERS, TWO, ", times = 2"))
     assert verdict, verdict
