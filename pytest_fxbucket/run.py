@@ -14,7 +14,7 @@ from pytest_fxbucket.artifacts import Folder
 from pytest_fxbucket.checks.first_red import told_by_pass
 from pytest_fxbucket.checks.registry import CHECKS, ON_RANKS, check_of
 from pytest_fxbucket.checks.verdict import Verdict
-from pytest_fxbucket.errors import BenchmarkError
+from pytest_fxbucket.errors import BenchmarkError, PassError
 from pytest_fxbucket.plan.folders import folders_of
 from pytest_fxbucket.plan.schema import Benchmark
 from pytest_fxbucket.user_code import user_code
@@ -148,13 +148,19 @@ class PlanRun:
         return self._mesh_world
 
     def summary(self) -> PlanSummary | None:
-        """Launches, buckets and bytes, of all stages; None until the pass ran at the size of the real mesh."""
+        """Launches, buckets and bytes, of all stages; None until the pass ran at the size of the real mesh.
+
+        None, too, if its graph cannot be read.
+        """
         world: PlanOnMesh | None = self.__dict__.get("_mesh_world")
         ranks = () if world is None else world.mesh.ranks(0, "pp")
         if world is None or not all(map(world.is_passed, ranks)):
             return None
-        before = [bucket for rank in ranks for reading in world.reading(rank).values() for bucket in reading.buckets]
-        after = [bucket for rank in ranks for one in world.passed(rank).values() for bucket in one.reading.buckets]
+        try:
+            before = [bucket for rank in ranks for reading in world.reading(rank).values() for bucket in reading.buckets]
+            after = [bucket for rank in ranks for one in world.passed(rank).values() for bucket in one.reading.buckets]
+        except PassError:  # the graph cannot be read, which each item says
+            return None
         named = world.entry_of if self.plan.bucket.has_entries else {p.fqn: "" for p in world.step(0).parameters}
         planned = [bucket for bucket in after if any(fqn in named for fqn in bucket.fqns)]
         return PlanSummary(len(before), len(after), len(planned), sum(bucket.bytes for bucket in after))

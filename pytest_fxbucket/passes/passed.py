@@ -7,8 +7,10 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING
 
+from pytest_fxbucket.errors import PassError
 from pytest_fxbucket.graph.calls import Call, calls_of
 from pytest_fxbucket.graph.reading import read_graph
+from pytest_fxbucket.passes.fake_values import wrong_values
 from pytest_fxbucket.passes.keep_order import without_kept_order
 from pytest_fxbucket.passes.registry import Bucketed
 
@@ -41,8 +43,12 @@ class Passed:
 
     @cached_property
     def reading(self) -> GraphAnalysis:
-        """Every launch with its members in byte order, and who reads them."""
-        return read_graph(self.graph, self.inputs, self.outputs, self.before)
+        """Every launch with its members in byte order, and who reads them. Raises PassError for a graph that cannot be read."""
+        try:
+            return read_graph(self.graph, self.inputs, self.outputs, self.before)
+        except PassError as error:
+            wrong = next(wrong_values(node for node in self.graph.nodes if node.op == "call_function"), "")
+            raise PassError(f'{error}; meta["val"] is wrong: {wrong}' if wrong else str(error)) from error
 
     def refuse_unreadable(self) -> None:
         """Raise for a graph that cannot be read, as every check does, whatever it asks."""

@@ -360,6 +360,19 @@ def without_values(gm: fx.GraphModule) -> None:
 
 
 @breaking
+def stale_values(gm: fx.GraphModule) -> None:
+    """Halves, as of a copied node, that say that they are as large as the whole."""
+    launch = reductions(gm)[1]
+    pack = launch.all_input_nodes[0]
+    rows, columns = pack.meta["val"].shape
+    with gm.graph.inserting_before(launch):
+        half = like(pack, aten.slice.Tensor, pack, 0, 0, rows // 2)
+        half = like(pack, aten.view.default, like(pack, aten.neg.default, half), [rows // 2, columns])
+        whole = like(pack, aten.cat.default, [half, half])
+    launch.replace_input_with(pack, whole)
+
+
+@breaking
 def lying_values(gm: fx.GraphModule) -> None:
     """A reduction in half precision whose input says that it is float32."""
     launch = reductions(gm)[1]

@@ -201,6 +201,7 @@ RAISED = {
     "returns_none": "returned a NoneType, expected a GraphModule",
     "wrong_split": r"aten\.view\.default \(\w+\) of \w+: shape '\[32, 32\]' is invalid for input of size 512",
     "without_values": r"carries no fake value",
+    "stale_values": r"is wrong: slice_tensor says torch\.float32 \(4, \d+\), and aten\.slice\.Tensor gives torch\.float32 \(2,",
     "one_more_output": r"returned a graph with 23 outputs, expected 22",
 }
 
@@ -213,6 +214,7 @@ def test_a_graph_that_cannot_be_had_or_run_is_one_sentence_for_every_item(
     with pytest.raises(FxbucketError, match=RAISED[name]) as caught:
         verdict_of(llama, runs, name, check)
     assert "\n" not in str(caught.value)
+    assert runs[name].summary() is None
 
 
 @pytest.mark.parametrize("check", CHECKS)

@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-import torch
-
-from pytest_fxbucket.compat.fake_tensors import FakeTensor
-from pytest_fxbucket.errors import PassError
 from pytest_fxbucket.graph.modules import direction_of, module_of
-from pytest_fxbucket.passes.new_nodes import value_of
+from pytest_fxbucket.passes.fake_values import value_text, wrong_values
 from pytest_fxbucket.words import counted
 
 if TYPE_CHECKING:
@@ -27,7 +23,7 @@ def metadata_problems(before: fx.Graph, after: fx.Graph) -> list[str]:
     kept = [(known[node.name, node.target], node) for node in after.nodes if (node.name, node.target) in known]
     new = [node for node in after.nodes if node.op == "call_function" and (node.name, node.target) not in known]
     said = {"module": _other(kept, module_of), "direction": _other(kept, _backward)}
-    said['meta["val"]'] = [*_other(kept, _value), *_wrong_values(new)]
+    said['meta["val"]'] = [*_other(kept, _value), *wrong_values(new)]
     return [line for what, lines in said.items() for line in _told(what, lines)]
 
 
@@ -41,30 +37,8 @@ def _backward(node: fx.Node) -> str:
     return "backward" if direction_of(node) == "backward" else ""
 
 
-def _wrong_values(new: list[fx.Node]) -> Iterator[str]:
-    for node in new:
-        said, given = _value(node), _given(node)
-        if said and given and said != given:
-            yield f"{node.name} says {said}, and {node.target} gives {given}"
-
-
 def _value(node: fx.Node) -> str:
-    value = node.meta.get("val")
-    return f"{value.dtype} {tuple(value.shape)}" if isinstance(value, torch.Tensor) else ""
-
-
-def _given(node: fx.Node) -> str:
-    """What the operator gives for what its inputs say; empty if it cannot be called on that."""
-    inputs = [one.meta.get("val") for one in node.all_input_nodes]
-    first = next((value for value in inputs if isinstance(value, FakeTensor)), None)
-    if first is None or any(value is None for value in inputs):
-        return ""
-    args, kwargs = torch.fx.map_arg((node.args, dict(node.kwargs)), lambda one: one.meta["val"])
-    try:
-        value = value_of(first.fake_mode, node.target, args, kwargs)
-    except PassError:
-        return ""
-    return f"{value.dtype} {tuple(value.shape)}" if isinstance(value, torch.Tensor) else ""
+    return value_text(node.meta.get("val"))
 
 
 def _told(what: str, lines: list[str]) -> list[str]:
