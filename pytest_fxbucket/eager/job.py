@@ -8,17 +8,19 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 
 from pytest_fxbucket.capture.batch import batch_of, microbatches, split_of
 from pytest_fxbucket.capture.from_plan import import_model
+from pytest_fxbucket.capture.parallel.context_parallel import cut_sequences
 from pytest_fxbucket.checks.bitwise.job import BitwiseTask, Difference, compare, final_run, graphs_of
 from pytest_fxbucket.checks.bitwise.judge import difference_line
 from pytest_fxbucket.checks.bitwise.localise import bits_digest, seen
 from pytest_fxbucket.compat import pytree
 from pytest_fxbucket.compat.c10d import group_called
 from pytest_fxbucket.compat.modules import uncompiled
-from pytest_fxbucket.eager.context_parallel import WholeSequence
+from pytest_fxbucket.eager.context_parallel import WholeSequence, other_than_whole
 from pytest_fxbucket.eager.divergence import Divergence, first_divergence, own_rows
 from pytest_fxbucket.eager.reasons import reasons_of, reused_units
 from pytest_fxbucket.eager.step_reports import StepReporter
@@ -168,8 +170,11 @@ class _Reference:
             step = EagerStep(trainer, updates=bool(plan.optimizer))
             if plan.eager.factory:
                 step.begin({key: one for key, one in _whole(_built(task)).items() if plan.pipeline is None or key in held})
-        gathers = plan.parallel.cp > 1 and not plan.eager.factory
-        attention = WholeSequence(group_called(graph.mesh.group("cp").name)) if gathers else nullcontext()
+        attention: AbstractContextManager[Any] = nullcontext()
+        if plan.parallel.cp > 1 and not plan.eager.factory:
+            group = group_called(graph.mesh.group("cp").name)
+            _refuse_parting(task, rank, data, group)
+            attention = WholeSequence(group)
         return cls(step, graph, *pytree.tree_flatten(data), attention)
 
     def take(self, batch: Sequence[Tensor], step: int) -> Left:
@@ -200,6 +205,21 @@ def _built(task: EagerTask) -> nn.Module:
     torch.manual_seed(task.graph.seed)
     model: nn.Module = factory(**task.plan.model.args)
     return model.to(device())
+
+
+def _refuse_parting(task: EagerTask, rank: int, data: Any, group: dist.ProcessGroup) -> None:
+    """Raise :class:`OtherModelError` for a model that cannot be given a part of each sequence, as the graph gives it."""
+    assert task.plan.model is not None
+    model = _built(task).float().eval()
+    split = split_of(model, data, task.plan.model.inputs)
+    whole = pytree.tree_map(lambda one: one.to(device()) if isinstance(one, Tensor) else one, data)
+    with uncompiled():
+        part = cut_sequences(whole, task.graph.mesh, rank)
+        own = other_than_whole(lambda batch: split.call(model, batch), whole, part, group)
+    said: list[str] = [""] * dist.get_world_size()
+    dist.all_gather_object(said, own)  # a rank that went on alone would wait for ever
+    if other := next(filter(None, said), ""):
+        raise OtherModelError(other)
 
 
 def _whole(model: nn.Module) -> Left:

@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from fixtures.models import llama_sdpa
+from fixtures.models import llama, llama_sdpa
 from pytest_fxbucket.capture.from_plan import capture_plan
 from pytest_fxbucket.capture.parallel import context_parallel, sequence_parallel
 from pytest_fxbucket.errors import CaptureError
@@ -99,6 +99,31 @@ def test_a_wrong_capture_is_far_from_whole_sequences_and_eager_is_red(
     verdict = PlanRun(CP, RunSettings(ROOT, tmp_path / "golden", tmp_path), pools).check("eager")
     assert verdict.outcome == "failed"
     assert any("elements differ" in line for line in verdict.lines), verdict.lines
+
+
+class Counts(llama.Llama):
+    """Counts positions by itself, so those of each part begin at 0."""
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        return self.logits(tokens, torch.arange(tokens.shape[1]).expand_as(tokens))
+
+
+def counts() -> nn.Module:
+    return Counts(llama.LlamaShape(2, 32, 4, 2), llama_sdpa.Attention)
+
+
+def tokens_and_targets(rank: int, step: int) -> tuple[Tensor, Tensor]:
+    return llama_sdpa.batch(rank, step)[::2]
+
+
+def test_eager_is_red_for_a_model_that_counts_positions_by_itself(pools: Pools, tmp_path: Any) -> None:
+    assert CP.model is not None
+    model = replace(CP.model, factory=f"{HERE}:counts", batch=f"{HERE}:tokens_and_targets")
+    verdict = PlanRun(replace(CP, model=model), RunSettings(ROOT, tmp_path / "golden", tmp_path), pools).check("eager")
+    assert verdict.outcome == "failed"
+    (line,) = verdict.lines
+    assert "of a part of the sequence the model gives other values than of the whole, by " in line
+    assert line.endswith("let the batch give them: cp cuts them as it cuts tokens")
 
 
 class Attends(nn.Module):
