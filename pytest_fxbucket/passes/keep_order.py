@@ -100,15 +100,13 @@ def _input_of(later: fx.Node) -> fx.Node | None:
 
 
 def _pinned(graph: fx.Graph, node: fx.Node, pins: dict[fx.Node, fx.Node], meta: dict[str, Any]) -> fx.Node:
-    """``node``, or for a launch a reader of it that stands right behind it and is nobody's to move."""
-    if collectives.launch_kind(node) is None:
+    """``node``, or for a launch a reader of it that stands right behind it and is nobody's to move; of several tensors one."""
+    is_one = isinstance(node.meta["val"], torch.Tensor)
+    if is_one and collectives.launch_kind(node) is None:
         return node
     if node not in pins:
         with graph.inserting_after(node):
-            if isinstance(node.meta["val"], torch.Tensor):
-                pins[node] = _behind(graph, node, [], meta)
-            else:
-                pins[node] = _item(graph, node, meta)
+            pins[node] = _behind(graph, node, [], meta) if is_one else _item(graph, node, meta)
     return pins[node]
 
 
@@ -121,6 +119,7 @@ def _behind(graph: fx.Graph, source: fx.Node, done: list[fx.Node], meta: dict[st
 
 
 def _item(graph: fx.Graph, node: fx.Node, meta: dict[str, Any]) -> fx.Node:
-    item = graph.call_function(getitem, (node, 0))
-    item.meta = {**meta, "val": node.meta["val"][0]}
+    first = next(place for place, one in enumerate(node.meta["val"]) if isinstance(one, torch.Tensor))
+    item = graph.call_function(getitem, (node, first))
+    item.meta = {**meta, "val": node.meta["val"][first]}
     return item

@@ -198,3 +198,20 @@ def test_a_coalesced_launch_is_kept_by_what_it_launched() -> None:
     assert launch.next in wait.args[0].args[0].all_input_nodes
     forget_order(graph_module.graph)
     assert list(graph_module.graph.nodes) == order
+
+
+def test_an_operator_that_gives_several_tensors_comes_before_a_wait(pools: Pools) -> None:
+    made = Program(2)
+    a, b = made.shards("ab")
+    launch = made.launch_gather(b)
+    parts = made.call(aten.split_with_sizes_copy.default, made.gather(a), [1, 3])
+    part, wait = made.call(getitem, parts, 1), made.wait(launch)
+    graph_module = made.returns(wait, part)
+    before = copied(graph_module)
+    order = list(graph_module.graph.nodes)
+
+    assert keep_order(graph_module.graph, [(parts, wait)]) == []
+    graph_module.recompile()
+    assert compare(pools, before, graph_module, 2) == []
+    forget_order(graph_module.graph)
+    assert list(graph_module.graph.nodes) == order
