@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, cast
 
+from pytest_fxbucket.as_one import as_run
 from pytest_fxbucket.bench.job import Timed, TimingTask
 from pytest_fxbucket.bench.staged_tasks import pipeline_facts, stage_readings, staged_graphs, staged_task
 from pytest_fxbucket.bench.stats import Pacing, Series
@@ -57,6 +58,7 @@ def measure(worlds: Worlds, options: Benchmark, run: Runner, say: Callable[[str]
     Raises :class:`BenchmarkError` if a rank ran another graph than the one that was checked.
     """
     pacing = Pacing(options.budget_s / SETS, options.precision * SETS**0.5)
+    worlds = {name: as_run(world) for name, world in worlds.items()}
     series = Series()
     for number in range(SETS):
         say(f"timing {', '.join(worlds)} in processes {number + 1} of {SETS}")

@@ -10,14 +10,19 @@ from pytest_fxbucket.step.roles import StepGraph
 
 if TYPE_CHECKING:
     from pytest_fxbucket.capture.override.overrides import Override, Subgraph
+    from pytest_fxbucket.capture.placed import placed_step
 
-__all__ = ["Mesh", "Override", "StepGraph", "Subgraph", "TracedStep"]
+__all__ = ["Mesh", "Override", "StepGraph", "Subgraph", "TracedStep", "placed_step"]
 
 
 def __getattr__(name: str) -> Any:
-    """Overrides bring torch in: only where they are asked for."""
+    """What brings torch in: only where it is asked for."""
     if name in ("Override", "Subgraph"):
         from pytest_fxbucket.capture.override import overrides
 
         return getattr(overrides, name)
+    if name == "placed_step":
+        from pytest_fxbucket.capture import placed
+
+        return placed.placed_step
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

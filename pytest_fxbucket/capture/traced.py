@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any, get_args
 
+from pytest_fxbucket.capture.group_names import name_as_the_mesh_does
 from pytest_fxbucket.errors import CaptureError
+from pytest_fxbucket.step.handed import HANDED, ORDER, refuse_unfitting
 from pytest_fxbucket.step.roles import WITHIN, Parameter, Phase, Role, StepGraph, Value
+from pytest_fxbucket.words import nearest
 
 if TYPE_CHECKING:
     import torch
@@ -18,7 +20,7 @@ if TYPE_CHECKING:
     from pytest_fxbucket.step.mesh import Mesh
 
 _ROLES = tuple(role for role in get_args(Role) if role not in WITHIN)
-_PHASES = ({"joint"}, {"forward", "backward"})
+_PARTED = ({"forward", "backward"}, {"forward", "input", "weight"})
 
 
 @dataclass(frozen=True)
@@ -29,12 +31,23 @@ class TracedStep:
     order of its placeholders. ``roles`` and ``fqns`` give, for each graph, ``{"inputs": [...], "outputs": [...]}``: roles are
     param, buffer, batch; loss, grad; FQNs are those of the parameter or buffer, and free text for the rest. A parameter's input
     is its local shard. Left out, nothing is known of the graph: it is still run and compared.
+
+    Of a step whose FSDP collectives stand in graphs of their own, ``graphs`` has ``unshard`` before and ``reduce`` behind
+    those two, or one of them; ``backward`` may be two, ``input`` and ``weight``. They run in this order, and what one hands to
+    a later one has the same role and name on both sides: whole (a parameter, gathered), unreduced (a gradient before it is
+    reduced), crossing (anything else, such as what forward saves). ``inputs`` are then those that no graph before hands on.
+
+    :func:`~pytest_fxbucket.capture.placed_step` makes one of placements, without roles.
     """
 
     graphs: Mapping[Phase, fx.GraphModule]
     inputs: Mapping[Phase, Sequence[torch.Tensor]]
     roles: Mapping[Phase, Mapping[str, Sequence[str]]] = field(default_factory=dict)
     fqns: Mapping[Phase, Mapping[str, Sequence[str]]] = field(default_factory=dict)
+    shapes: Mapping[str, Sequence[int]] = field(default_factory=dict)
+    """Full shapes of parameters by FQN; of one that is left out dimension 0 is taken to be sharded over ``dp_shard``."""
+    copies: Mapping[str, Sequence[Sequence[int]]] = field(default_factory=dict)
+    """Sets of ranks that must have the same of a parameter and its gradient, by FQN; of the loss under the empty name."""
 
 
 def take_step(given: Any, plan: Plan, mesh: Mesh, rank: int) -> StepGraph:
@@ -49,28 +62,34 @@ def take_step(given: Any, plan: Plan, mesh: Mesh, rank: int) -> StepGraph:
             f"{where} gave a value of type {type(given).__name__}, expected a TracedStep or a tuple (gm, inputs)"
         )
     _refuse_other_graphs(given, where)
-    inputs = {phase: _values(given, phase, "inputs", where) for phase in given.graphs}
-    outputs = {phase: _values(given, phase, "outputs", where) for phase in given.graphs}
-    parameters = _parameters(inputs, outputs, mesh.degree("dp_shard"))
+    phases = sorted(given.graphs, key=ORDER.index)
+    inputs = {phase: _values(given, phase, "inputs", where) for phase in phases}
+    outputs = {phase: _values(given, phase, "outputs", where) for phase in phases}
+    refuse_unfitting(inputs, outputs, where)
+    parameters = _parameters(inputs, outputs, given.shapes, mesh.degree("dp_shard"))
     _refuse_foreign_gradients(outputs, [p.fqn for p in parameters], where)
     return StepGraph(
-        graphs=given.graphs,
+        graphs={phase: name_as_the_mesh_does(given.graphs[phase], mesh, rank, f"{where}: {phase} graph") for phase in phases},
         inputs=inputs,
         outputs=outputs,
         parameters=parameters,
         modules=modules_of([p.fqn for p in parameters]),
         mesh=mesh.dims,
         rank=rank,
-        example_inputs={phase: tuple(given.inputs[phase]) for phase in given.graphs},
+        example_inputs={phase: tuple(given.inputs.get(phase, ())) for phase in phases},
+        copies=given.copies,
     )
 
 
 def _refuse_other_graphs(given: TracedStep, where: str) -> None:
     from torch import fx
 
-    if set(given.graphs) not in _PHASES:
+    if set(given.graphs) != {"joint"} and set(given.graphs) - {"unshard", "reduce"} not in _PARTED:
         named = ", ".join(map(str, given.graphs)) or "none"
-        raise CaptureError(f"{where}: graphs are to be joint, or forward and backward, but the TracedStep has {named}")
+        raise CaptureError(
+            f"{where}: graphs are to be joint, or forward and backward (or input and weight) with unshard before and reduce "
+            f"behind them where they are split off, but the TracedStep has {named}"
+        )
     for phase, graph in given.graphs.items():
         if not isinstance(graph, fx.GraphModule):
             raise CaptureError(f"{where}: the {phase} graph is a value of type {type(graph).__name__}, expected a GraphModule")
@@ -82,23 +101,23 @@ def _refuse_other_graphs(given: TracedStep, where: str) -> None:
 def _refuse_foreign_gradients(outputs: Mapping[Phase, tuple[Value, ...]], fqns: Sequence[str], where: str) -> None:
     for value in (value for values in outputs.values() for value in values if value.role == "grad"):
         if value.fqn not in fqns:
-            near = get_close_matches(value.fqn, fqns, n=1)
-            hint = f"; did you mean {near[0]!r}?" if near else ""
+            hint = nearest(value.fqn, list(fqns))
             raise CaptureError(f"{where}: there is a gradient of {value.fqn!r}, but no input of role param has that FQN{hint}")
 
 
 def _values(given: TracedStep, phase: Phase, side: str, where: str) -> tuple[Value, ...]:
-    tensors = _tensors(given, phase, side, where)
     roles = given.roles.get(phase, {}).get(side)
     names = given.fqns.get(phase, {}).get(side)
+    tensors = _outputs(given, phase) if side == "outputs" else _inputs(given, phase, roles or (), where)
     roles = ["value"] * len(tensors) if roles is None else list(roles)
     names = [str(i) for i in range(len(tensors))] if names is None else list(names)
     if not len(roles) == len(names) == len(tensors):
         raise CaptureError(
             f"{where}: {phase} graph has {len(tensors)} {side}, but {len(roles)} roles and {len(names)} FQNs are given for them"
         )
-    if unknown := [role for role in roles if role not in _ROLES]:
-        raise CaptureError(f"{where}: {phase} {side} have the unknown role {unknown[0]!r}; known are {', '.join(_ROLES)}")
+    known = _ROLES if phase == "joint" else (*_ROLES, *HANDED)
+    if unknown := [role for role in roles if role not in known]:
+        raise CaptureError(f"{where}: {phase} {side} have the unknown role {unknown[0]!r}; known are {', '.join(known)}")
     parameters = [name for role, name in zip(roles, names, strict=True) if role == "param"]
     if repeated := [name for name in parameters if parameters.count(name) > 1]:
         raise CaptureError(f"{where}: {phase} {side} have the parameter {repeated[0]!r} more than once")
@@ -108,36 +127,44 @@ def _values(given: TracedStep, phase: Phase, side: str, where: str) -> tuple[Val
     )
 
 
-def _tensors(given: TracedStep, phase: Phase, side: str, where: str) -> list[Any]:
-    graph = given.graphs[phase].graph
-    if side == "outputs":
-        returned = graph.output_node().args[0]
-        nodes = list(returned) if isinstance(returned, (list, tuple)) else [returned]
-        return [getattr(node, "meta", {}).get("val") for node in nodes]
-    if phase not in given.inputs:
+def _outputs(given: TracedStep, phase: Phase) -> list[Any]:
+    returned = given.graphs[phase].graph.output_node().args[0]
+    nodes = list(returned) if isinstance(returned, (list, tuple)) else [returned]
+    return [getattr(node, "meta", {}).get("val") for node in nodes]
+
+
+def _inputs(given: TracedStep, phase: Phase, roles: Sequence[str], where: str) -> list[Any]:
+    """What is given, and of what graphs before hand on its fake value."""
+    placeholders = given.graphs[phase].graph.find_nodes(op="placeholder")
+    handed = [number for number, role in enumerate(roles[: len(placeholders)]) if role in HANDED]
+    if phase not in given.inputs and len(handed) < len(placeholders):
         raise CaptureError(f"{where} gave no inputs for its {phase} graph")
-    placeholders = len(graph.find_nodes(op="placeholder"))
-    if placeholders != len(given.inputs[phase]):
-        raise CaptureError(
-            f"{where}: {phase} graph takes {placeholders} inputs, but {len(given.inputs[phase])} tensors are given"
-        )
-    for i, value in enumerate(given.inputs[phase]):
+    real, taken = list(given.inputs.get(phase, ())), len(placeholders) - len(handed)
+    if taken != len(real):
+        more = f" beside {len(handed)} that it is handed" if handed else ""
+        raise CaptureError(f"{where}: {phase} graph takes {taken} inputs{more}, but {len(real)} tensors are given")
+    for i, value in enumerate(real):
         if not hasattr(value, "dtype"):
             raise CaptureError(
                 f"{where}: input {i} of the {phase} graph is a value of type {type(value).__name__}, expected a tensor"
             )
-    return list(given.inputs[phase])
+    rest = iter(real)
+    return [node.meta.get("val") if number in handed else next(rest) for number, node in enumerate(placeholders)]
 
 
 def _parameters(
-    inputs: Mapping[Phase, tuple[Value, ...]], outputs: Mapping[Phase, tuple[Value, ...]], world: int
+    inputs: Mapping[Phase, tuple[Value, ...]],
+    outputs: Mapping[Phase, tuple[Value, ...]],
+    shapes: Mapping[str, Sequence[int]],
+    world: int,
 ) -> tuple[Parameter, ...]:
     trained = {value.fqn for values in outputs.values() for value in values if value.role == "grad"}
     found: dict[str, Parameter] = {}
     for values in inputs.values():
         for value in values:
             if value.role == "param" and value.fqn not in found and value.dtype is not None:
-                shape = (value.shape[0] * world, *value.shape[1:]) if value.shape else ()
+                along_first = (value.shape[0] * world, *value.shape[1:]) if value.shape else ()
+                shape = tuple(shapes.get(value.fqn, along_first))
                 found[value.fqn] = Parameter(value.fqn, (), shape, value.shape, value.dtype, value.fqn in trained)
     return tuple(found.values())
 

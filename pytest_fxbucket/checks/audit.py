@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from pytest_fxbucket.checks.bitwise.crossing import crossing_notes, crossing_problems
 from pytest_fxbucket.checks.context import capped, looked_at, said_once
+from pytest_fxbucket.checks.promises.apart import kept_apart
 from pytest_fxbucket.checks.promises.automatic import automatic_problems
 from pytest_fxbucket.checks.promises.beside import Beside, done_beside
 from pytest_fxbucket.checks.promises.expectations import promise_of
@@ -34,6 +35,7 @@ def run(context: Context) -> Verdict:
             "TracedStep with roles and fqns, or set checks.audit = false"
         )
     promise = promise_of(context.plan, world.step(0).parameters, world.resolution, world.members)
+    promise, apart = kept_apart(promise, world.step(0))
     lines = said_once(
         (
             ranks,
@@ -60,7 +62,8 @@ def run(context: Context) -> Verdict:
         return failed("audit", f"{counted(len(lines), 'promise')} not kept", [*capped(lines), *told])
     entries = len(world.resolution.entries)
     idle = (f"{one.transformation} changed nothing" for one in world.final_step(0).transformed if not one.done)
-    notes = "; ".join((*world.resolution.notes, *idle, *crossing_notes(world), *world.step(0).notes))
+    own = filter(None, (*world.resolution.notes, *idle, *crossing_notes(world), *world.step(0).notes, apart))
+    notes = "; ".join(own)
     notes += f"{'; ' * bool(notes)}left out, since no plan speaks of it: {'; '.join(left)}" if left else ""
     what = (
         f"{counted(entries, 'entry')} as planned" if context.plan.bucket.has_entries else f"buckets by {context.plan.bucket.by}"

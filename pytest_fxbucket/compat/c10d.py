@@ -123,6 +123,7 @@ def fake_world(rank: int, world: int) -> Iterator[None]:
     try:
         yield
     finally:
+        forget_meshes()
         dist.destroy_process_group()
         put_back(level)
 

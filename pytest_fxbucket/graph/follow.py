@@ -113,7 +113,17 @@ class _Walk:
         """Whether ``node`` moves data that came out of a launch, and is no use that the model makes of it."""
         if node in self.changed or not any(source in self.values and source not in self.several for source in inputs_of(node)):
             return False
-        return not (joins(node) and all(self._is_whole(source) for source in node.all_input_nodes)) and not self._reorders(node)
+        if joins(node) and (all(self._is_whole(source) for source in node.all_input_nodes) or self._is_side_by_side(node)):
+            return False
+        return not self._reorders(node)
+
+    def _is_side_by_side(self, node: fx.Node) -> bool:
+        """Whether ``node`` joins what all ranks sent of one source along another dimension than the first, as it is sharded."""
+        firsts = [self._ascending(tensor) for source in node.all_input_nodes for tensor in tensors_in(self.values.get(source))]
+        known = [first for first in firsts if first is not None]
+        if collectives.argument(node, "dim") in (0, None) or len(known) < max(len(firsts), 2):
+            return False
+        return len({first.source for first in known}) == 1 and [first.rank for first in known] == list(range(len(known)))
 
     def _reorders(self, node: fx.Node) -> bool:
         """Whether ``node`` copies a gathered parameter, or a part of one, into an order that is the model's own."""

@@ -309,9 +309,15 @@ def _forward_nodes(
     """What the loss depends on, but for what was ``updated_before``; without a loss, what no autograd node made."""
     if losses := _returned_as("loss", graph, outputs):
         return made_of(losses, writers_in(graph), updated_before)
-    if any(value.role == "carried" for value in inputs):
+    if any(value.role == "carried" for value in inputs) or _is_backward(graph, inputs, outputs):
         return set()
     return {node for node in graph.nodes if not node.meta.get("autograd_backward")}
+
+
+def _is_backward(graph: fx.Graph, inputs: Sequence[Value], outputs: Sequence[Value]) -> bool:
+    """Whether a graph without a loss makes or reduces gradients, and its tracer says of no node that autograd made it."""
+    gradients = any(value.role == "unreduced" for value in (*inputs, *outputs))
+    return gradients and not any(node.meta.get("autograd_backward") for node in graph.nodes)
 
 
 def _made_early(graph: fx.Graph, outputs: Sequence[Value], updated_before: Collection[fx.Node]) -> set[fx.Node]:

@@ -20,7 +20,8 @@ WITHIN: tuple[Role, ...] = ("carried", "whole", "unreduced", "crossing")
 Direction = Literal["forward", "backward", "optimizer"]
 Phase = str
 """Name of a graph of a step: joint; forward and backward; setup, steady and cleanup of a step whose work crosses iterations:
-its first call, each later one, what finishes the last; of pipeline stages as :mod:`pytest_fxbucket.step.pipelined` has them.
+its first call, each later one, what finishes the last; of pipeline stages as :mod:`pytest_fxbucket.step.pipelined` has them;
+where somebody split FSDP's collectives off, as :mod:`pytest_fxbucket.step.handed` has them.
 """
 
 
@@ -30,8 +31,8 @@ class Value:
 
     role: Role
     """param, buffer, held (in an attribute or a global variable), state (of an optimizer), hyper (a learning rate), batch,
-    loss, grad, carried (from one call to the next); value if nothing is known of it. Of pipeline stages: whole (a parameter,
-    gathered), unreduced (its gradient before it is reduced), crossing (made in one graph, read in another)."""
+    loss, grad, carried (from one call to the next); value if nothing is known of it. Where graphs hand values on: whole (a
+    parameter, gathered), unreduced (its gradient before it is reduced), crossing (made in one graph, read in another)."""
     fqn: str
     """FQN of the parameter, buffer or attribute, of its state ``<FQN>.<key>``; path of the leaf in the batch, or a number."""
     shape: tuple[int, ...]
@@ -113,7 +114,9 @@ class StepGraph:
     first_state: Mapping[str, torch.Tensor] = field(default_factory=dict)
     """First tensors of state that transformations and overrides added, by FQN; not fake."""
     example_inputs: Mapping[Phase, tuple[torch.Tensor, ...]] = field(default_factory=dict)
-    """Real inputs that came with a graph that somebody else traced."""
+    """Real inputs that came with a graph that somebody else traced; none of what graphs hand to each other."""
+    copies: Mapping[str, Sequence[Sequence[int]]] = field(default_factory=dict)
+    """Sets of ranks that its maker says hold the same of a parameter and its gradient, by FQN, or have one loss (no name)."""
     pipelined: Pipelined | None = None
     """How the graphs of its pipeline stages are run; None for a step without."""
 

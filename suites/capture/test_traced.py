@@ -123,7 +123,10 @@ def given(change: Any) -> Any:
     return lambda step: replace(step, inputs={"joint": change(list(step.inputs["joint"]))})
 
 
-WANTED = "graphs are to be joint, or forward and backward, but the TracedStep has"
+WANTED = (
+    "graphs are to be joint, or forward and backward (or input and weight) with unshard before and reduce behind them where "
+    "they are split off, but the TracedStep has"
+)
 REFUSED: dict[str, tuple[Any, str]] = {
     "no step": (lambda step: 3, "gave a value of type int, expected a TracedStep or a tuple (gm, inputs)"),
     "no graphs": (lambda step: TracedStep({}, {}), f"{WANTED} none"),
@@ -157,7 +160,7 @@ REFUSED: dict[str, tuple[Any, str]] = {
     ),
     "a gradient of no parameter": (
         described("fqns", "outputs", lambda names: ["", "layers.0.wieght", *names[2:]]),
-        "there is a gradient of 'layers.0.wieght', but no input of role param has that FQN; did you mean 'layers.0.weight'?",
+        "there is a gradient of 'layers.0.wieght', but no input of role param has that FQN; did you mean \"layers.0.weight\"?",
     ),
     "roles of no graph": (
         lambda step: replace(step, roles={**step.roles, "backward": {"inputs": []}}),

@@ -6,8 +6,10 @@ import os
 import shutil
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
+from functools import cached_property
 from typing import TYPE_CHECKING, cast
 
+from pytest_fxbucket.as_one import as_run
 from pytest_fxbucket.capture.parallel.parts import Parts
 from pytest_fxbucket.checks.bitwise import judge
 from pytest_fxbucket.checks.bitwise.compiled import launched_later, launches_of, other_launches
@@ -40,6 +42,11 @@ _CROSSING_STEPS = 3
 class Bitwise(OnRanks):
     """The unbucketed and the final step of a plan, on ranks."""
 
+    @cached_property
+    def world(self) -> PlanOnMesh:
+        """The plan at the size that ranks run, with the graphs that they run."""
+        return as_run(self.context.run_world)
+
     def verdict(self) -> Verdict:
         """Run every graph of the step. Raises what capture and passes raise, and RankError for ranks that cannot be had."""
         plan, world, lines, largest = self.world.plan, self.world, list[str](), 0
@@ -57,7 +64,7 @@ class Bitwise(OnRanks):
                 lines += judge.unusable_data(outcomes, may_be_idle, data_ranks, self.idle_key)
                 idle |= judge.idle(outcomes)
                 lines += judge.differing_copies(outcomes, self._copies())
-                lines += judge.differing_losses(outcomes, world.mesh.sharing_batches() if plan.graph is None else ())
+                lines += judge.differing_losses(outcomes, self._sharing_losses(), plan.graph is not None)
                 lines += judge.never_clipped(outcomes, plan.step.clip_norm, self._copies())
                 step = judge.first_step(outcomes)
                 if step is not None:
@@ -122,11 +129,17 @@ class Bitwise(OnRanks):
 
     def _copies(self) -> dict[str, list[list[int]]]:
         """Of each parameter the sets of ranks that hold the same of it, as far as its mode says."""
-        plan = self.world.plan
+        plan, step = self.world.plan, self.world.step(0)
         if plan.graph is not None:
-            return {}
+            return {fqn: [list(ranks) for ranks in sets] for fqn, sets in step.copies.items() if fqn}
         parts = Parts.of(plan.parallel, self.world.mesh)
-        return {one.fqn: parts.copies(one) for one in self.world.step(0).parameters}
+        return {one.fqn: parts.copies(one) for one in step.parameters}
+
+    def _sharing_losses(self) -> Sequence[Sequence[int]]:
+        """Sets of ranks that have the same loss."""
+        if self.world.plan.graph is not None:
+            return self.world.step(0).copies.get("", ())
+        return self.world.mesh.sharing_batches()
 
     def _digests(self, phase: Phase) -> list[tuple[str, ...]]:
         world = self.world

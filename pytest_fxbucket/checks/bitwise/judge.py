@@ -95,10 +95,14 @@ def never_clipped(
     ]
 
 
-def differing_losses(outcomes: Sequence[BitwiseOutcome], sharing: Sequence[Sequence[int]]) -> list[str]:
-    """Ranks that have one batch, and another loss; ``sharing``: ranks that have the same batch."""
+def differing_losses(
+    outcomes: Sequence[BitwiseOutcome], sharing: Sequence[Sequence[int]], is_placed: bool = False
+) -> list[str]:
+    """Ranks that must have the same loss, and have not: ``sharing``, which have one batch, or ``is_placed`` so."""
     for ranks in sharing:
         if other := next((rank for rank in ranks if outcomes[rank].losses != outcomes[ranks[0]].losses), None):
+            if is_placed:
+                return [f"ranks {ranks[0]} and {other} have other losses, which by its placements are the same"]
             return [
                 f"ranks {ranks[0]} and {other} have one batch, since tp parts them, but other losses: what a rank has a part "
                 "of reaches the loss; sum it over tp, as rowwise linears do"

@@ -240,11 +240,11 @@ def resharding_problems(promise: Expectations, captured: GraphAnalysis, passed: 
         "reshard_after_forward = {}" if isinstance(promise.reshard_after_forward, bool) else "reshard_after_forward is {} there"
     )
     read = [
-        fqn
+        member.fqn
         for bucket in of_kind(passed, "forward", "all_gather")
         if bucket.backward_use is not None
-        for fqn in bucket.fqns
-        if promise.is_planned(fqn) and fqn not in kept
+        for member in bucket.members
+        if (member.last_use or 0) >= bucket.backward_use and promise.is_planned(member.fqn) and member.fqn not in kept
     ]
     if read:
         yield f"{asked.format('true')}, but backward reads forward's gather of {some(list(dict.fromkeys(read)))}"

@@ -1,0 +1,48 @@
+"""A plan's step as ranks run it, where its graphs hand values to each other: one graph, of what a pass made of each."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from pytest_fxbucket.passes.registry import Bucketed
+from pytest_fxbucket.plan_on_mesh import PlanOnMesh
+from pytest_fxbucket.step.handed import as_one, is_handed_on
+from pytest_fxbucket.step.mesh import fake_mesh
+from pytest_fxbucket.transforms.rank_pipeline import RankPipeline
+
+if TYPE_CHECKING:
+    from pytest_fxbucket.step.roles import StepGraph
+
+
+def as_run(world: PlanOnMesh) -> PlanOnMesh:
+    """``world``, or its graphs as one where they hand values to each other."""
+    return _AsOne(world) if is_handed_on(world.step(0)) else world
+
+
+class _AsOne(PlanOnMesh):
+    """The graphs of ``parts``, captured and passed there, one behind the other."""
+
+    def __init__(self, parts: PlanOnMesh) -> None:
+        super().__init__(parts.plan, parts.mesh, parts.pass_name, parts.say, parts.seconds, parts.said, parts.odd)
+        self.parts = parts
+
+    def step(self, rank: int) -> StepGraph:
+        """The unbucketed step."""
+        if rank not in self._steps:
+            self._steps[rank] = as_one(self.parts.step(rank))
+        return self._steps[rank]
+
+    def way(self, rank: int) -> RankPipeline:
+        """What ``rank`` runs."""
+        if rank not in self._ways:
+            step, passed = self.step(rank), self.parts.passed(rank)
+            final = as_one(self.parts.step(rank), {p: (one.bucketed.root, one.bucketed.graph) for p, one in passed.items()})
+            modules = tuple(dict.fromkeys(name for one in passed.values() for name in one.bucketed.modules))
+            module = final.graphs["joint"]
+            with fake_mesh(self.mesh, rank):
+                looked = self._look(
+                    "joint", final, Bucketed(module.graph, module, None, modules), self._readings(step)["joint"]
+                )
+            graphs = {"joint": looked}
+            self._ways[rank] = RankPipeline(step, (), step, graphs, (), final, graphs)
+        return self._ways[rank]
