@@ -66,6 +66,8 @@ def take_step(given: Any, plan: Plan, mesh: Mesh, rank: int) -> StepGraph:
     inputs = {phase: _values(given, phase, "inputs", where) for phase in phases}
     outputs = {phase: _values(given, phase, "outputs", where) for phase in phases}
     refuse_unfitting(inputs, outputs, where)
+    if any(value.role in HANDED for values in inputs.values() for value in values):
+        _refuse_transforms(plan, where)
     parameters = _parameters(inputs, outputs, given.shapes, mesh.degree("dp_shard"))
     _refuse_foreign_gradients(outputs, [p.fqn for p in parameters], where)
     return StepGraph(
@@ -96,6 +98,14 @@ def _refuse_other_graphs(given: TracedStep, where: str) -> None:
     for name, known in (("inputs", given.inputs), ("roles", given.roles), ("fqns", given.fqns)):
         if foreign := [str(phase) for phase in known if phase not in given.graphs]:
             raise CaptureError(f"{where}: {name} are given for {foreign[0]}, of which the TracedStep has no graph")
+
+
+def _refuse_transforms(plan: Plan, where: str) -> None:
+    other = next((one.name for one in plan.transform if one.name != "bucket"), None)
+    if other is not None:
+        raise CaptureError(
+            f"{where}: the graphs hand values to each other, and [[transform]] {other} changes a step of one; leave it out"
+        )
 
 
 def _refuse_foreign_gradients(outputs: Mapping[Phase, tuple[Value, ...]], fqns: Sequence[str], where: str) -> None:

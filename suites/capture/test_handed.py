@@ -14,6 +14,7 @@ from pytest_fxbucket.compat.c10d import fake_world
 from pytest_fxbucket.errors import CaptureError
 from pytest_fxbucket.plan.load import load_plans
 from pytest_fxbucket.plan.schema import Plan
+from pytest_fxbucket.plan.tables import Transform
 from pytest_fxbucket.ranks.pools import Pools
 from pytest_fxbucket.run import PlanRun
 from pytest_fxbucket.settings import RunSettings
@@ -78,6 +79,12 @@ def test_backward_may_be_two_graphs_and_one_may_hand_to_both() -> None:
     a, b, x = one.example_inputs["joint"]
     _, grad_a, _ = one.graphs["joint"](a, b, x)
     assert grad_a.equal((b * x + a * 2 * x) * 2 * 2)
+
+
+def test_a_transformation_of_one_graph_is_refused() -> None:
+    plan = replace(PLAN, transform=(Transform("merge_duplicates"),))
+    with pytest.raises(CaptureError, match=r"hand values to each other, and \[\[transform\]\] merge_duplicates changes a step"):
+        take_step(step_of(), plan, shard_mesh(1), 0)
 
 
 def renamed(phase: str, side: str, names: list[str]) -> Any:
