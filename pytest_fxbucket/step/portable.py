@@ -21,6 +21,7 @@ import torch
 from torch import fx
 
 from pytest_fxbucket.compat.fake_tensors import FakeTensor
+from pytest_fxbucket.compat.inductor_operators import register_inductor_operators
 from pytest_fxbucket.errors import PassError
 
 if TYPE_CHECKING:
@@ -160,6 +161,8 @@ def _callable(target: Any) -> Any:
     if namespace == "fxbucket":
         own = "compat.fx" if name == "after" else "capture.override.calls"
         importlib.import_module(f"pytest_fxbucket.{own}")
+    if namespace == "prims" and not hasattr(torch.ops.prims, name):
+        register_inductor_operators()
     packet = getattr(getattr(torch.ops, namespace), name)
     return getattr(packet, target.overload) if target.overload else packet
 

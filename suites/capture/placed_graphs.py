@@ -53,10 +53,15 @@ def step_of(mesh: DeviceMesh, **changed: Any) -> TracedStep:
 
 
 def unreduced() -> TracedStep:
-    """A step on two ranks that have copies of the weight, whose gradient nothing reduces, though it is placed as a copy."""
+    """A step on two ranks that have copies of the weight, whose gradient nothing reduces, though it is placed as a copy.
+
+    It calls an operator that only inductor registers, as graphs do that went through its decompositions.
+    """
+    import torch._inductor.inductor_prims
+
     mesh = init_device_mesh("cpu", (2,), mesh_dim_names=("dp",))
     return placed_step(
-        traced(lambda weight, x: [(weight * x).sum(), x * 2], (4, 2), (4, 2)),
+        traced(lambda weight, x: [torch.ops.prims.fma(weight, x, x).sum(), x * 2], (4, 2), (4, 2)),
         mesh,
         parameters={"weight": (torch.ones(4, 2), (Replicate(),))},
         batch={"x": (torch.rand(8, 2), (Shard(0),))},
