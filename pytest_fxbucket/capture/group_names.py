@@ -6,7 +6,7 @@ torch numbers groups as they are made, and ranks make other ones than a tracer d
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from pytest_fxbucket.compat.c10d import DEFAULT, group_ranks
@@ -25,7 +25,7 @@ def name_as_the_mesh_does(module: fx.GraphModule, mesh: Mesh, rank: int, where: 
     A group that this process does not know keeps its name. Raises :class:`CaptureError`, beginning with ``where``, for ranks
     that are along no dimension of the mesh.
     """
-    known = {tuple(range(mesh.size)): DEFAULT} | {ranks: name for name, ranks in mesh.groups(rank).items()}
+    known = _known(mesh, rank)
     names: dict[str, str] = {}
     for node in module.graph.nodes:
         launch = read_launch(node)
@@ -40,6 +40,19 @@ def name_as_the_mesh_does(module: fx.GraphModule, mesh: Mesh, rank: int, where: 
         if ranks in known:
             names[launch.group] = known[ranks]
     return _renamed(module, names) if names else module
+
+
+def refuse_other_mesh(dims: Mapping[str, Sequence[int]], mesh: Mesh, rank: int, where: str) -> None:
+    """Raise :class:`CaptureError` if ranks of one of ``dims``, by its name, are along no dimension of ``mesh``."""
+    known = _known(mesh, rank)
+    for name, ranks in dims.items():
+        if len(ranks) > 1 and tuple(ranks) not in known:
+            raise CaptureError(f"{where}: dimension {name} of its mesh has {_ranks(ranks)}, {_no_dimension(mesh)}")
+
+
+def _known(mesh: Mesh, rank: int) -> dict[tuple[int, ...], str]:
+    """Names of groups by their ranks."""
+    return {tuple(range(mesh.size)): DEFAULT} | {ranks: name for name, ranks in mesh.groups(rank).items()}
 
 
 def _no_dimension(mesh: Mesh) -> str:

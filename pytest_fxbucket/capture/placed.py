@@ -9,6 +9,7 @@ from itertools import product
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
+import torch.distributed as dist
 from torch import fx
 
 from pytest_fxbucket.capture.traced import TracedStep
@@ -71,6 +72,7 @@ def placed_step(
         fqns={phase: {side: [name for _, name in both] for side, both in sides.items()} for phase, sides in named.items()},
         shapes={one.name: tuple(one.whole.shape) for one in placed.values() if one.role == "param"},
         copies=copies,
+        dims={name: dist.get_process_group_ranks(mesh.get_group(number)) for number, name in enumerate(_dims(mesh))},
     )
 
 
@@ -137,7 +139,7 @@ def _placed(name: str, role: _Given, given: Any, mesh: DeviceMesh) -> _Placed:
 
 
 def _checked(what: str, placements: Sequence[Placement], mesh: DeviceMesh) -> tuple[Placement, ...]:
-    dims = [name or str(number) for number, name in enumerate(mesh.mesh_dim_names or (None,) * mesh.ndim)]
+    dims = _dims(mesh)
     if len(placements) != mesh.ndim:
         raise CaptureError(
             f"placed_step: {what} has {counted(len(placements), 'placement')}, and the mesh the dimensions {', '.join(dims)}; "
@@ -147,6 +149,10 @@ def _checked(what: str, placements: Sequence[Placement], mesh: DeviceMesh) -> tu
     if partial is not None and what != "the loss":
         raise CaptureError(f"placed_step: {what} is Partial on {partial}, and what a graph is given must be Shard or Replicate")
     return tuple(placements)
+
+
+def _dims(mesh: DeviceMesh) -> list[str]:
+    return list(mesh.mesh_dim_names or map(str, range(mesh.ndim)))
 
 
 def _part(whole: torch.Tensor, mesh: DeviceMesh, placements: Sequence[Placement]) -> torch.Tensor:

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, get_args
 
-from pytest_fxbucket.capture.group_names import name_as_the_mesh_does
+from pytest_fxbucket.capture.group_names import name_as_the_mesh_does, refuse_other_mesh
 from pytest_fxbucket.errors import CaptureError
 from pytest_fxbucket.step.handed import HANDED, ORDER, refuse_unfitting
 from pytest_fxbucket.step.roles import WITHIN, Parameter, Phase, Role, StepGraph, Value
@@ -48,6 +48,8 @@ class TracedStep:
     """Full shapes of parameters by FQN; of one that is left out dimension 0 is taken to be sharded over ``dp_shard``."""
     copies: Mapping[str, Sequence[Sequence[int]]] = field(default_factory=dict)
     """Sets of ranks that must have the same of a parameter and its gradient, by FQN; of the loss under the empty name."""
+    dims: Mapping[str, Sequence[int]] = field(default_factory=dict)
+    """Dimensions of its maker's mesh: the ranks along each, by its name, that this rank is among."""
 
 
 def take_step(given: Any, plan: Plan, mesh: Mesh, rank: int) -> StepGraph:
@@ -62,6 +64,7 @@ def take_step(given: Any, plan: Plan, mesh: Mesh, rank: int) -> StepGraph:
             f"{where} gave a value of type {type(given).__name__}, expected a TracedStep or a tuple (gm, inputs)"
         )
     _refuse_other_graphs(given, where)
+    refuse_other_mesh(given.dims, mesh, rank, where)
     phases = sorted(given.graphs, key=ORDER.index)
     inputs = {phase: _values(given, phase, "inputs", where) for phase in phases}
     outputs = {phase: _values(given, phase, "outputs", where) for phase in phases}

@@ -22,7 +22,7 @@ from pytest_fxbucket.plan.tables import Bucket
 from pytest_fxbucket.ranks.pools import Pools
 from pytest_fxbucket.run import PlanRun
 from pytest_fxbucket.settings import RunSettings
-from pytest_fxbucket.step.mesh import fake_mesh, mesh_with
+from pytest_fxbucket.step.mesh import fake_mesh, mesh_with, shard_mesh
 from suites.capture.placed_graphs import WEIGHT, ids, joint, other_ranks, step_of, traced, two_by_two
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -149,6 +149,15 @@ def test_a_mesh_that_is_not_the_plans_is_refused_with_both() -> None:
     assert str(caught.value) == (
         "[graph] factory fixtures.models.placed:step: joint graph launches all_reduce (all_reduce) on ranks 1, 2, which are "
         "along no dimension of [parallel]'s mesh (dp_shard = 2, tp = 2); let both meshes have the same sizes in the same order"
+    )
+
+
+def test_a_mesh_of_other_sizes_is_refused_though_nothing_is_launched_on_it() -> None:
+    with fake_mesh(shard_mesh(4), 0), pytest.raises(CaptureError) as caught:
+        take_step(step_of(two_by_two()), PLAN, shard_mesh(4), 0)
+    assert str(caught.value) == (
+        "[graph] factory fixtures.models.placed:step: dimension dp of its mesh has ranks 0, 2, which are along no dimension of "
+        "[parallel]'s mesh (dp_shard = 4); let both meshes have the same sizes in the same order"
     )
 
 
