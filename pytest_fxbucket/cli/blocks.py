@@ -5,12 +5,15 @@ An embedding and a head are needed at the two ends of a step, so they share no e
 
 from __future__ import annotations
 
+import re
 from collections import Counter
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import groupby
 from typing import TYPE_CHECKING
 
 from pytest_fxbucket.plan import Entry, PlanError, parse_entries, resolve
+from pytest_fxbucket.plan.toml_text import to_toml
 
 if TYPE_CHECKING:
     from torch import nn
@@ -40,7 +43,29 @@ class Draft:
     """``[bucket]`` of a first plan: its entries as text, and what becomes of parameters in none of them."""
 
     entries: tuple[str, ...]
-    unplanned: str
+    unplanned: str = "error"
+
+    def of_any_depth(self, modules: Collection[str]) -> Draft:
+        """With ``layers.*`` for ``layers.[0-31]`` where those are all of ``modules``, so that one plan is every size's."""
+        return Draft(tuple(_all_of_list(entry, modules) for entry in self.entries), self.unplanned)
+
+    def lines(self, aliases: Mapping[str, str]) -> Iterator[str]:
+        """``[bucket]`` of a plan file; ``aliases`` are tied parameters, with the names that they have in it."""
+        yield "[bucket]"
+        for alias, fqn in list(aliases.items())[:3]:
+            yield f"# {alias} is tied to {fqn}: one parameter, in one entry."
+        if self.entries:
+            yield "plan = ["
+            yield from (f"  {to_toml(entry)}," for entry in self.entries)
+            yield "]"
+        if self.unplanned != "error":
+            yield f"unplanned = {to_toml(self.unplanned)}  # parameters in no entry share one bucket"
+
+
+def _all_of_list(entry: str, modules: Collection[str]) -> str:
+    found = re.fullmatch(r"(.+)\.\[0-(\d+)\]", entry)
+    is_all = found is not None and f"{found[1]}.{int(found[2]) + 1}" not in modules
+    return f"{found[1]}.*" if found is not None and is_all else entry
 
 
 def draft(model: nn.Module) -> Draft:

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from tempfile import TemporaryDirectory
 
 from pytest_fxbucket.cli.blocks import Draft
-from pytest_fxbucket.errors import FxbucketError
+from pytest_fxbucket.cli.first_failure import MOST_OVERRIDES, first_failure
 from pytest_fxbucket.plan import parse_plans
 from pytest_fxbucket.plan.toml_text import to_toml
 
@@ -75,13 +73,7 @@ def _lines(source: PlanSource, bucket: Draft, stages: StagesDraft | None) -> Ite
         yield f"cuts = {to_toml(list(stages.cuts))}" if stages.cuts else f"stages = {stages.count}"
         yield f"schedule = {to_toml(stages.schedule)}"
         yield from ("", "[step]", f"microbatches = {stages.microbatches or stages.count}")
-    yield from ("", "[bucket]")
-    if bucket.entries:
-        yield "plan = ["
-        yield from (f"  {to_toml(entry)}," for entry in bucket.entries)
-        yield "]"
-    if bucket.unplanned != "error":
-        yield f"unplanned = {to_toml(bucket.unplanned)}  # parameters in no entry share one bucket"
+    yield from ("", *bucket.lines({}))
 
 
 # Does a first plan pass? Its step is traced, the pass is run and looked at, as pytest would; ranks are not started.
@@ -89,8 +81,6 @@ def _lines(source: PlanSource, bucket: Draft, stages: StagesDraft | None) -> Ite
 
 _INPUTS: Sequence[tuple[str | int, ...]] = ((0,), ("0.*",))
 """What a model may be given of a batch that it is not to have whole: the first item, or what is in it."""
-_MOST_OVERRIDES = 8
-_MODULE = re.compile(r"tracing module (\S+) failed")
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,48 +104,15 @@ def tried(source: PlanSource, bucket: Draft, out: Path, modules: Mapping[str, ty
 
 def _overriding(source: PlanSource, bucket: Draft, out: Path, modules: Mapping[str, type], say: Callable[[str], None]) -> Tried:
     """Modules that look at values are overridden, one after the other, until the step can be traced, or nothing helps."""
-    now = source
-    for _ in range(_MOST_OVERRIDES):
-        problem, module = _problem(now, bucket, out, say)
-        if not problem:
+    now, said = source, ""
+    for _ in range(MOST_OVERRIDES):
+        (plan,) = parse_plans(plan_text(now, bucket), out.resolve())
+        problem = first_failure(plan, ("audit", "collectives"), say, Path.cwd())
+        if problem is None:
             return Tried(now)
-        selector = selector_of(module, modules)
-        if not selector or selector in now.overridden:
+        said = problem.said
+        selector = problem.to_override(modules, now.overridden)
+        if not selector:
             break
         now = replace(now, overridden=(*now.overridden, selector))
-    return Tried(source, problem) if now is source else Tried(now, problem)
-
-
-def _problem(source: PlanSource, bucket: Draft, out: Path, say: Callable[[str], None]) -> tuple[str, str]:
-    """What is wrong with the plan, and the module that looks at values; nothing if it passes."""
-    from pytest_fxbucket.compat.tracing import untraceable
-    from pytest_fxbucket.ranks.pools import Pools
-    from pytest_fxbucket.run import PlanRun
-    from pytest_fxbucket.settings import RunSettings
-
-    (plan,) = parse_plans(plan_text(source, bucket), out.resolve())
-    with TemporaryDirectory() as folder:
-        run = PlanRun(plan, RunSettings(Path.cwd(), Path(folder), Path(folder)), Pools(), say)
-        try:
-            for check in ("audit", "collectives"):
-                verdict = run.check(check)
-                if verdict.outcome == "failed":
-                    return f"{check}: {'; '.join((verdict.summary, *verdict.lines[:3]))}", ""
-        except FxbucketError as error:
-            found = _MODULE.search(str(error))
-            looks = error.__cause__ is not None and untraceable(error.__cause__)
-            return str(error), found[1] if found and looks else ""
-    return "", ""
-
-
-def selector_of(module: str, modules: Mapping[str, type]) -> str:
-    """``module`` and those of its class in other layers, as a selector of overrides; empty for none."""
-    parts = module.split(".")
-    numbers = [place for place, part in enumerate(parts) if part.isdecimal()]
-    for places in (numbers, *([place] for place in numbers)):
-        star = ["*" if place in places else part for place, part in enumerate(parts)]
-        alike = re.compile(r"\.".join(r"[^.]+" if part == "*" else re.escape(part) for part in star))
-        classes = [cls for fqn, cls in modules.items() if alike.fullmatch(fqn)]
-        if len(classes) > 1 and set(classes) == {modules.get(module)}:
-            return ".".join(star)
-    return module if module in modules else ""
+    return Tried(now, said)

@@ -5,13 +5,13 @@ from __future__ import annotations
 import re
 import sys
 from argparse import Namespace
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import ExitStack, redirect_stdout
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pytest_fxbucket.cli.blocks import BlockNames, Draft, draft
+from pytest_fxbucket.cli.blocks import BlockNames, draft
 from pytest_fxbucket.cli.hugging_face.experts import may_be_idle
 from pytest_fxbucket.cli.hugging_face.module_text import module_text
 from pytest_fxbucket.cli.hugging_face.plan_text import HfPlan, plan_text
@@ -20,8 +20,8 @@ from pytest_fxbucket.cli.hugging_face.rehearsal import loaded, rehearsed
 from pytest_fxbucket.cli.hugging_face.trial import Trial, tried
 from pytest_fxbucket.cli.hugging_face.ways_out import way_out
 from pytest_fxbucket.cli.module_tree import module_tree
-from pytest_fxbucket.cli.new_file import refuse_present, write_new
-from pytest_fxbucket.errors import UsageError
+from pytest_fxbucket.cli.new_file import write_new
+from pytest_fxbucket.cli.written_module import module_beside
 from pytest_fxbucket.progress import on_stderr
 from pytest_fxbucket.user_code import user_code
 
@@ -38,12 +38,7 @@ def run(options: Namespace) -> int:
     described = described_by(options.hf)
     kind = re.sub(r"\W", "_", str(described.config.model_type))
     out: Path = options.out or Path(f"hf_{kind}.toml")
-    if not out.stem.isidentifier():
-        raise UsageError(
-            f'--out {out}: "{out.stem}" is no name for a Python module, which lies beside the plan; use letters, digits, _'
-        )
-    path = out.with_suffix(".py")
-    refuse_present(out, path)
+    path = module_beside(out)
     progress = on_stderr()
     with ExitStack() as inside:
         inside.enter_context(redirect_stdout(sys.stderr))
@@ -58,7 +53,7 @@ def run(options: Namespace) -> int:
         lines, names = list(module_tree(model)), BlockNames.of(model)
         modules = {fqn: type(module) for fqn, module in model.named_modules()}
         idle = may_be_idle(model, small.idle)
-        plan = HfPlan(path.stem, described.model_class.__name__, _all_of_lists(draft(model), modules), names.aliases, idle)
+        plan = HfPlan(path.stem, described.model_class.__name__, draft(model).of_any_depth(modules), names.aliases, idle)
         memory = bool(described.values.get("is_encoder_decoder"))
         plan = replace(plan, param_dtype=_half(described.config.dtype), has_memory=memory)
         del model
@@ -85,17 +80,6 @@ def _half(dtype: object) -> str | None:
     return name if name in ("bfloat16", "float16") else None
 
 
-def _all_of_lists(bucket: Draft, modules: Mapping[str, type]) -> Draft:
-    """``layers.[0-31]`` as ``layers.*`` where those are all, so that one plan is both sizes'."""
-    return replace(bucket, entries=tuple(_all_of_list(entry, modules) for entry in bucket.entries))
-
-
-def _all_of_list(entry: str, modules: Mapping[str, type]) -> str:
-    found = re.fullmatch(r"(.+)\.\[0-(\d+)\]", entry)
-    is_all = found is not None and f"{found[1]}.{int(found[2]) + 1}" not in modules
-    return f"{found[1]}.*" if found is not None and is_all else entry
-
-
 def _summary(trial: Trial, out: Path) -> Iterator[str]:
     plan = trial.plan
     for alias, fqn in list(plan.ties.items())[:3]:
@@ -115,5 +99,5 @@ def _summary(trial: Trial, out: Path) -> Iterator[str]:
     if trial.written.eager_attention:
         yield 'Attention is "eager" in the real size, too: the model\'s own default cannot be traced.'
     if trial.problem:
-        yield f"It does not pass yet, in the {trial.problem.size} size: {trial.problem.said.rstrip('.')}.{way_out(trial)}"
+        yield f"It does not pass yet, in the {trial.size} size: {trial.problem.said.rstrip('.')}.{way_out(trial)}"
     yield f"Next: pytest --fxbucket-plans={out}"

@@ -49,15 +49,7 @@ def _lines(plan: HfPlan) -> Iterator[str]:
     if plan.param_dtype:
         yield f'param_dtype = "{plan.param_dtype}"  # as the configuration has it'
         yield 'reduce_dtype = "float32"'
-    yield from ("", "[bucket]")
-    for alias, fqn in list(plan.ties.items())[:3]:
-        yield f"# {alias} is tied to {fqn}: one parameter, in one entry."
-    if plan.bucket.entries:
-        yield "plan = ["
-        yield from (f"  {to_toml(entry)}," for entry in plan.bucket.entries)
-        yield "]"
-    if plan.bucket.unplanned != "error":
-        yield f"unplanned = {to_toml(plan.bucket.unplanned)}  # parameters in no entry share one bucket"
+    yield from ("", *plan.bucket.lines(plan.ties))
     yield from ("", "[checks]  # the real size is traced, and never in memory", "bitwise = false", "eager = false")
     yield from ("", "[[matrix]]", 'id = "small"  # what ranks run', "model.args = { small = true }")
     yield f'model.batch = "{plan.module}:small_batch"'

@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-import importlib
-import sys
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
+from pytest_fxbucket.cli import written_module
 from pytest_fxbucket.cli.hugging_face.inputs import Fed, fed, has_image_tokens, keys_of
 from pytest_fxbucket.cli.hugging_face.module_text import Written, always, module_text
 from pytest_fxbucket.cli.hugging_face.read_config import Described
 from pytest_fxbucket.cli.hugging_face.small import merged, small_sizes
 from pytest_fxbucket.errors import CaptureError, named
-from pytest_fxbucket.plan.factories import first_on_path
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -103,28 +100,14 @@ def _patches(values: Mapping[str, Any], image: int) -> int:
     return int(side**2 // values.get("scale_factor", 1) ** 2)
 
 
-@contextmanager
-def laid_out(written: Written) -> Iterator[Path]:
-    """A folder with the file in it, first on the path; what was imported of it is forgotten behind the block."""
-    name = written.path.stem
-    with TemporaryDirectory() as folder, first_on_path([Path(folder)]):
-        path = Path(folder).resolve() / written.path.name
-        path.write_text(module_text(replace(written, path=path)), encoding="utf-8")
-        before = sys.modules.pop(name, None)
-        importlib.invalidate_caches()
-        try:
-            yield path.parent
-        finally:
-            sys.modules.pop(name, None)
-            if before is not None:
-                sys.modules[name] = before
+def laid_out(written: Written) -> AbstractContextManager[Path]:
+    """A folder with the file in it, first on the path."""
+    return written_module.laid_out(written.path.stem, lambda path: module_text(replace(written, path=path)))
 
 
-@contextmanager
-def loaded(written: Written) -> Iterator[ModuleType]:
+def loaded(written: Written) -> AbstractContextManager[ModuleType]:
     """The file as a module, though it is not in its place yet."""
-    with laid_out(written):
-        yield importlib.import_module(written.path.stem)
+    return written_module.loaded(written.path.stem, lambda path: module_text(replace(written, path=path)))
 
 
 def _without_memory(described: Described, changes: Mapping[str, Any]) -> nn.Module:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import re
 
-from pytest_fxbucket.cli.hugging_face.trial import Problem, Trial
+from pytest_fxbucket.cli.first_failure import Problem
+from pytest_fxbucket.cli.hugging_face.trial import Trial
 
 _ATTENTION = re.compile(r"attn|attention", re.IGNORECASE)
 _ROUTED = re.compile(r"experts?|moe|router|sparse", re.IGNORECASE)

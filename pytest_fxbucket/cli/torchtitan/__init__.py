@@ -1,0 +1,1 @@
+"""``fxbucket init --torchtitan``: model, batches, loss, trainer and a plan from torchtitan's own registry."""

@@ -1,0 +1,141 @@
+"""What torchtitan has registered under a name: its models, their flavors, and which flavor ranks can run."""
+
+from __future__ import annotations
+
+import inspect
+import sys
+from collections.abc import Collection
+from dataclasses import dataclass
+from difflib import get_close_matches
+from importlib.metadata import PackageNotFoundError, version
+from importlib.util import find_spec
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
+from pytest_fxbucket.errors import CaptureError, PlanError, UsageError, named
+
+if TYPE_CHECKING:
+    from torch import nn
+
+VERSION = "0.2.2"
+"""Of the extra: other versions have no such registry, or another."""
+MOST_BYTES = 1 << 30
+"""Parameters of a flavor that ranks run, at most."""
+_INSTALL = "pip install 'pytest-fxbucket[torchtitan]'"
+
+
+@dataclass(frozen=True)
+class Chosen:
+    """A model of torchtitan, in one flavor or two."""
+
+    name: str
+    spec: Any
+    flavor: str
+    small: str
+    """The flavor that ranks run; it may be the same."""
+
+    def built(self, flavor: str) -> nn.Module:
+        """The model in that flavor, without memory."""
+        return _without_memory(self.spec, flavor)
+
+
+def stand_in_for_triton_kernels() -> None:
+    """torchtitan's experts import Triton, which a torch for CPUs has not, and call it for nothing that a CPU runs."""
+    if find_spec("triton") is None:
+        kernels = ModuleType("torchtitan.models.moe.kernels")
+        kernels.generate_permute_indices = None  # type: ignore[attr-defined]  # a module has what it is given
+        sys.modules.setdefault(kernels.__name__, kernels)
+
+
+def chosen(name: str, flavor: str) -> Chosen:
+    """The model ``name`` in ``flavor``.
+
+    Raises :class:`UsageError` without torchtitan of the right version, :class:`PlanError` for names that it does not know, and
+    :class:`CaptureError` for a model that is fed more than tokens.
+    """
+    _refuse_other_versions()
+    stand_in_for_triton_kernels()
+    spec = _spec(name)
+    flavors = list(spec.model_args)
+    if flavor not in flavors:
+        raise PlanError(
+            f'--flavor: torchtitan\'s {name} has no "{flavor}"{_nearest(flavor, flavors)}; it has {_listed(flavors)}'
+        )
+    _refuse_other_inputs(name, spec, flavor)
+    return Chosen(name, spec, flavor, _small(spec, flavor))
+
+
+def _refuse_other_versions() -> None:
+    try:
+        found = version("torchtitan")
+    except PackageNotFoundError:
+        raise UsageError(f"--torchtitan needs torchtitan, which is not installed; {_INSTALL}") from None
+    if found != VERSION:
+        raise UsageError(f"--torchtitan reads the registry of torchtitan {VERSION}, and {found} is installed; {_INSTALL}")
+
+
+def _spec(name: str) -> Any:
+    from torchtitan.experiments import (  # type: ignore[import-not-found]  # an extra
+        _supported_experiments,
+    )
+    from torchtitan.models import _supported_models  # type: ignore[import-not-found]
+    from torchtitan.protocols.train_spec import (  # type: ignore[import-not-found]
+        _extra_train_specs,
+        get_train_spec,
+    )
+
+    known = sorted({*_supported_models, *_supported_experiments, *_extra_train_specs})
+    if name not in known:
+        raise PlanError(
+            f'--torchtitan: torchtitan {VERSION} has no model "{name}"{_nearest(name, known)}; it has {_listed(known)}'
+        )
+    try:
+        return get_train_spec(name)
+    except Exception as error:  # whatever its module raises where something that it imports is missing
+        raise CaptureError(f"--torchtitan {name} cannot be imported: {named(error).rstrip('.')}") from error
+
+
+def _nearest(name: str, known: Collection[str]) -> str:
+    close = get_close_matches(name, known, n=1, cutoff=0.5)
+    return f'; did you mean "{close[0]}"?' if close else ""
+
+
+def _listed(names: Collection[str]) -> str:
+    return ", ".join(names)
+
+
+def _refuse_other_inputs(name: str, spec: Any, flavor: str) -> None:
+    """A batch here is tokens and the tokens that come next."""
+    arguments = spec.model_args[flavor]
+    takes = inspect.signature(spec.model_cls.forward).parameters.values()
+    required = [one.name for one in takes if one.default is one.empty and one.name not in ("self", "tokens")]
+    kind = getattr(arguments, "attn_type", "sdpa")
+    if kind != "sdpa":
+        plain = [other for other, one in spec.model_args.items() if getattr(one, "attn_type", "sdpa") == "sdpa"]
+        instead = f"; flavors of {name} with plain attention are {_listed(plain)}" if plain else ""
+        raise CaptureError(f'--flavor {flavor}: its attention is "{kind}", whose masks are made outside of the model{instead}')
+    if required or "tokens" not in [one.name for one in takes]:
+        raise CaptureError(
+            f"--torchtitan {name}: {spec.model_cls.__name__} takes {_listed(required)} and not tokens alone; write factory and "
+            "batch, and give them to fxbucket init module:factory"
+        )
+
+
+def _small(spec: Any, flavor: str) -> str:
+    """``flavor`` itself, if it is small enough, or the debugmodel, or the smallest that its model has."""
+    if _bytes(spec, flavor) <= MOST_BYTES:
+        return flavor
+    others = [other for other, one in spec.model_args.items() if getattr(one, "attn_type", "sdpa") == "sdpa"]
+    return "debugmodel" if "debugmodel" in others else min(others, key=lambda other: _bytes(spec, other))
+
+
+def _bytes(spec: Any, flavor: str) -> int:
+    return sum(one.numel() * one.element_size() for one in _without_memory(spec, flavor).parameters())
+
+
+def _without_memory(spec: Any, flavor: str) -> nn.Module:
+    import torch
+
+    with torch.device("meta"):
+        model: nn.Module = spec.model_cls(spec.model_args[flavor])
+    return model

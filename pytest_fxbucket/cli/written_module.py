@@ -1,0 +1,52 @@
+"""A module that a command is about to write, tried before it is in its place."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from types import ModuleType
+
+from pytest_fxbucket.cli.new_file import refuse_present
+from pytest_fxbucket.errors import UsageError
+from pytest_fxbucket.plan.factories import first_on_path
+
+
+def module_beside(out: Path) -> Path:
+    """Where the module of the plan ``out`` goes; raises UsageError if that is no module's name, or if either file is there."""
+    if not out.stem.isidentifier():
+        raise UsageError(
+            f'--out {out}: "{out.stem}" is no name for a Python module, which lies beside the plan; use letters, digits, _'
+        )
+    path = out.with_suffix(".py")
+    refuse_present(out, path)
+    return path
+
+
+@contextmanager
+def laid_out(name: str, text: Callable[[Path], str]) -> Iterator[Path]:
+    """A folder, first on the path, with the module ``name`` of ``text``, which is given the file's path.
+
+    What was imported of it is forgotten behind the block.
+    """
+    with TemporaryDirectory() as folder, first_on_path([Path(folder)]):
+        path = Path(folder).resolve() / f"{name}.py"
+        path.write_text(text(path), encoding="utf-8")
+        before = sys.modules.pop(name, None)
+        importlib.invalidate_caches()
+        try:
+            yield path.parent
+        finally:
+            sys.modules.pop(name, None)
+            if before is not None:
+                sys.modules[name] = before
+
+
+@contextmanager
+def loaded(name: str, text: Callable[[Path], str]) -> Iterator[ModuleType]:
+    """The module, imported from such a folder."""
+    with laid_out(name, text):
+        yield importlib.import_module(name)
