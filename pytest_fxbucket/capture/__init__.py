@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from pytest_fxbucket.capture.described import joint_step
 from pytest_fxbucket.capture.traced import TracedStep
 from pytest_fxbucket.step.mesh import Mesh
 from pytest_fxbucket.step.roles import StepGraph
@@ -12,7 +13,7 @@ if TYPE_CHECKING:
     from pytest_fxbucket.capture.override.overrides import Override, Subgraph
     from pytest_fxbucket.capture.placed import placed_step
 
-__all__ = ["Mesh", "Override", "StepGraph", "Subgraph", "TracedStep", "placed_step"]
+__all__ = ["Mesh", "Override", "StepGraph", "Subgraph", "TracedStep", "joint_step", "placed_step"]
 
 
 def __getattr__(name: str) -> Any:

@@ -30,6 +30,8 @@ def add_arguments(parser: ArgumentParser) -> None:
     """Add the arguments of ``fxbucket init``."""
     parser.add_argument("factory", metavar="module:factory", nargs="?", help="callable that gives the torch.nn.Module")
     parser.add_argument("--hf", type=Path, metavar="CONFIG", help="instead: a config.json of transformers, or its folder")
+    parser.add_argument("--torchtitan", metavar="MODEL", help="instead: a model of torchtitan's registry, such as llama3")
+    parser.add_argument("--flavor", metavar="FLAVOR", help="of that model (default: debugmodel)")
     parser.add_argument("--arg", action="append", default=[], metavar="KEY=VALUE", help="keyword argument of the factory")
     parser.add_argument("--stages", type=int, metavar="N", help="cut the model into N pipeline stages, one on each rank of pp")
     parser.add_argument("--out", type=Path, metavar="FILE", help="plan file to write (default: the module's name)")
@@ -40,14 +42,12 @@ def run(options: Namespace) -> int:
 
     Raises FxbucketError for a model that cannot be built and a file that cannot be written; nothing is written then.
     """
-    if options.hf is not None:
-        if options.factory or options.arg or options.stages is not None:
-            raise UsageError("--hf writes the factory itself: it goes without module:factory, --arg and --stages")
-        from pytest_fxbucket.cli.hugging_face import command
-
-        return command.run(options)
+    if options.flavor is not None and options.torchtitan is None:
+        raise UsageError("--flavor is of a model of torchtitan: it goes with --torchtitan MODEL")
+    if options.hf is not None or options.torchtitan is not None:
+        return _of_a_library(options)
     if options.factory is None:
-        raise UsageError("the following arguments are required: module:factory, or --hf CONFIG")
+        raise UsageError("the following arguments are required: module:factory, --hf CONFIG or --torchtitan MODEL")
     rule_of("model", "factory").read(options.factory, "the factory")
     if options.stages is not None:
         rule_of("pipeline", "stages").read(options.stages, "--stages")
@@ -80,6 +80,22 @@ def run(options: Namespace) -> int:
     for line in [*lines, *_summary(out, result, bucket), *staged, *missing, f"Next: pytest --fxbucket-plans={out}"]:
         print(line)
     return 1 if missing or result.problem else 0
+
+
+def _of_a_library(options: Namespace) -> int:
+    """A model that one library describes, whose option says which."""
+    if options.hf is not None and options.torchtitan is not None:
+        raise UsageError("--hf and --torchtitan are of two models; give one of them")
+    option = "--hf" if options.hf is not None else "--torchtitan"
+    if options.factory or options.arg or options.stages is not None:
+        raise UsageError(f"{option} writes the factory itself: it goes without module:factory, --arg and --stages")
+    if options.hf is None:
+        from pytest_fxbucket.cli.torchtitan import command as of_torchtitan
+
+        return of_torchtitan.run(options)
+    from pytest_fxbucket.cli.hugging_face import command
+
+    return command.run(options)
 
 
 def _keyword_arguments(pairs: list[str]) -> dict[str, object]:

@@ -102,7 +102,7 @@ def visit(name: str, configured: Configured, pools: Pools, *, shallow: bool = Fa
         said = out.getvalue()
         kind, sentence = ("works", "") if status == 0 else ("told", _told(said))
         if status == 0:
-            kind, sentence = _items(Path(folder, f"hf_{name}.toml"), pools)
+            kind, sentence = items(Path(folder, f"hf_{name}.toml"), pools)
     tree = re.search(r"^\w+ +([\d,]+) ", said, re.MULTILINE)
     return Outcome(name, kind, sentence, tree[1] if tree else "", "", " ".join(_needed(said)), time.monotonic() - begin)
 
@@ -123,7 +123,8 @@ def _needed(said: str) -> Iterator[str]:
         yield from (line for line in said.splitlines() if line.startswith(start))
 
 
-def _items(path: Path, pools: Pools) -> tuple[str, str]:
+def items(path: Path, pools: Pools) -> tuple[str, str]:
+    """Works, and the items of the plan; or red, and the first that is."""
     green, names = list[str](), list[str]()
     for plan in load_plans(path):
         folder = path.parent

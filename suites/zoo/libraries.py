@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from types import ModuleType
 
 FOLDER = Path(__file__).resolve().parents[2] / ".venv" / "zoo"
 
@@ -30,10 +29,3 @@ def _declare_operators() -> None:
     for name in ("nms", "qnms"):
         if not hasattr(torch.ops.torchvision, name):  # ranks in one process import this more than once
             torch.library.define(f"torchvision::{name}", "(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
-
-
-def stand_in_for_triton_kernels() -> None:
-    """torchtitan's experts import Triton, and call it for nothing that a CPU runs."""
-    kernels = ModuleType("torchtitan.models.moe.kernels")
-    kernels.generate_permute_indices = None  # type: ignore[attr-defined]
-    sys.modules.setdefault(kernels.__name__, kernels)

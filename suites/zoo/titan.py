@@ -19,7 +19,7 @@ def titan(package: str, arguments: str, model: str, moe: dict[str, Any] | None =
     """``model`` of ``torchtitan.models.<package>`` with ``arguments``, which may hold those of its experts."""
     from importlib import import_module
 
-    from suites.zoo.libraries import stand_in_for_triton_kernels
+    from pytest_fxbucket.cli.torchtitan.registry import stand_in_for_triton_kernels
 
     stand_in_for_triton_kernels()
     if moe is not None:

@@ -15,10 +15,11 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
 from pytest_fxbucket.capture import StepGraph
+from pytest_fxbucket.cli.torchtitan.registry import stand_in_for_triton_kernels
 from pytest_fxbucket.passes import manual_overlap_bucketing
 from pytest_fxbucket.train_step import capture_step
 from suites.train_step.step_twins import Run, differing
-from suites.zoo.libraries import FOLDER, provide, stand_in_for_triton_kernels
+from suites.zoo.libraries import FOLDER, provide
 
 Trained = tuple[Run, Callable[[int, int], Any]]
 """A trainer, and its batch of a rank and a step."""

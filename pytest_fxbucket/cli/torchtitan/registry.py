@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import inspect
+import re
 import sys
 from collections.abc import Collection
+from copy import deepcopy
 from dataclasses import dataclass
 from difflib import get_close_matches
 from importlib.metadata import PackageNotFoundError, version
@@ -20,6 +22,8 @@ if TYPE_CHECKING:
 VERSION = "0.2.2"
 """Of the extra: other versions have no such registry, or another."""
 MOST_BYTES = 1 << 30
+"""Parameters of a flavor that is looked for no smaller one for."""
+MOST_BYTES_BUILT = 4 << 30
 """Parameters of a flavor that ranks run, at most."""
 _INSTALL = "pip install 'pytest-fxbucket[torchtitan]'"
 
@@ -108,25 +112,40 @@ def _refuse_other_inputs(name: str, spec: Any, flavor: str) -> None:
     """A batch here is tokens and the tokens that come next."""
     arguments = spec.model_args[flavor]
     takes = inspect.signature(spec.model_cls.forward).parameters.values()
-    required = [one.name for one in takes if one.default is one.empty and one.name not in ("self", "tokens")]
-    kind = getattr(arguments, "attn_type", "sdpa")
-    if kind != "sdpa":
-        plain = [other for other, one in spec.model_args.items() if getattr(one, "attn_type", "sdpa") == "sdpa"]
-        instead = f"; flavors of {name} with plain attention are {_listed(plain)}" if plain else ""
-        raise CaptureError(f'--flavor {flavor}: its attention is "{kind}", whose masks are made outside of the model{instead}')
+    made = ("self", "tokens", "attention_masks")
+    required = [one.name for one in takes if one.default is one.empty and one.name not in made]
     if required or "tokens" not in [one.name for one in takes]:
         raise CaptureError(
             f"--torchtitan {name}: {spec.model_cls.__name__} takes {_listed(required)} and not tokens alone; write factory and "
             "batch, and give them to fxbucket init module:factory"
         )
+    kind = getattr(arguments, "attn_type", "sdpa")
+    if kind != "sdpa":
+        plain = [other for other, one in spec.model_args.items() if getattr(one, "attn_type", "sdpa") == "sdpa"]
+        instead = f"; flavors of {name} with plain attention are {_listed(plain)}" if plain else ""
+        raise CaptureError(f'--flavor {flavor}: its attention is "{kind}", whose masks are made outside of the model{instead}')
 
 
 def _small(spec: Any, flavor: str) -> str:
-    """``flavor`` itself, if it is small enough, or the debugmodel, or the smallest that its model has."""
+    """``flavor`` itself, if it is small enough, or the smallest of those whose parameters have the same names."""
     if _bytes(spec, flavor) <= MOST_BYTES:
         return flavor
-    others = [other for other, one in spec.model_args.items() if getattr(one, "attn_type", "sdpa") == "sdpa"]
-    return "debugmodel" if "debugmodel" in others else min(others, key=lambda other: _bytes(spec, other))
+    plain = [other for other, one in spec.model_args.items() if getattr(one, "attn_type", "sdpa") == "sdpa"]
+    alike = [other for other in plain if _names(spec, other) == _names(spec, flavor)]
+    smallest: str = min(alike, key=lambda other: _bytes(spec, other))
+    if (size := _bytes(spec, smallest)) > MOST_BYTES_BUILT:
+        raise CaptureError(
+            f"--flavor {flavor}: no flavor with the same parameters is smaller than {smallest}, of {size >> 30} GiB; write a "
+            "factory with fewer layers, and give it to fxbucket init module:factory"
+        )
+    return smallest
+
+
+def _names(spec: Any, flavor: str) -> tuple[set[str], ...]:
+    """Of parameters, whatever the layer, with and without those that are tied."""
+    model = _without_memory(spec, flavor)
+    named = [list(model.named_parameters(remove_duplicate=once)) for once in (True, False)]
+    return tuple({re.sub(r"\d+", "*", name) for name, _ in every} for every in named)
 
 
 def _bytes(spec: Any, flavor: str) -> int:
@@ -135,7 +154,10 @@ def _bytes(spec: Any, flavor: str) -> int:
 
 def _without_memory(spec: Any, flavor: str) -> nn.Module:
     import torch
+    from torchtitan.config import JobConfig  # type: ignore[import-not-found]  # an extra
 
+    arguments = deepcopy(spec.model_args[flavor])
+    arguments.update_from_config(JobConfig())
     with torch.device("meta"):
-        model: nn.Module = spec.model_cls(spec.model_args[flavor])
+        model: nn.Module = spec.model_cls(arguments)
     return model

@@ -1,0 +1,187 @@
+"""``fxbucket init --torchtitan MODEL``: from torchtitan's registry to a module, a plan, and whether that passes."""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+from argparse import Namespace
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import redirect_stdout
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pytest_fxbucket.cli.blocks import BlockNames, Draft, draft
+from pytest_fxbucket.cli.first_failure import MOST_OVERRIDES, Problem, first_failure
+from pytest_fxbucket.cli.module_tree import module_tree
+from pytest_fxbucket.cli.new_file import write_new
+from pytest_fxbucket.cli.torchtitan.module_text import TitanModule, module_text
+from pytest_fxbucket.cli.torchtitan.plan_text import TitanPlan, plan_text
+from pytest_fxbucket.cli.torchtitan.registry import Chosen, chosen
+from pytest_fxbucket.cli.written_module import laid_out, loaded, module_beside
+from pytest_fxbucket.errors import named
+from pytest_fxbucket.plan import PlanError, parse_entries, parse_plans, resolve
+from pytest_fxbucket.progress import on_stderr
+from pytest_fxbucket.user_code import user_code
+
+if TYPE_CHECKING:
+    from torch import nn
+
+
+@dataclass(frozen=True)
+class _Tried:
+    """A plan, and what is still wrong with it."""
+
+    plan: TitanPlan
+    problem: Problem | None = None
+    flavor: str = ""
+    """In which."""
+
+
+def run(options: Namespace) -> int:
+    """Write the module and the plan, print the flavor's module tree; 1 if the plan, which is written, does not pass yet.
+
+    Raises FxbucketError for a model that torchtitan does not have or that is no model of tokens, and a file that cannot be
+    written; nothing is written then.
+    """
+    out: Path = options.out or Path(f"titan_{re.sub(r'[^A-Za-z0-9_]', '_', options.torchtitan)}.toml")
+    path = module_beside(out)
+    progress = on_stderr()
+    with redirect_stdout(sys.stderr), user_code([Path.cwd()]), progress.watching(str(out)):
+        found = chosen(options.torchtitan, options.flavor or "debugmodel")
+        text = module_text(TitanModule(path.stem, found, _in_toolkit(found.name)))
+        model = found.built(found.flavor)
+        lines = list(module_tree(model))
+        modules = {fqn: type(module) for fqn, module in model.named_modules()}
+        with loaded(path.stem, lambda _: text) as module:
+            job = module.config()
+        bucket, is_torchtitans = _bucket(model, found.name)
+        again = {flavor: _checkpointed(found.built(flavor), job) for flavor in dict.fromkeys((found.flavor, found.small))}
+        plan = TitanPlan(path.stem, found, job, bucket.of_any_depth(modules), BlockNames.of(model).aliases, again)
+        tried = _tried(plan, text, out, modules, progress.say)
+    write_new(path, text)
+    write_new(out, plan_text(tried.plan))
+    for line in [*lines, "", *_summary(tried, path, out, is_torchtitans)]:
+        print(line)
+    return 1 if tried.problem else 0
+
+
+def _in_toolkit(name: str) -> bool:
+    from torchtitan.experiments import _supported_experiments  # type: ignore[import-not-found]  # an extra
+
+    return f"compiler_toolkit.{name}" in _supported_experiments
+
+
+def _bucket(model: nn.Module, name: str) -> tuple[Draft, bool]:
+    """torchtitan's own list for ``model``, and True; ours, where it has none or where that plans a tied parameter twice."""
+    from torchtitan.experiments.simple_fsdp.llama3.parallelize import (  # type: ignore[import-not-found]  # an extra
+        get_transformer_block_buckets,
+    )
+
+    names = BlockNames.of(model)
+    try:
+        listed = get_transformer_block_buckets(model)
+        entries = ["+".join(one) if isinstance(one, list) else str(one) for one in listed]
+        resolve(parse_entries(entries, f"buckets of {name}"), names.parameters, names.modules, aliases=names.aliases)
+    except (AttributeError, PlanError):
+        return draft(model), False
+    return Draft(tuple(_ranges(entries))), True
+
+
+def _ranges(entries: list[str]) -> Iterator[str]:
+    """``layers.0`` and so on as one range, where the first of them stands."""
+    layers = [entry for entry in entries if re.fullmatch(r"layers\.\d+", entry)]
+    in_order = [f"layers.{number}" for number in range(len(layers))]
+    for entry in entries:
+        if layers != in_order or len(layers) < 2 or entry not in layers:
+            yield entry
+        elif entry == layers[0]:
+            yield f"layers.[0-{len(layers) - 1}]"
+
+
+def _checkpointed(model: nn.Module, job: Any) -> tuple[str, ...]:
+    """Layers of ``model`` that torchtitan's own function wraps."""
+    from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import CheckpointWrapper
+    from torchtitan.distributed import activation_checkpoint  # type: ignore[import-not-found]  # an extra
+
+    activation_checkpoint._layer_sac_count = 0  # as in a process that has one model
+    activation_checkpoint.apply_ac(
+        model, job.activation_checkpoint, model_compile_enabled=False, op_sac_save_list=set(), base_folder=""
+    )
+    return tuple(fqn for fqn, module in model.named_modules() if isinstance(module, CheckpointWrapper))
+
+
+def _tried(plan: TitanPlan, text: str, out: Path, modules: Mapping[str, type], say: Callable[[str], None]) -> _Tried:
+    """``plan`` with overrides of some of ``modules``, if that is what it needs to pass."""
+    for _ in range(MOST_OVERRIDES):
+        flavor, problem = _problem(plan, text, out, say)
+        selector = problem.to_override(modules, plan.overridden) if problem else ""
+        if not selector:
+            break
+        plan = replace(plan, overridden=(*plan.overridden, selector))
+    return _Tried(plan, problem, flavor)
+
+
+def _problem(plan: TitanPlan, text: str, out: Path, say: Callable[[str], None]) -> tuple[str, Problem | None]:
+    """In which flavor what is wrong: first what ranks run, of which a step is made on this machine."""
+    found = plan.chosen
+    with laid_out(out.stem, lambda _: text) as folder:
+        *_, small = plans = parse_plans(plan_text(plan), folder / out.name)
+        say(f"making a step of {found.small}")
+        if problem := _stops(folder, out.stem, found):
+            return found.small, problem
+        for flavor, one in {found.small: small, found.flavor: plans[0]}.items():
+            if problem := first_failure(one, ("audit", "collectives"), say):
+                return flavor, replace(problem, said=problem.said.replace(f"{folder}{os.sep}", ""))
+    return "", None
+
+
+def _stops(folder: Path, name: str, found: Chosen) -> Problem | None:
+    """Why ordinary code cannot make a step of what ranks run."""
+    import importlib
+
+    import torch
+
+    module = importlib.import_module(name)
+    torch.manual_seed(0)
+    model: nn.Module = module.build(found.small)
+    batch, inside = module.batch(0, 0, found.small), list[str]()
+
+    def leave(*_: object) -> None:  # a hook that gives something replaces the output
+        inside.pop()
+
+    for fqn, each in model.named_modules():
+        each.register_forward_pre_hook(lambda *_, fqn=fqn: inside.append(fqn))
+        each.register_forward_hook(leave)
+    try:
+        module.loss(model(batch["tokens"]), batch).backward()
+    except Exception as error:  # whatever a model raises on a machine that lacks what it needs
+        where = f"module {inside[-1]} of a step on this machine" if inside else "a step on this machine"
+        return Problem(f"{where} raised {named(error).rstrip('.')}{_way_out(error)}")
+    return None
+
+
+def _way_out(error: Exception) -> str:
+    """What a person can do about ``error``."""
+    if "histogram" not in str(error):
+        return ""
+    return (
+        "; a CPU has no torch.histc of integers, by which the router counts tokens: try it where there is a GPU, or have "
+        "build() take a router that counts otherwise, such as (chosen[..., None] == torch.arange(experts)).sum(...)"
+    )
+
+
+def _summary(tried: _Tried, path: Path, out: Path, is_torchtitans: bool) -> Iterator[str]:
+    plan = tried.plan
+    for alias, fqn in plan.ties.items():
+        yield f"{alias} is tied to {fqn}: one parameter, in one entry, counted once in each total."
+    whose = "torchtitan's own buckets" if is_torchtitans else "blocks of the model"
+    yield f"Wrote {path} and {out}: {', '.join(plan.bucket.entries)}, {whose}."
+    if plan.overridden:
+        yield f"Not traced, since they look at values: {', '.join(plan.overridden)}; [override] calls them as they are."
+    if not plan.has_trainer:
+        yield "The item eager is beside torch's own step: torchtitan's units shard the tied parameter twice, and so part it."
+    if tried.problem:
+        yield f"It does not pass yet, in the flavor {tried.flavor}: {tried.problem.said.rstrip('.')}."
+    yield f"Next: pytest --fxbucket-plans={out}"

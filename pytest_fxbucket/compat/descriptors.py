@@ -1,0 +1,46 @@
+"""What AOT autograd says of what goes into its graphs and out of them; in torch 2.11 to 2.15.
+
+``torch._functorch._aot_autograd.descriptors`` has the classes, which are told by their names here.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Literal
+
+if TYPE_CHECKING:
+    from torch import fx
+
+Kind = Literal["param", "buffer", "plain", "tangent", "grad", "part", "other"]
+_KINDS: dict[str, Kind] = {
+    "ParamAOTInput": "param",
+    "BufferAOTInput": "buffer",
+    "PlainAOTInput": "plain",
+    "TangentAOTInput": "tangent",
+    "PlainAOTOutput": "plain",
+}
+
+
+def described(desc: Any) -> tuple[Kind, str]:
+    """What an input or output is, and of which parameter, buffer or place.
+
+    A DTensor goes in as its local tensor, which is it, and as other parts of it ("part"), which no tensor is.
+    """
+    name = type(desc).__name__
+    if name.startswith("SubclassGetAttr"):
+        return described(desc.base) if desc.attr == "_local_tensor" else ("part", "")
+    if name == "GradAOTOutput" and described(desc.grad_of)[0] == "param":
+        return "grad", described(desc.grad_of)[1]
+    kind = _KINDS.get(name, "other")
+    return kind, str(getattr(desc, "target", getattr(desc, "idx", ""))) if kind != "other" else name
+
+
+def outputs_described(output: fx.Node) -> list[Any]:
+    """Of each returned value what AOT autograd says of it; empty where it says nothing."""
+    return list(output.meta.get("desc") or ())
+
+
+def takes_flat(graph: fx.Graph) -> None:
+    """Have ``graph`` called with its inputs one after the other, and give its outputs as a tuple."""
+    from torch.fx.graph import CodeGen
+
+    graph.set_codegen(CodeGen())
