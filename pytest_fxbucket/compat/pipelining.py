@@ -54,7 +54,13 @@ def steps_of_ranks(name: str, stages: int, pp: int, microbatches: int) -> tuple[
     numbers = [_Numbers(index, stages, 0, pp) for index in range(0, stages, pp)]
     schedule = made(numbers, microbatches)
     orders, ranks = schedule.pipeline_order_with_comms, schedule.stage_index_to_group_rank
-    return [[_step(action) for action in orders[rank]] for rank in range(pp)], {stage: ranks[stage] for stage in range(stages)}
+    steps = [[_step(action) for action in orders[rank] if not _only_waits(action)] for rank in range(pp)]
+    return steps, {stage: ranks[stage] for stage in range(stages)}
+
+
+def _only_waits(action: Any) -> bool:
+    """Whether ``action`` waits for what another began, which since 2.15 is an action of its own."""
+    return str(action.computation_type.value).startswith("WAIT_")
 
 
 def _step(action: Any) -> Step:
@@ -116,6 +122,9 @@ class _Noting(_Numbers):
 
     def get_bwd_send_ops(self, microbatch: int) -> list[_Noted]:
         return self._transfers("SEND_B", microbatch, self.stage_index - 1)
+
+    def release_fwd_send_outputs(self, microbatch: int) -> None:
+        """Since 2.15; nothing is held."""
 
     def _transfers(self, kind: str, microbatch: int, peer: int) -> list[_Noted]:
         there = 0 <= peer < self.num_stages

@@ -116,6 +116,9 @@ class Stage(RankStage):
     def clear_runtime_states(self) -> None:
         """:meth:`begin` has."""
 
+    def release_fwd_send_outputs(self, fwd_chunk_id: int) -> None:
+        """What was sent is kept until the step ends: it is compared (torch 2.15)."""
+
     def get_fwd_recv_ops(self, fwd_chunk_id: int) -> list[Any]:
         """Of what the stage before sends."""
         return [] if self.is_first else self._receiving("forward", fwd_chunk_id, self._receives, self.stage_index - 1)
