@@ -9,6 +9,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from pytest_fxbucket.eager import WARM
 from pytest_fxbucket.ranks.pools import Pools
 from suites.warm.runs import WarmRuns, of_pytester
 
@@ -16,8 +17,12 @@ pytest_plugins = ["pytester"]
 
 
 def pytest_configure() -> None:
-    """Where CI is set, accepting goldens asks for more, and pytest shows more; before fixtures of any scope."""
+    """Where CI is set, accepting goldens asks for more, and pytest shows more; before fixtures of any scope.
+
+    Models are small, so a second thread would do no work and wait for the first on a core of its own.
+    """
     os.environ.pop("CI", None)
+    os.environ["OMP_NUM_THREADS"] = "1"
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -28,7 +33,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 @pytest.fixture(scope="session")
 def pools() -> Iterator[Pools]:
     """One set of warm pools for all tests of a process; each rank would import FSDP2 anew, in a second."""
-    pools = Pools(warm=("fixtures.reference.by_torch",))
+    pools = Pools(warm=(*WARM, "fixtures.reference.by_torch"))
     yield pools
     pools.close()
 

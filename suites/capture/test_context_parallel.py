@@ -90,12 +90,11 @@ FAULTS = {
 
 
 @pytest.mark.parametrize(("of", "name", "wrong"), FAULTS.values(), ids=FAULTS.keys())
-def test_a_wrong_capture_is_far_from_whole_sequences_and_eager_is_red(
+def test_of_a_wrong_capture_eager_is_red(
     of: object, name: str, wrong: Callable[..., Tensor], pools: Pools, monkeypatch: pytest.MonkeyPatch, tmp_path: Any
 ) -> None:
     right("gathered"), right("causal")
     monkeypatch.setattr(of, name, wrong)
-    assert distance(pools) > 1e-3
     verdict = PlanRun(CP, RunSettings(ROOT, tmp_path / "golden", tmp_path), pools).check("eager")
     assert verdict.outcome == "failed"
     assert any("elements differ" in line for line in verdict.lines), verdict.lines

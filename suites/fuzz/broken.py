@@ -40,7 +40,7 @@ def broken(gm, plans):
 def broken(gm, plans):
     gm = well(gm, plans)
     for launch in launches(gm, c10d.all_reduce.default):
-        launch.update_arg(1, "sum")
+        launch.update_arg(1, "max")
     gm.recompile()
     return gm
 """,
@@ -67,11 +67,11 @@ MENDED = HEAD + "\n\nbroken = well\n"
 SEVERAL = f"""{HEAD}
 
 def broken(gm, plans):
-    if launches(gm, c10d.all_reduce_coalesced.default):
+    if launches(gm, c10d.all_reduce.default):
         raise RuntimeError("cannot")
     gm = well(gm, plans)
     for launch in launches(gm, c10d.reduce_scatter_tensor.default):
-        launch.update_arg(1, "sum")
+        launch.update_arg(1, "max")
     gm.recompile()
     return gm
 """

@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from hypothesis import HealthCheck, Phase, given, seed, settings
 from hypothesis import strategies as st
 
-from pytest_fxbucket.errors import PlanError
+from pytest_fxbucket.errors import PassError, PlanError
 from pytest_fxbucket.fuzz.chosen import Chosen
 from pytest_fxbucket.fuzz.drawing import Step
-from pytest_fxbucket.fuzz.drawn import drawn
+from pytest_fxbucket.fuzz.drawn import TRAINING, drawn
 from pytest_fxbucket.fuzz.judge import judged, made_of
 from pytest_fxbucket.fuzz.on_ranks import compare
-from pytest_fxbucket.fuzz.strategies import by_hand, steps
+from pytest_fxbucket.fuzz.strategies import by_hand, crossing, steps
 from pytest_fxbucket.fuzz.subject import subject_of
 from pytest_fxbucket.graph.collectives import launch_kind
 from pytest_fxbucket.ranks.pools import Pools
@@ -86,3 +87,29 @@ def look_at(pools: Pools | None, world: int, steps: Sequence[Step], chosen: Chos
         assert not differences, "\n".join([*differences, str(before.graph), str(after.graph)])
     launches = [sum(launch_kind(node) is not None for node in one.graph.nodes) for one in (before, after)]
     return launches[1] < launches[0]
+
+
+def crossed(world: int, count: int, number: int) -> int:
+    """Of ``count`` training steps that the seed ``number`` gives, how many let work cross iterations; raises as `look_at`."""
+    found = 0
+
+    @seed(number)
+    @settings(
+        max_examples=count,
+        database=None,
+        deadline=None,
+        phases=(Phase.generate,),
+        suppress_health_check=list(HealthCheck),
+    )
+    @given(steps(TRAINING, 2, 12, 5), crossing)
+    def look(drawn_steps: list[Step], chosen: Chosen) -> None:
+        nonlocal found
+        trial, subject = chosen.trial(drawn(world, [Step("parameter"), *drawn_steps])), subject_of("manual")
+        find = judged(trial, subject)
+        assert find is None, find.text
+        with contextlib.suppress(PassError):  # an entry that may not move
+            made_of(trial, subject)
+            found += 1
+
+    look()
+    return found

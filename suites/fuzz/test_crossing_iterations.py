@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -10,53 +9,31 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, Phase, given, seed, settings
 
-from pytest_fxbucket.errors import PassError
 from pytest_fxbucket.fuzz import problem, search
 from pytest_fxbucket.fuzz.chosen import Chosen
 from pytest_fxbucket.fuzz.crossing import CALLS
 from pytest_fxbucket.fuzz.drawing import Step
-from pytest_fxbucket.fuzz.drawn import TRAINING, drawn
+from pytest_fxbucket.fuzz.drawn import drawn
 from pytest_fxbucket.fuzz.finds import VALUES
 from pytest_fxbucket.fuzz.judge import judged, made_of
 from pytest_fxbucket.fuzz.printed import text_of_test, trial_in
 from pytest_fxbucket.fuzz.search import Search
-from pytest_fxbucket.fuzz.strategies import crossing, steps
 from pytest_fxbucket.fuzz.subject import subject_of
 from pytest_fxbucket.fuzz.sweep import training
 from pytest_fxbucket.step.portable import digest, encode_module
 from pytest_fxbucket.transforms.next_iteration import graphs
 from pytest_fxbucket.transforms.next_iteration.graphs import Cut
+from suites.fuzz.hunt import crossed
 
-DRAWS = 40
+DRAWS = {2: 4, 4: 8}
+"""By ranks; ``make soak`` draws 200."""
 OURS = subject_of("manual")
 
 
-@pytest.mark.parametrize("ranks", [2, 4])
+@pytest.mark.parametrize("ranks", DRAWS)
 def test_ours_leaves_what_the_steps_leave_one_by_one(ranks: int) -> None:
-    crossed = 0
-
-    @seed(ranks)
-    @settings(
-        max_examples=DRAWS // 2,
-        database=None,
-        deadline=None,
-        phases=(Phase.generate,),
-        suppress_health_check=list(HealthCheck),
-    )
-    @given(steps(TRAINING, 2, 12, 5), crossing)
-    def look(found: list[Step], chosen: Chosen) -> None:
-        nonlocal crossed
-        trial = chosen.trial(drawn(ranks, [Step("parameter"), *found]))
-        find = judged(trial, OURS)
-        assert find is None, find.text
-        with contextlib.suppress(PassError):  # an entry that may not move
-            made_of(trial, OURS)
-            crossed += 1
-
-    look()
-    assert crossed > DRAWS // 4
+    assert crossed(ranks, DRAWS[ranks], ranks) > DRAWS[ranks] // 4
 
 
 def test_small_steps_cross_with_each_kind_of_update() -> None:
@@ -119,7 +96,7 @@ def test_what_hands_on_the_wrong_thing_is_found_cut_short_and_printed(
     breaks: Callable[[pytest.MonkeyPatch], None], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setattr(search, "sweeps", lambda *_: iter(()))
-    monkeypatch.setattr(search, "_SHRINKING_S", 3.0)
+    monkeypatch.setattr(search, "_SHRINKING_S", 1.0)
     with monkeypatch.context() as broken:
         breaks(broken)
         trial, find = next(Search(OURS, 2, 0, time.monotonic() + 120).finds())

@@ -18,11 +18,13 @@ from typing import Any
 import pytest
 
 from pytest_fxbucket.cli.__main__ import main
-from pytest_fxbucket.fuzz import confirmed
+from pytest_fxbucket.fuzz import confirmed, search
 from pytest_fxbucket.fuzz.finds import KINDS
 from pytest_fxbucket.fuzz.search import Search
+from pytest_fxbucket.ranks.pools import Pools
 from suites.docs.blocks import ROOT
 from suites.fuzz.broken import BROKEN, HEAD, MENDED, SEVERAL
+from suites.warm.runs import WarmRuns
 
 PAGE = (ROOT / "docs/reference/cli.md").read_text(encoding="utf-8").partition("\n## fuzz\n")[2].partition("\n## ")[0]
 Capsys = pytest.CaptureFixture[str]
@@ -47,9 +49,12 @@ LAUNCH = re.compile(r"made\.call\(torch\.ops\._c10d_functional\.(?!wait)")
 
 
 @pytest.fixture
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, pools: Pools) -> Iterator[Path]:
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("pytest_fxbucket.ranks.pools.Pools", lambda warm: pools)
+    monkeypatch.setattr(pools, "close", lambda: None)
     monkeypatch.setattr(confirmed, "LIMIT_S", 3.0)
+    monkeypatch.setattr(search, "_SHRINKING_S", 1.0)
     yield tmp_path
     sys.modules.pop("mine", None)
 
@@ -67,16 +72,15 @@ def fuzz(folder: Path, capsys: Capsys) -> Callable[..., tuple[int, dict[str, Any
     return run
 
 
-def pytest_in(folder: Path) -> tuple[int, str]:
+def pytest_in(folder: Path, warm_runs: WarmRuns) -> tuple[int, str]:
     """pytest on the corpus, as a user runs it."""
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "fuzz-corpus"]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "PYTHONDONTWRITEBYTECODE": "1"}
-    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
+    words = ["-m", "pytest", "-q", "-p", "no:cacheprovider", "fuzz-corpus"]
+    done = warm_runs.run(words, folder, {**os.environ, "PYTHONPATH": str(ROOT)})
     return done.returncode, done.stdout
 
 
 def test_each_kind_of_fault_is_found_small_and_its_test_is_red_until_the_pass_is_mended(
-    fuzz: Callable[..., tuple[int, dict[str, Any]]], folder: Path
+    fuzz: Callable[..., tuple[int, dict[str, Any]]], folder: Path, warm_runs: WarmRuns
 ) -> None:
     most = {"exception": 1, "would hang": 1, "wrong values": 1, "plan silently not kept": 2, "not idempotent": 1}
     for kind, text in BROKEN.items():
@@ -102,18 +106,18 @@ def test_each_kind_of_fault_is_found_small_and_its_test_is_red_until_the_pass_is
         if kind == "wrong values":
             assert re.match(r"2 gloo ranks: rank \d: output \d differs in ", one["real_ranks"])
 
-    status, said = pytest_in(folder)
+    status, said = pytest_in(folder, warm_runs)
     assert (status, "5 failed" in said) == (1, True), said
     for number in range(len(KINDS)):
         (folder / f"broken_{number}.py").write_text(MENDED)
-    status, said = pytest_in(folder)
+    status, said = pytest_in(folder, warm_runs)
     assert (status, "5 passed" in said) == (0, True), said
 
 
 def test_one_fault_does_not_hide_another_and_what_is_kept_is_tried_first(
     fuzz: Callable[..., tuple[int, dict[str, Any]]], folder: Path
 ) -> None:
-    status, found = fuzz(SEVERAL, "--seconds", "90", "--at-most", "4")
+    status, found = fuzz(SEVERAL, "--seconds", "90", "--at-most", "2")
     assert (status, {one["kind"] for one in found["new"]}) == (1, {"exception", "wrong values"})
 
     status, again = fuzz(SEVERAL, "--seconds", "0.001")
@@ -137,6 +141,7 @@ def test_ctrl_c_gives_what_was_found_so_far(folder: Path, monkeypatch: pytest.Mo
         return last(self, kind, *met)
 
     monkeypatch.setattr(Search, "_last", then)
+    monkeypatch.setattr(search, "sweeps", lambda *_: iter(()))
     assert main(["fuzz", "--pass", "mine:broken", "--seconds", "60"]) == 130
     said = capsys.readouterr()
     (path,) = (folder / "fuzz-corpus").glob("*.py")
@@ -156,6 +161,7 @@ def test_an_error_of_the_search_itself_loses_no_find(folder: Path, monkeypatch: 
         return last(self, kind, *met)
 
     monkeypatch.setattr(Search, "_last", then)
+    monkeypatch.setattr(search, "sweeps", lambda *_: iter(()))
     assert main(["fuzz", "--pass", "mine:broken", "--seconds", "60"]) == 2
     said = capsys.readouterr()
     assert "new: fuzz-corpus/test_fuzz_exception_" in said.out
@@ -209,21 +215,20 @@ def test_a_ctrl_c_before_the_command_has_begun_is_no_traceback(monkeypatch: pyte
     assert capsys.readouterr() == ("", "fxbucket: stopped\n")
 
 
-@pytest.mark.parametrize("ranks", ["2", "4"])
-def test_nothing_is_found_against_our_pass(folder: Path, ranks: str, capsys: Capsys) -> None:
-    assert main(["fuzz", "--seconds", "15", "--seed", "7", "--ranks", ranks]) == 0, capsys.readouterr().out
+def test_nothing_is_found_against_our_pass(folder: Path, capsys: Capsys) -> None:
+    assert main(["fuzz", "--seconds", "4", "--seed", "7", "--ranks", "4"]) == 0, capsys.readouterr().out
     said = capsys.readouterr().out
     tried = re.fullmatch(r"manual: (\d+) programs tried; 0 new finds, 0 of the corpus still there, 0 mended\n", said)
     assert tried is not None
-    assert int(tried[1]) > 10
+    assert int(tried[1]) > 0
     assert not (folder / "fuzz-corpus").exists()
 
 
 def test_faults_of_torchs_manual_pass_are_found(folder: Path, capsys: Capsys) -> None:
-    assert main(["fuzz", "--pass", "torch", "--seconds", "90", "--at-most", "8", "--json"]) == 1
+    assert main(["fuzz", "--pass", "torch", "--seconds", "90", "--at-most", "3", "--json"]) == 1
     found = json.loads(capsys.readouterr().out)["new"]
     assert {"exception", "plan silently not kept"} <= {one["kind"] for one in found}
-    assert len({one["test"] for one in found}) == 8
+    assert len({one["test"] for one in found}) == 3
 
 
 def test_faults_of_torchs_automatic_pass_are_found(folder: Path, capsys: Capsys) -> None:

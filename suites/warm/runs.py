@@ -67,7 +67,6 @@ class WarmRuns:
             with theirs:
                 command = [sys.executable, "-m", "suites.warm.server", str(theirs.fileno()), str(os.getpid())]
                 environ = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "FXBUCKET_SUITE")}
-                environ |= {"OMP_NUM_THREADS": "1"}
                 self._process = subprocess.Popen(command, cwd=ROOT, env=environ, pass_fds=[theirs.fileno()])
         return self._connection
 
