@@ -32,7 +32,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(scope="session")
 def pools() -> Iterator[Pools]:
-    """One set of warm pools for all tests of a process; each rank would import FSDP2 anew, in a second."""
+    """One set of warm pools for all tests of a process; each rank would import FSDP2 and jobs anew, in a second."""
     pools = Pools(warm=(*WARM, "fixtures.reference.by_torch"))
     yield pools
     pools.close()

@@ -14,48 +14,31 @@ from pytest_fxbucket.plan.factories import first_on_path
 from pytest_fxbucket.plan.load import load_plans
 from pytest_fxbucket.plan_on_mesh import PlanOnMesh, text_of
 from pytest_fxbucket.step.mesh import shard_mesh
+from pytest_fxbucket.step.portable import digest
+from suites.checks.small_llama import make_project
 
 ROOT = Path(__file__).parents[2]
 
-SCRIPT = """
-import sys
-from pathlib import Path
-sys.path[:0] = {path!r}
-from pytest_fxbucket.plan_on_mesh import text_of
-from pytest_fxbucket.step.portable import digest
-from pytest_fxbucket.plan.load import load_plans
-from pytest_fxbucket.run import PlanRun
-from pytest_fxbucket.settings import RunSettings
-from suites.checks.small_llama import PLAN
-folder = Path({folder!r})
-plan = load_plans(folder / "small.toml")[0]
-run = PlanRun(plan, RunSettings(folder, folder / "golden", folder / "artifacts"), None)
-world = run._mesh_world
-for rank in (0, 3):
-    print(text_of(world, rank, "x"), "=====")
-print(digest(world.unbucketed(0, "joint")), world.step(0).inputs, world.step(0).modules)
-"""
+
+def told(folder: Path) -> str:
+    world = PlanOnMesh(load_plans(folder / "small.toml")[0], shard_mesh(4), "manual", lambda _: None)
+    captured = f"{digest(world.unbucketed(0, 'joint'))} {world.step(0).inputs} {world.step(0).modules}"
+    return "=====\n".join([text_of(world, 0, "x"), text_of(world, 3, "x"), captured]) + world.passed(0)["joint"].digest
 
 
 def test_text_and_captured_graph_are_the_same_on_every_rank_and_for_every_hash_seed(tmp_path: Path) -> None:
-    from suites.checks.small_llama import make_project
-
     path = make_project(tmp_path)
     tied = path.read_text().replace("kv_heads = 1", "kv_heads = 1, tied = true").replace("norm+output", "norm")
     path.write_text(tied.replace("tok_embeddings", "tok_embeddings+output"))
-    script = SCRIPT.format(path=[str(Path(__file__).parent), str(ROOT)], folder=str(tmp_path))
-    running = [
-        subprocess.Popen(
-            [sys.executable, "-c", script], env={**os.environ, "PYTHONHASHSEED": seed}, stdout=subprocess.PIPE, text=True
-        )
-        for seed in ("1", "77")
-    ]
-    texts = [process.communicate()[0] for process in running]
-    assert [process.returncode for process in running] == [0, 0]
-    first, second, captured = texts[0].split("=====\n")
+    code = "from pathlib import Path; from suites.checks.test_golden_check import told; print(told(Path('.')), end='')"
+    seed = "1" if os.environ.get("PYTHONHASHSEED") == "0" else "0"
+    env, asked = {**os.environ, "PYTHONHASHSEED": seed, "PYTHONPATH": str(ROOT)}, [sys.executable, "-c", code]
+    there = subprocess.run(asked, cwd=tmp_path, env=env, stdout=subprocess.PIPE, text=True, check=True).stdout
+    here = told(tmp_path)
+    first, second, captured = here.split("=====\n")
     assert first == second != ""
     assert "Value" in captured
-    assert texts[0] == texts[1]
+    assert here == there
 
 
 GROUPS = """

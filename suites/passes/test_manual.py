@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import copy
-import os
-import subprocess
-import sys
 from collections import Counter
 from dataclasses import replace
 from itertools import pairwise
@@ -186,16 +183,6 @@ def test_the_captured_step_is_never_changed(case: str) -> None:
     assert str(graph) == text
     assert [node.meta.keys() for node in graph.nodes] == [meta.keys() for meta in metas]
     assert sum(launch_kind(node) is not None for node in graph.nodes) == len(outcome.before.buckets)
-
-
-def test_neither_the_graph_nor_its_digest_depends_on_the_hash_seed() -> None:
-    cases = ("twice", "uneven")
-    code = f"from bucketing import world_of\nfor c in {cases}: print(world_of(c).passed(0)['joint'].digest)"
-    path = os.pathsep.join([str(ROOT), str(Path(__file__).parent)])
-    seed = "1" if os.environ.get("PYTHONHASHSEED") == "0" else "0"
-    env = {**os.environ, "PYTHONHASHSEED": seed, "PYTHONPATH": path}
-    other = subprocess.run([sys.executable, "-c", code], env=env, stdout=subprocess.PIPE, text=True, check=True)
-    assert other.stdout.split() == [passed(case).passed.digest for case in cases]
 
 
 def _stages(outcome: Outcome, kind: str, direction: str) -> list[Bucket]:

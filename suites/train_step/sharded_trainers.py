@@ -8,6 +8,7 @@ from functools import partial
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
@@ -41,12 +42,13 @@ def net(hidden: int = 16) -> nn.Sequential:
 
 def fsdp(
     hidden: int = 16,
-    shape: tuple[int, ...] = (4,),
+    shape: tuple[int, ...] = (),
     dtype: torch.dtype | None = None,
     divisor: float | None = None,
     reduced: torch.dtype = torch.float32,
 ) -> nn.Module:
     model: Any
+    shape = shape or (dist.get_world_size(),)
     model, mesh = net(hidden), init_device_mesh("cpu", shape, mesh_dim_names=("copies", "shards")[-len(shape) :])
     for module, given in ((model[1], None), (model[2], None), (model, torch.float64)):
         policy = MixedPrecisionPolicy(dtype, reduced, given) if dtype else MixedPrecisionPolicy()
@@ -58,7 +60,7 @@ def fsdp(
 
 def over_tp(data: int, sequence: bool = False) -> nn.Module:
     """Blocks parted over tp, with ``sequence`` their norms by rows; with ``data`` above 1 under FSDP2, too."""
-    model, mesh = net(), init_device_mesh("cpu", (data, 4 // data), mesh_dim_names=("dp", "tp"))
+    model, mesh = net(), init_device_mesh("cpu", (data, dist.get_world_size() // data), mesh_dim_names=("dp", "tp"))
     rows = Shard(0) if sequence else Replicate()
     styles: Any = {"up": ColwiseParallel(input_layouts=rows), "down": RowwiseParallel(output_layouts=rows)}
     if sequence:
@@ -112,7 +114,6 @@ def bucketed(step: StepGraph, state: dict[str, torch.Tensor]) -> StepGraph:
 WAYS: dict[str, tuple[Callable[[], nn.Module], Any, tuple[Any, ...]]] = {
     "fully_shard": (fsdp, trainer(), ()),
     "fully_shard, bucketed": (fsdp, trainer(), (bucketed,)),
-    "rows that ranks do not divide": (lambda: fsdp(7), trainer(), ()),
     "rows that ranks do not divide, bucketed": (lambda: fsdp(7), trainer(), (bucketed,)),
     "bfloat16": (lambda: fsdp(dtype=torch.bfloat16), trainer(), ()),
     "hybrid": (lambda: fsdp(shape=(2, 2)), trainer(), ()),
@@ -120,16 +121,19 @@ WAYS: dict[str, tuple[Callable[[], nn.Module], Any, tuple[Any, ...]]] = {
     "sums of copies": (lambda: fsdp(shape=(2, 2), divisor=2.0), trainer(), ()),
     "float16": (lambda: fsdp(dtype=torch.float16, reduced=torch.float16), trainer(), ()),
     "computed again": (fsdp, trainer(saved=False), ()),
-    "two microbatches": (fsdp, trainer(microbatches=2), ()),
     "two microbatches, bucketed": (fsdp, trainer(microbatches=2), (bucketed,)),
     "two microbatches, the last reduces": (fsdp, trainer(microbatches=2, synced=False), ()),
     "tp": (lambda: over_tp(1), trainer(clip=False), ()),
     "fully_shard over tp": (lambda: over_tp(2), trainer(clip=False), ()),
     "fully_shard over tp, norms by rows": (lambda: over_tp(2, sequence=True), trainer(clip=False), ()),
-    "DDP": (ddp, trainer(), ()),
     "DDP, two microbatches": (ddp, trainer(microbatches=2), ()),
     "DDP, two microbatches, the last reduces": (ddp, trainer(microbatches=2, synced=False), ()),
 }
+FOUR = {
+    *("fully_shard", "rows that ranks do not divide, bucketed", "DDP, two microbatches"),
+    *("hybrid", "sums of copies", "fully_shard over tp", "fully_shard over tp, norms by rows"),
+}
+"""What needs four ranks: sums, of which two have but one order, and meshes of two dimensions. All else is as well on two."""
 
 
 def batch(rank: int, number: int, name: str) -> tuple[torch.Tensor, torch.Tensor]:
@@ -167,7 +171,7 @@ def on_units(method: str, *given: Any) -> Callable[[Any], None]:
 
 
 TOLD: dict[str, tuple[Callable[[], nn.Module], Callable[[Any], None]]] = {
-    "a divisor": (fsdp, on_units("set_gradient_divide_factor", 2.0)),
+    "a divisor": (fsdp, on_units("set_gradient_divide_factor", 4.0)),
     "sums": (fsdp, on_units("set_force_sum_reduction_for_comms", True)),
     "reshard": (fsdp, on_units("set_reshard_after_forward", False)),
     "no_sync": (ddp, no_sync),
@@ -243,8 +247,8 @@ class Normed(torch.optim.SGD):
 
 
 def columns() -> nn.Module:
-    model = net()
-    fully_shard(model, mesh=init_device_mesh("cpu", (4,)), shard_placement_fn=lambda one: Shard(one.dim() - 1))
+    model, mesh = net(), init_device_mesh("cpu", (dist.get_world_size(),))
+    fully_shard(model, mesh=mesh, shard_placement_fn=lambda one: Shard(one.dim() - 1))
     return model
 
 
