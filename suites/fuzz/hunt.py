@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import islice
 
 from hypothesis import HealthCheck, Phase, given, seed, settings
 from hypothesis import strategies as st
@@ -17,6 +18,7 @@ from pytest_fxbucket.fuzz.judge import judged, made_of
 from pytest_fxbucket.fuzz.on_ranks import compare
 from pytest_fxbucket.fuzz.strategies import by_hand, crossing, steps
 from pytest_fxbucket.fuzz.subject import subject_of
+from pytest_fxbucket.fuzz.sweep import sweeps
 from pytest_fxbucket.graph.collectives import launch_kind
 from pytest_fxbucket.ranks.pools import Pools
 
@@ -113,3 +115,10 @@ def crossed(world: int, count: int, number: int) -> int:
 
     look()
     return found
+
+
+def swept(world: int, every: int = 1) -> None:
+    """Try every so manieth of the small programs that each search begins with; raises AssertionError for a find."""
+    subject = subject_of("manual")
+    for trial in islice(next(sweeps(world, subject)), 0, None, every):
+        assert judged(trial, subject) is None, trial.graph_module.graph

@@ -66,7 +66,7 @@ def test_nothing_is_seen_where_ours_is_right(parting: Parting) -> None:
 
 def test_a_printed_test_holds_the_program_that_was_drawn(tmp_path: Path) -> None:
     @seed(3)
-    @drawing(3, 40)
+    @drawing(3, 12)
     @given(trials("manual", 4))
     def look(trial: Trial) -> None:
         path = tmp_path / "test_fuzz_one.py"
@@ -117,7 +117,7 @@ def test_a_trial_that_is_cut_short_stays_legal_and_loses_what_it_does_not_need()
     launching = ("gather", "reduce", "all_reduce", "gather_into", "all_reduce_in_place", "write", "view", "compute")
 
     @seed(2)
-    @drawing(2, 15)
+    @drawing(2, 6)
     @given(steps(launching, 12, 20), by_hand)
     def look(found: list[Step], chosen: object) -> None:
         trial = replace(by_hand_trial(found), options={"prefetch": 2})

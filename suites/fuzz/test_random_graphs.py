@@ -1,4 +1,4 @@
-"""A twentieth of the random graphs of ``make soak``: our pass changes none of them, breaks none and refuses none."""
+"""A fortieth of the random graphs of ``make soak``: our pass changes none of them, breaks none and refuses none."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from suites.fuzz.hunt import hunt
 SEED = 1
 
 
-@pytest.mark.parametrize(("world", "count", "real"), [(3, 100, False), (3, 20, True), (4, 15, True)])
+@pytest.mark.parametrize(("world", "count", "real"), [(3, 40, False), (3, 8, True), (4, 8, True)])
 @pytest.mark.parametrize("plans", [by_hand, automatic], ids=["by_hand", "automatic"])
 def test_random_graphs_come_out_equal_and_whole(
     pools: Pools, world: int, count: int, real: bool, plans: SearchStrategy[Chosen]
@@ -25,4 +25,4 @@ def test_random_graphs_come_out_equal_and_whole(
     if found.trouble is not None:
         pytest.fail("".join(traceback.format_exception(found.trouble)), pytrace=False)
     assert found.equal >= count
-    assert found.merged > count // 8
+    assert found.merged >= count // 8

@@ -11,6 +11,7 @@ from pytest_fxbucket.fuzz.finds import PLAN
 from pytest_fxbucket.fuzz.judge import judged, problems
 from pytest_fxbucket.fuzz.subject import subject_of
 from pytest_fxbucket.fuzz.sweep import sweeps
+from suites.fuzz.hunt import swept
 from suites.passes.test_beside_torch import of_a_version_in_the_table
 from suites.soak.known_faults import known_faults, missing
 
@@ -48,6 +49,5 @@ def test_they_show_each_known_fault_of_torchs_passes(name: str, faults: int) -> 
 
 
 def test_nothing_is_found_of_ours() -> None:
-    subject = subject_of("manual")
-    for trial in next(sweeps(2, subject)):
-        assert judged(trial, subject) is None, trial.graph_module.graph
+    """Of every third; ``make soak`` tries all."""
+    swept(2, 3)

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
-import sys
+import os
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+from suites.warm.runs import WarmRuns
 
 pytestmark = pytest.mark.usefixtures("warm")
 
@@ -122,7 +124,7 @@ def test_a_test_measures_the_plan_that_it_is_marked_with(timed: pytest.Pytester)
     assert entry["extra_info"]["fxbucket"]["plan"] == "plans/timed.toml"
 
 
-def test_pages_and_traces_are_written_for_what_was_measured(timed: pytest.Pytester) -> None:
+def test_pages_and_traces_are_written_for_what_was_measured(timed: pytest.Pytester, warm_runs: WarmRuns) -> None:
     pytest.importorskip("plotly", reason="a report needs plotly")
     result = run(timed, "--fxbucket-report=pages")
     result.assert_outcomes(passed=2)
@@ -131,5 +133,6 @@ def test_pages_and_traces_are_written_for_what_was_measured(timed: pytest.Pytest
     assert names == {"index.html", "plans.timed.html", "plans.timed.bucketed.trace.json", "plans.timed.unbucketed.trace.json"}
     for variant in ("bucketed", "unbucketed"):
         asked = ("simulate", "plans/timed.toml", "--cluster=cpu-gloo", f"--calibrate=pages/plans.timed.{variant}.trace.json")
-        told = timed.run(sys.executable, "-m", "pytest_fxbucket.cli", *asked)
-        told.stdout.fnmatch_lines([f"*on cpu-gloo as in plans.timed.{variant}.trace.json*", "error left: compute *launches *"])
+        told = warm_runs.run(["-m", "pytest_fxbucket.cli", *asked], timed.path, os.environ).stdout
+        lines = [f"*on cpu-gloo as in plans.timed.{variant}.trace.json*", "error left: compute *launches *"]
+        pytest.LineMatcher(told.splitlines()).fnmatch_lines(lines)

@@ -28,7 +28,7 @@ from pytest_fxbucket.ranks.pool import RankFailure, RankPool
 from pytest_fxbucket.ranks.pools import Pools
 from pytest_fxbucket.run import PlanRun
 from pytest_fxbucket.settings import RunSettings
-from suites.fuzz.hunt import crossed, hunt
+from suites.fuzz.hunt import crossed, hunt, swept
 from suites.ranks.fault_jobs import FAULTS, Fault
 from suites.soak.probe import Holding
 
@@ -191,6 +191,7 @@ def _failure(ranks: RankPool, job: str, strike: Strike) -> RankFailure:
 def graphs(count: int, seed: int, say: Say) -> Iterator[str]:
     """`count` graphs at 3 ranks, a tenth as many at 4 with groups within the world; the first that is not equal, cut short."""
     yield from _graphs("graphs", by_hand, count, seed, say)
+    swept(2)
     say(f"graphs: {crossed(4, count // 10, seed)} of {count // 10} training steps cross iterations, and are equal; seed {seed}")
 
 
