@@ -8,28 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from suites.docs.blocks import of
+from suites.fit.project import plan_of, write
 from suites.warm.runs import WarmRuns
 
 ROOT = Path(__file__).parents[2]
 BESIDE = ROOT / ".venv" / "beside"
-PLAN = """
-[model]
-factory = "mytrainer.{module}:build"
-args = {{ layers = 1 }}
-batch = "mytrainer.net:batch"
-loss = "mytrainer.net:loss"
-
-[parallel]
-dp_shard = 2
-
-[bucket]
-plan = ["embed", "layers.0", "head"]
-
-[checks]
-same = false
-eager = false
-"""
 FLAKY = """
 from pathlib import Path
 
@@ -54,12 +37,8 @@ def build(layers):
 
 @pytest.fixture
 def project(tmp_path: Path) -> Path:
-    (block,) = (block for block in of("python") if block.page == "docs/tutorial.md" and block.file == "mytrainer/net.py")
-    for name, text in (("net", block.text), ("flaky", FLAKY), ("hangs", HANGS)):
-        for path, content in ((f"mytrainer/{name}.py", text), (f"plans/{name}.toml", PLAN.format(module=name))):
-            (tmp_path / path).parent.mkdir(exist_ok=True)
-            (tmp_path / path).write_text(content, encoding="utf-8")
-    (tmp_path / "pytest.ini").write_text("[pytest]\n", encoding="utf-8")
+    plans = {f"plans__{name}": plan_of(name, "same", "eager") for name in ("net", "flaky", "hangs")}
+    write(tmp_path, mytrainer__flaky=FLAKY, mytrainer__hangs=HANGS, **plans)
     return tmp_path
 
 

@@ -17,29 +17,11 @@ from typing import Any
 import pytest
 import yaml
 
-from suites.docs.blocks import of
+from suites.fit.project import plan_of, write
 
 ROOT = Path(__file__).parents[2]
 RECIPES = ROOT / "docs" / "howto" / "recipes"
-PLAN = """
-[model]
-factory = "mytrainer.net:build"
-args = { layers = 1 }
-batch = "mytrainer.net:batch"
-loss = "mytrainer.net:loss"
-
-[parallel]
-dp_shard = 2
-
-[bucket]
-plan = ["embed", "layers.0", "head"]
-
-[checks]
-collectives = false
-same = false
-bitwise = false
-eager = false
-"""
+PLAN = plan_of("net", "collectives", "same", "bitwise", "eager")
 IN_A_RUN = {"PIP_DRY_RUN": "1", "PIP_NO_DEPS": "1", "PIP_NO_BUILD_ISOLATION": "0", "CI": "true", "COLUMNS": "160"}
 """What is installed is what is there: pip says what it would do."""
 COMMAND = "python -m pytest --fxbucket-plans=plans -v"
@@ -78,13 +60,10 @@ def bash(script: str, folder: Path, **more: str) -> str:
 def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A repository of a user's with a plan and its golden, in which a second commit changes both."""
     folder = tmp_path_factory.mktemp("project")
-    (block,) = (block for block in of("python") if block.page == "docs/tutorial.md" and block.file == "mytrainer/net.py")
-    for path, text in (("mytrainer/net.py", block.text), ("plans/net.toml", PLAN), ("pytest.ini", "[pytest]\n")):
-        (folder / path).parent.mkdir(exist_ok=True)
-        (folder / path).write_text(text, encoding="utf-8")
+    write(folder)
     git(folder, "init", "--quiet")
     for plan in (PLAN, PLAN.replace('"embed", "layers.0"', '"embed+layers.0"')):
-        (folder / "plans" / "net.toml").write_text(plan, encoding="utf-8")
+        write(folder, plans__net=plan)
         bash("python -m pytest --fxbucket-plans=plans --fxbucket-accept=all", folder)
         git(folder, "add", "plans", "golden", "mytrainer", "pytest.ini")
         git(folder, "commit", "--quiet", "-m", "a plan")
