@@ -34,6 +34,7 @@ two that are. *Told*: init says what is in the way. `python -m suites.zoo.titan_
 HISTOGRAM = r"histogram"
 MODELS: dict[tuple[str, str], str | None] = {
     ("llama3", "debugmodel"): None,
+    ("llama3", "8B"): None,
     ("llama3", "debugmodel_flex_attn"): "flex",
     ("llama3", "debugmodel_varlen_attn"): "varlen",
     ("qwen3", "debugmodel"): None,
