@@ -85,6 +85,13 @@ def test_its_items_pass_beside_torchtitans_trainer_and_so_do_the_toolkits_graph_
     }, ran.stdout
 
 
+@installed
+def test_experts_are_traced_and_take_a_step_where_there_is_no_gpu(tmp_path: Path) -> None:
+    """init makes a step of it on this machine, and looks at what the pass makes of the plan."""
+    ran = run(["pytest_fxbucket.cli", "init", "--torchtitan", "llama4"], tmp_path)
+    assert ran.returncode == 0, ran.stdout
+
+
 ASKED = """
 from pytest_fxbucket.cli.__main__ import main
 for words in (["lama3"], ["llama3", "--flavor", "9B"], ["llama3", "--flavor", "8B_flex"], ["vlm"]):

@@ -31,15 +31,14 @@ HEAD = """# Models that `fxbucket init --torchtitan` was tried on
 Models of the registry of torchtitan 0.2.2, on CPU: the plan's items on eight ranks that are not there, `bitwise` and `eager` on
 two that are. *Told*: init says what is in the way. `python -m suites.zoo.titan_init --write` writes this table.
 """
-HISTOGRAM = r"histogram"
 MODELS: dict[tuple[str, str], str | None] = {
     ("llama3", "debugmodel"): None,
     ("llama3", "8B"): None,
     ("llama3", "debugmodel_flex_attn"): "flex",
     ("llama3", "debugmodel_varlen_attn"): "varlen",
     ("qwen3", "debugmodel"): None,
-    ("llama4", "debugmodel"): HISTOGRAM,
-    ("deepseek_v3", "debugmodel"): HISTOGRAM,
+    ("llama4", "debugmodel"): None,
+    ("deepseek_v3", "debugmodel"): None,
     ("gpt_oss", "debugmodel"): "flex",
     ("flux", "flux-debug"): "takes img",
     ("vlm", "debugmodel"): "takes pixel_values",

@@ -50,10 +50,11 @@ def run(options: Namespace) -> int:
     progress = on_stderr()
     with redirect_stdout(sys.stderr), user_code([Path.cwd()]), progress.watching(str(out)):
         found = chosen(options.torchtitan, options.flavor or "debugmodel")
-        text = module_text(TitanModule(path.stem, found, _in_toolkit(found.name)))
         model = found.built(found.flavor)
         lines = list(module_tree(model))
         modules = {fqn: type(module) for fqn, module in model.named_modules()}
+        has_experts = any(one.__name__ == "GroupedExperts" for one in modules.values())
+        text = module_text(TitanModule(path.stem, found, _in_toolkit(found.name), has_experts))
         with loaded(path.stem, lambda _: text) as module:
             job = module.config()
         bucket, is_torchtitans = _bucket(model, found.name)
@@ -158,18 +159,8 @@ def _stops(folder: Path, name: str, found: Chosen) -> Problem | None:
         module.loss(model(batch["tokens"]), batch).backward()
     except Exception as error:  # whatever a model raises on a machine that lacks what it needs
         where = f"module {inside[-1]} of a step on this machine" if inside else "a step on this machine"
-        return Problem(f"{where} raised {named(error).rstrip('.')}{_way_out(error)}")
+        return Problem(f"{where} raised {named(error)}")
     return None
-
-
-def _way_out(error: Exception) -> str:
-    """What a person can do about ``error``."""
-    if "histogram" not in str(error):
-        return ""
-    return (
-        "; a CPU has no torch.histc of integers, by which the router counts tokens: try it where there is a GPU, or have "
-        "build() take a router that counts otherwise, such as (chosen[..., None] == torch.arange(experts)).sum(...)"
-    )
 
 
 def _summary(tried: _Tried, path: Path, out: Path, is_torchtitans: bool) -> Iterator[str]:

@@ -17,11 +17,16 @@ class TitanModule:
     chosen: Chosen
     has_passes: bool
     """Whether torchtitan's compiler toolkit has the model."""
+    has_experts: bool
+    """Whether it is a mixture of torchtitan's grouped experts."""
 
 
 def module_text(module: TitanModule) -> str:
     """The file."""
-    return "\n".join([*_head(module), *_model(module), *_batches(module), *_trainer(), *_toolkit(module)]) + "\n"
+    return (
+        "\n".join([*_head(module), *_experts(module), *_model(module), *_batches(module), *_trainer(), *_toolkit(module)])
+        + "\n"
+    )
 
 
 def _head(module: TitanModule) -> Iterator[str]:
@@ -62,13 +67,39 @@ if find_spec("triton") is None:
 from torchtitan.config import JobConfig  # noqa: E402
 from torchtitan.distributed import ParallelDims, parallel_dims  # noqa: E402
 from torchtitan.distributed.utils import clip_grad_norm_  # noqa: E402
-from torchtitan.protocols.train_spec import get_train_spec  # noqa: E402
+{_moe(module)}from torchtitan.protocols.train_spec import get_train_spec  # noqa: E402
 
 MODEL = "{chosen.name}"
 SPEC = get_train_spec(MODEL)
 FLAVOR = "{chosen.flavor}"'''
     if chosen.small != chosen.flavor:
         yield f'SMALL = "{chosen.small}"  # what ranks run'
+
+
+def _moe(module: TitanModule) -> str:
+    return "from torchtitan.models.moe import moe  # noqa: E402\n" if module.has_experts else ""
+
+
+def _experts(module: TitanModule) -> Iterator[str]:
+    """The same numbers by operators that a CPU has."""
+    if module.has_experts:
+        yield '''
+
+def for_a_cpu() -> None:
+    """Tokens are counted by comparison, since histc takes floats alone there, and not padded for a kernel of CUDA."""
+    histc = torch.histc
+
+    def counted(chosen: Tensor, bins: int = 100, min: int = 0, max: int = 0) -> Tensor:
+        if chosen.is_floating_point():
+            return histc(chosen, bins, min, max)
+        return (chosen.flatten()[:, None] == torch.arange(bins, device=chosen.device)).sum(0)
+
+    torch.histc = counted
+    moe.indices_padding_wrapper = lambda run: run
+
+
+if not torch.cuda.is_available():
+    for_a_cpu()'''
 
 
 def _imports(module: TitanModule) -> str:
@@ -104,6 +135,10 @@ def build(flavor: str = FLAVOR) -> nn.Module:'''
     arguments.update_from_config(config())
     with torch.device("meta"):
         model: nn.Module = SPEC.model_cls(arguments)"""
+    if module.has_experts:
+        yield """    for one in model.modules():
+        if isinstance(one, moe.GroupedExperts):
+            one.use_grouped_mm = True  # where there is no GPU torchtitan has a loop, which looks at values"""
     if _small(module) != "FLAVOR":
         yield "    if flavor != SMALL:\n        return model"
     yield """    model.to_empty(device="cpu")
