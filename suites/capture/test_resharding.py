@@ -99,11 +99,11 @@ def problems(traced: Plan, promised: Any) -> list[str]:
         (None, None, []),
         ({"layers.1": False}, {"layers.1": False}, []),
         (True, None, ["reshard_after_forward is false there, but backward gathers head.weight again"]),
-        (None, True, ["reshard_after_forward = true, but backward reads forward's gather of head.weight, head.bias"]),
+        (None, True, ["reshard_after_forward = true, but backward reads forward's gather of head.weight"]),
         (
             {"layers.1": False},
             {"head": False},
-            ["reshard_after_forward is true there, but backward reads forward's gather of layers.1.weight, layers.1.bias"],
+            ["reshard_after_forward is true there, but backward reads forward's gather of layers.1.weight"],
         ),
     ],
 )

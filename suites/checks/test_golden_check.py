@@ -56,6 +56,8 @@ def step():
         return [(x @ c10d.wait_tensor(c10d.all_gather_into_tensor(shard, 2, group)).t()).sum()]
     inputs = (torch.randn(2, 4), torch.randn(3, 4))
     graph_module = make_fx(loss, tracing_mode="fake")(*inputs)
+    (launch,) = graph_module.graph.find_nodes(op="call_function", target=c10d.all_gather_into_tensor.default)
+    launch.update_arg(2, "of nobody here")
     roles = {"joint": {"inputs": ["param", "batch"], "outputs": ["loss"]}}
     return TracedStep({"joint": graph_module}, {"joint": inputs}, roles, {"joint": {"inputs": ["a.w", "x"], "outputs": [""]}})
 """

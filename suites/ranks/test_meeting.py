@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import socket
 import subprocess
@@ -241,6 +242,7 @@ def test_a_store_that_stands_still_is_an_error_after_a_while(monkeypatch: pytest
         ours = Store(member(0, port, "still/0"))
         ours.note("word", "heard")
         server.send_signal(signal.SIGSTOP)
+        os.waitid(os.P_PID, server.pid, os.WSTOPPED)
         monkeypatch.setattr("pytest_fxbucket.ranks.torchrun.store.LIMIT_S", 0.5)
         calls = (
             lambda: ours.has("word"),
@@ -248,10 +250,13 @@ def test_a_store_that_stands_still_is_an_error_after_a_while(monkeypatch: pytest
             lambda: ours.count("c", 1),
             lambda: ours.get("word"),
         )
-        for call in calls:
-            with pytest.raises(RankError, match=rf"torchrun's store at 127.0.0.1:{port} does not answer \(not within 0.5 s\)"):
-                call()
-        server.send_signal(signal.SIGCONT)
-        monkeypatch.undo()
-        assert Store(member(1, port, "still/0")).notes(["word"]) == ["heard"]
-        server.kill()
+        says = rf"torchrun's store at 127.0.0.1:{port} does not answer \(not within 0.5 s\)"
+        try:
+            for call in calls:
+                with pytest.raises(RankError, match=says):
+                    call()
+            server.send_signal(signal.SIGCONT)
+            monkeypatch.undo()
+            assert Store(member(1, port, "still/0")).notes(["word"]) == ["heard"]
+        finally:
+            server.kill()  # one that stands still is waited for without end
