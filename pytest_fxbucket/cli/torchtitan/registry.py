@@ -82,8 +82,8 @@ def _spec(name: str) -> Any:
     from torchtitan.experiments import (  # type: ignore[import-not-found]  # an extra
         _supported_experiments,
     )
-    from torchtitan.models import _supported_models  # type: ignore[import-not-found]
-    from torchtitan.protocols.train_spec import (  # type: ignore[import-not-found]
+    from torchtitan.models import _supported_models  # type: ignore[import-not-found]  # an extra
+    from torchtitan.protocols.train_spec import (  # type: ignore[import-not-found]  # an extra
         _extra_train_specs,
         get_train_spec,
     )
