@@ -13,6 +13,7 @@ from torch import fx
 
 from pytest_fxbucket.capture.from_plan import capture_plan
 from pytest_fxbucket.capture.last_step import LastStep
+from pytest_fxbucket.capture.parallel.ring_attention import at_place
 from pytest_fxbucket.compat.c10d import untwinned
 from pytest_fxbucket.compat.fx import uncompiled, why_not_its_graph
 from pytest_fxbucket.errors import CaptureError, FxbucketError
@@ -100,11 +101,18 @@ class PlanOnMesh:
         return self.mesh.size
 
     def step(self, rank: int) -> StepGraph:
-        """The unbucketed step. A model is traced once: it gives the same graph on every rank; a factory is asked on each."""
-        traced = rank if self.plan.graph is not None else 0
-        if traced not in self._steps:
-            self._steps[traced] = self._captured(traced)
-        return self._steps[traced]
+        """The unbucketed step. A model is traced once, for all ranks; a factory is asked on each."""
+        first = self._first_alike(rank)
+        if first not in self._steps:
+            is_traced = first == 0 or self.plan.graph is not None
+            self._steps[first] = self._captured(first) if is_traced else at_place(self.step(0), self.mesh, first)
+        return self._steps[first]
+
+    def _first_alike(self, rank: int) -> int:
+        """The first rank whose unbucketed step is that of ``rank``."""
+        if self.plan.graph is not None:
+            return rank
+        return self.mesh.ranks(0, "cp")[self.mesh.at(rank, "cp")] if self.plan.parallel.has_ring else 0
 
     @cached_property
     def _cut_plan(self) -> Plan:
@@ -330,9 +338,10 @@ class PlanOnMesh:
         """As :meth:`distinct`; where nobody else's code makes graphs, those of a stage are taken for its first rank's."""
         if self.pass_name != "manual" or self._base is not None or self.plan.graph is not None or self.plan.transform:
             return self.distinct()
-        groups: dict[int, list[int]] = {rank: [] for rank in self.mesh.ranks(0, "pp")}
-        for rank in range(self.size):
-            groups[self.mesh.ranks(0, "pp")[self.mesh.at(rank, "pp")]].append(rank)
+        groups: dict[int, list[int]] = {}
+        for rank in range(self.size):  # a ring is not beside stages
+            first = self._first_alike(rank) or self.mesh.ranks(0, "pp")[self.mesh.at(rank, "pp")]
+            groups.setdefault(first, []).append(rank)
         return [(ranks, self.final(first)) for first, ranks in groups.items()]
 
     def dims_of(self, graph: fx.Graph) -> dict[str, str]:

@@ -38,7 +38,7 @@ from pytest_fxbucket.capture.stage_marks import StageMarks, first_names
 from pytest_fxbucket.capture.unregistered import keep_buffers, refuse_other_buffers, take_as_inputs
 from pytest_fxbucket.compat import pytree, tracing
 from pytest_fxbucket.compat.fake_tensors import FakeTensorMode
-from pytest_fxbucket.compat.modules import uncompiled
+from pytest_fxbucket.compat.modules import on_in_backward, uncompiled
 from pytest_fxbucket.graph.collectives import is_all_gather, is_wait, sent_by
 from pytest_fxbucket.plan.factories import dtype_named
 from pytest_fxbucket.plan.table_rules import Path
@@ -245,9 +245,10 @@ class JointStep:
             inside.enter_context(other_forwards(self.model, self.forwards, self.parts.mesh, self.namer, self.places))
             inside.enter_context(inputs_cast(self.model, self.forwards.units, self.param_dtype, self.namer))
             inside.enter_context(self.namer.watching(self.model))
-            attention = AttentionToAll(self.parts.mesh.group("cp"), self.places["cp"]) if self.forwards.has_cp else None
+            form = self.forwards.cp_form
+            attention = AttentionToAll(self.parts.mesh.group("cp"), self.places["cp"], form) if form else None
             if attention is not None:
-                inside.enter_context(attention)
+                inside.enter_context(on_in_backward(attention))
             yield
             if attention is not None:
                 attention.refuse_unused()

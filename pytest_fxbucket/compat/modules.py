@@ -8,15 +8,18 @@ from __future__ import annotations
 import sys
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
+from types import SimpleNamespace
 from typing import Any
+from unittest.mock import patch
 
 import torch
 from torch import nn
 from torch.autograd import Function
 from torch.distributed.utils import _apply_to_tensors
 from torch.nn.modules import module
-from torch.overrides import TorchFunctionMode
+from torch.overrides import TorchFunctionMode, _get_current_function_mode_stack
+from torch.utils import checkpoint
 
 __all__ = ["TorchFunctionMode", "functions_given", "with_parameters"]
 
@@ -55,6 +58,28 @@ def functions_given(exchange: Callable[[Any], Any]) -> Iterator[None]:
         yield
     finally:
         Function.apply = before  # type: ignore[method-assign]  # replaced for a while
+
+
+@contextmanager
+def on_in_backward(mode: TorchFunctionMode) -> Iterator[None]:
+    """In the block ``mode`` is on, and also where checkpoints compute again: torch takes it off as long as backward runs."""
+    computed, reentrant = checkpoint._checkpoint_without_reentrant_generator, checkpoint.CheckpointFunction
+
+    def under_mode(function: Callable[..., Any]) -> Callable[..., Any]:
+        def again(*args: Any, **kwargs: Any) -> Any:
+            with nullcontext() if mode in _get_current_function_mode_stack() else mode:
+                return function(*args, **kwargs)
+
+        return again
+
+    changed: dict[str, Any] = {
+        "_checkpoint_without_reentrant_generator": lambda function, *more, **named: computed(
+            under_mode(function), *more, **named
+        ),
+        "CheckpointFunction": SimpleNamespace(apply=lambda function, *more: reentrant.apply(under_mode(function), *more)),
+    }
+    with mode, patch.multiple(checkpoint, **changed):
+        yield
 
 
 def each_tensor(change: Callable[[torch.Tensor], torch.Tensor], given: Any) -> Any:

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 from torch import fx
 
 from pytest_fxbucket.compat.fx import inputs_of
-from pytest_fxbucket.cost.network import collective_seconds
+from pytest_fxbucket.cost.network import collective_seconds, transfer_seconds
 from pytest_fxbucket.errors import SimulationError, named
-from pytest_fxbucket.graph.collectives import flight, read_launch, tensors, tensors_sent
+from pytest_fxbucket.graph.collectives import flight, is_sent_to_one, read_launch, tensors, tensors_sent
 from pytest_fxbucket.graph.flops import bytes_of, counts_flops, flops_of
 from pytest_fxbucket.graph.ops import by_operator, is_view_operator
 from pytest_fxbucket.graph.storages import is_part
@@ -52,10 +52,14 @@ class Roofline:
         if launch is None:
             return 0.0 if is_free(node) else self._compute(node)
         size = launched_bytes(node)
-        key = ("launch", launch.kind, launch.group, launch.ranks, size)
+        is_to_one = is_sent_to_one(node)
+        key = ("launch", launch.kind, launch.group, launch.ranks, size, is_to_one)
         if key not in self._known:
             ranks = self._ranks_of(launch.group, launch.ranks if isinstance(launch.ranks, int) else 0)
-            self._known[key] = collective_seconds(launch.kind, size, ranks, self._cluster)
+            if is_to_one and len(ranks) > 1:  # round a ring, whose last link leads back to the first rank
+                self._known[key] = transfer_seconds(size, ranks[-1], ranks[0], self._cluster)
+            else:
+                self._known[key] = collective_seconds(launch.kind, size, ranks, self._cluster)
         return self._known[key]
 
     def _compute(self, node: fx.Node) -> float:

@@ -149,8 +149,11 @@ class Eager(OnRanks):
         tensors = min(one.compared for one in seen) // steps_of(world)
         notes = "".join(f"; {WORDS[reason]}" for reason in plan.eager.rounds_otherwise)
         ring = "; sums round a ring" if plan.run.reduce == "ring" else ""
+        unasked = next(
+            (f"; not asked whether parts of sequences give what wholes do: {one.unasked}" for one in seen if one.unasked), ""
+        )
         what = f"{tensors} tensors a step (loss, gradients, parameters, buffers, state) are those of {self._torchs} bit for bit"
-        return f"{what} on {world.size} ranks in {steps_of(world)} steps over {self.over}{ring}{notes}"
+        return f"{what} on {world.size} ranks in {steps_of(world)} steps over {self.over}{ring}{notes}{unasked}"
 
 
 def _unread(whole: StepGraph) -> tuple[tuple[str, str], ...]:

@@ -1,21 +1,26 @@
-"""Attention over parts of the sequence in eager steps, told by torch.distributed alone: nothing of the captured one is used.
+"""Attention over parts of the sequence in eager steps: nothing of the captured one is used.
 
-Torch's own context parallelism has no attention for a CPU.
+It is told by torch.distributed where keys and values are gathered. Where they go round, it is torch's own ring attention, which
+is given torch's kernel for a CPU.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from math import isfinite
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 
 from pytest_fxbucket.compat import pytree
+from pytest_fxbucket.compat.context_parallel import ring_attention, ring_attention_backward
 from pytest_fxbucket.compat.fake_tensors import TorchDispatchMode
 from pytest_fxbucket.compat.modules import TorchFunctionMode
 
+_flash = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
+_flash_backward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
 _SAME = 1e-4
 """How far values of parts may lie from those of wholes, as a share of the largest: sums in float32, in another order."""
 
@@ -23,9 +28,9 @@ _SAME = 1e-4
 class WholeSequence(TorchFunctionMode):
     """While inside, ``scaled_dot_product_attention`` sees the keys and values of all ranks of ``group``."""
 
-    def __init__(self, group: dist.ProcessGroup) -> None:
+    def __init__(self, group: dist.ProcessGroup, form: str = "all_gather") -> None:
         super().__init__()
-        self._group = group
+        self._group, self._form = group, form
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         attend = self._attention if func is F.scaled_dot_product_attention else func
@@ -41,12 +46,58 @@ class WholeSequence(TorchFunctionMode):
         is_causal: bool = False,
         **more: Any,
     ) -> torch.Tensor:
+        if self._form == "ring":
+            return _Ring.apply(query, key, value, self._group, is_causal, more.get("scale"))  # type: ignore[no-any-return]  # a tensor
         keys, values = (_FromAll.apply(one, self._group) for one in (key, value))
         seen = None
         if is_causal:
             every = torch.ones(keys.shape[2], keys.shape[2], dtype=torch.bool, device=query.device).tril()
             seen = every.chunk(self._group.size())[self._group.rank()]
         return F.scaled_dot_product_attention(query, keys, values, seen, dropout_p, **more)
+
+
+class _Ring(torch.autograd.Function):
+    """Torch's ring attention, which it has for dispatch alone, as autograd would call it."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        group: dist.ProcessGroup,
+        is_causal: bool,
+        scale: float | None,
+    ) -> torch.Tensor:
+        def kernel(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, is_causal: bool) -> Any:
+            shared = _shared_by(query, key)
+            return _flash(query, _shared(key, shared), _shared(value, shared), 0.0, is_causal, scale=scale)
+
+        out, logsumexp = ring_attention(kernel, query, key, value, group, is_causal)
+        ctx.save_for_backward(query, key, value, out, logsumexp)
+        ctx.group, ctx.is_causal, ctx.scale = group, is_causal, scale
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        def kernel(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, **more: Any) -> Any:
+            shared = _shared_by(query, key)
+            of_query, *others = _flash_backward(
+                query=query, key=_shared(key, shared), value=_shared(value, shared), dropout_p=0.0, scale=ctx.scale, **more
+            )
+            return of_query, *(one.unflatten(1, (-1, shared)).sum(2) for one in others)
+
+        found = ring_attention_backward(kernel, gradient, ctx.saved_tensors, ctx.group, ctx.is_causal)
+        return *found, None, None, None
+
+
+def _shared_by(query: torch.Tensor, key: torch.Tensor) -> int:
+    """How many heads of queries share one of keys and values."""
+    return query.shape[1] // key.shape[1]
+
+
+def _shared(few: torch.Tensor, times: int) -> torch.Tensor:
+    return few.repeat_interleave(times, 1) if times > 1 else few
 
 
 class _FromAll(torch.autograd.Function):
@@ -67,29 +118,47 @@ class _FromAll(torch.autograd.Function):
         return summed, None
 
 
-def other_than_whole(call: Callable[[Any], Any], whole: Any, part: Any, group: dist.ProcessGroup) -> str:
-    """What a model that ``call`` calls gives otherwise of ``part``, this rank's of each sequence of ``whole``; empty: nothing.
+class Parting(NamedTuple):
+    """Does a model give of a part of each sequence what it gives of the whole?"""
 
-    Nothing is said of a model that computes in 16 bits, whose rounding would hide it.
-    """
-    with torch.no_grad(), _Coarsest() as seen:
-        with WholeSequence(group):
-            parts = _tensors(call(part))
-        wholes = _tensors(call(whole))
+    wrong: str = ""
+    """What it gives otherwise, a clause."""
+    unasked: str = ""
+    """Why that cannot be told, a clause."""
+
+
+def parting_of(call: Callable[[Any], Any], whole: Any, part: Any, group: dist.ProcessGroup) -> Parting:
+    """Of a model that ``call`` calls; ``part`` is this rank's of each sequence of ``whole``."""
+    try:
+        with torch.no_grad(), _Coarsest() as seen:
+            with WholeSequence(group):
+                parts = _tensors(call(part))
+            wholes = _tensors(call(whole))
+    except Exception as error:  # in float32: the step may do without
+        return Parting(unasked=f"in float32 the model raises {type(error).__name__}: {' '.join(str(error).split())[:200]}")
     if seen.is_half:
-        return ""
-    for number, (own, all_of_it) in enumerate(zip(parts, wholes, strict=True)):
-        if own.dim() < 2 or own.shape[1] * group.size() != all_of_it.shape[1]:
-            continue
+        return Parting(unasked="the model computes in 16 bits by itself, whose rounding would hide it")
+    cut = [
+        (number, own, all_of_it)
+        for number, (own, all_of_it) in enumerate(zip(parts, wholes, strict=False))
+        if own.dim() > 1 and own.shape[1] * group.size() == all_of_it.shape[1]
+    ]
+    if not cut:
+        return Parting(unasked="no output of the model has the sequence in dimension 1")
+    if not all(bool(all_of_it.isfinite().all()) for _, _, all_of_it in cut):
+        return Parting(unasked="of whole sequences the model gives numbers that are not finite")
+    for number, own, all_of_it in cut:
         off = (own - all_of_it.chunk(group.size(), 1)[group.rank()]).abs().amax([at for at in range(own.dim()) if at != 1])
-        if bool((wrong := off > _SAME * all_of_it.abs().max()).any()):
+        if bool((wrong := ~(off <= _SAME * all_of_it.abs().max())).any()):
+            share = float(off.max() / all_of_it.abs().max())
+            by = f"by {share:.1%} of the largest" if isfinite(share) else "not finite ones"
             which = f" of output {number}" if len(parts) > 1 else ""
-            return (
-                "of a part of the sequence the model gives other values than of the whole, by "
-                f"{float(off.max() / all_of_it.abs().max()):.1%} of the largest, first at place {int(wrong.nonzero()[0])} of a "
+            place = int(wrong.nonzero()[0])
+            return Parting(
+                f"of a part of the sequence the model gives other values than of the whole, {by}, first at place {place} of a "
                 f"part{which}; if it counts positions by itself, let the batch give them: cp cuts them as it cuts tokens"
             )
-    return ""
+    return Parting()
 
 
 def _tensors(output: Any) -> list[torch.Tensor]:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -19,8 +20,8 @@ from pytest_fxbucket.checks.bitwise.judge import difference_line
 from pytest_fxbucket.checks.bitwise.localise import bits_digest, seen
 from pytest_fxbucket.compat import pytree
 from pytest_fxbucket.compat.c10d import group_called
-from pytest_fxbucket.compat.modules import uncompiled
-from pytest_fxbucket.eager.context_parallel import WholeSequence, other_than_whole
+from pytest_fxbucket.compat.modules import on_in_backward, uncompiled
+from pytest_fxbucket.eager.context_parallel import WholeSequence, parting_of
 from pytest_fxbucket.eager.divergence import Divergence, first_divergence, own_rows
 from pytest_fxbucket.eager.reasons import reasons_of, reused_units
 from pytest_fxbucket.eager.step_reports import StepReporter
@@ -74,6 +75,8 @@ class Seen:
     """What only torch's own step has: of pipeline stages another rank may have it."""
     compared: int = 0
     """How many tensors."""
+    unasked: str = ""
+    """Why it cannot be told whether parts of sequences give what wholes give."""
     cannot: str = ""
     """What torch says that it cannot step the model."""
     wrong: str = ""
@@ -152,8 +155,8 @@ class _Reference:
     leaves: Sequence[Any]
     """Of a batch; the tensors are those of the step at hand."""
     spec: Any
-    attention: AbstractContextManager[Any]
-    """In which the step is taken."""
+    attention: Callable[[], AbstractContextManager[Any]]
+    """What each step is taken in."""
 
     @classmethod
     def make(cls, rank: int, task: EagerTask, found: Seen, held: Collection[tuple[str, str]]) -> _Reference:
@@ -170,11 +173,11 @@ class _Reference:
             step = EagerStep(trainer, updates=bool(plan.optimizer))
             if plan.eager.factory:
                 step.begin({key: one for key, one in _whole(_built(task)).items() if plan.pipeline is None or key in held})
-        attention: AbstractContextManager[Any] = nullcontext()
+        attention: Callable[[], AbstractContextManager[Any]] = nullcontext
         if plan.parallel.cp > 1 and not plan.eager.factory:
             group = group_called(graph.mesh.group("cp").name)
-            _refuse_parting(task, rank, data, group)
-            attention = WholeSequence(group)
+            found.unasked = _refuse_parting(task, rank, data, group)
+            attention = partial(on_in_backward, WholeSequence(group, plan.parallel.cp_form))
         return cls(step, graph, *pytree.tree_flatten(data), attention)
 
     def take(self, batch: Sequence[Tensor], step: int) -> Left:
@@ -183,7 +186,7 @@ class _Reference:
         tensors = iter(batch)
         leaves = [next(tensors).clone() if isinstance(leaf, Tensor) else leaf for leaf in self.leaves]
         torch.manual_seed(self.task.seed + step)
-        with _its_own(), uncompiled(), self.attention:  # as capture ran what torch.compile wraps
+        with _its_own(), uncompiled(), self.attention():  # as capture ran what torch.compile wraps
             return self.step.take(pytree.tree_unflatten(leaves, self.spec))
 
 
@@ -207,19 +210,23 @@ def _built(task: EagerTask) -> nn.Module:
     return model.to(device())
 
 
-def _refuse_parting(task: EagerTask, rank: int, data: Any, group: dist.ProcessGroup) -> None:
-    """Raise :class:`OtherModelError` for a model that cannot be given a part of each sequence, as the graph gives it."""
+def _refuse_parting(task: EagerTask, rank: int, data: Any, group: dist.ProcessGroup) -> str:
+    """Raise :class:`OtherModelError` for a model that cannot be given a part of each sequence, as the graph gives it.
+
+    Returns why that cannot be told.
+    """
     assert task.plan.model is not None
     model = _built(task).float().eval()
     split = split_of(model, data, task.plan.model.inputs)
     whole = pytree.tree_map(lambda one: one.to(device()) if isinstance(one, Tensor) else one, data)
     with uncompiled():
         part = cut_sequences(whole, task.graph.mesh, rank)
-        own = other_than_whole(lambda batch: split.call(model, batch), whole, part, group)
-    said: list[str] = [""] * dist.get_world_size()
+        own = parting_of(lambda batch: split.call(model, batch), whole, part, group)
+    said = [own] * dist.get_world_size()
     dist.all_gather_object(said, own)  # a rank that went on alone would wait for ever
-    if other := next(filter(None, said), ""):
-        raise OtherModelError(other)
+    if wrong := next((one.wrong for one in said if one.wrong), ""):
+        raise OtherModelError(wrong)
+    return next((one.unasked for one in said if one.unasked), "")
 
 
 def _whole(model: nn.Module) -> Left:

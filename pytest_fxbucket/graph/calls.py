@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from graphlib import CycleError, TopologicalSorter
+from itertools import product
 from typing import TYPE_CHECKING
 
 from pytest_fxbucket.graph import collectives, ops, storages
@@ -36,6 +37,10 @@ class Call:
     group: Ranks
     says: tuple[str, ...]
     """What all members must agree in: operator, reduction, dtype, elements."""
+    received: tuple[int, ...] = ()
+    """Of an exchange of slices that it sizes itself: rows that it receives of each member; else empty."""
+    sent: tuple[int, ...] = ()
+    """Rows that it sends to each."""
 
 
 def calls_of(graph: fx.Graph, reading: GraphAnalysis, ranks_of: Mapping[str, Ranks]) -> tuple[list[Call], list[str]]:
@@ -57,8 +62,10 @@ def calls_of(graph: fx.Graph, reading: GraphAnalysis, ranks_of: Mapping[str, Ran
                 problems.append(f"{name} says that its group has {launch.ranks} ranks, but it has {len(ranks)}")
             source = collectives.argument(node, "src")  # of a broadcast, whose members must mean the same rank
             from_rank = () if source is None else (f"from {source}",)
-            says = (launch.operator, launch.op, *sizes[node.name], *from_rank)
-            launched[node] = Call(False, len(launched), name, ranks, says)
+            dtype, numel = sizes[node.name]
+            received, sent = collectives.rows_exchanged(node)
+            says = (launch.operator, launch.op, dtype, *(() if sent else (numel,)), *from_rank)
+            launched[node] = Call(False, len(launched), name, ranks, says, received, sent)
             calls.append(launched[node])
         elif collectives.is_wait(node):
             source = _launched(node)
@@ -166,6 +173,22 @@ def _same_on_group(group: Ranks, calls: Mapping[int, list[Call]]) -> Iterator[st
             extra = max(first, other, key=len)[min(len(first), len(other))]
             yield f"rank {longer} launches {extra.name} on ranks {_span(group)}, which rank {shorter} never does"
             return
+    yield from _exchanged(group, launches)
+
+
+def _exchanged(group: Ranks, launches: Mapping[int, list[Call]]) -> Iterator[str]:
+    """Does each member receive what the others send it? Says the first launch of ``group`` in which one does not."""
+    for number, calls in enumerate(zip(*launches.values(), strict=True), 1):
+        of = {group.index(rank): call for rank, call in zip(launches, calls, strict=True) if call.sent or call.received}
+        for (here, one), (there, other) in product(of.items(), repeat=2):
+            if len(one.sent) != len(group) or len(other.received) != len(group):
+                continue
+            if (sent := one.sent[there]) != (due := other.received[here]):
+                yield (
+                    f"collective {number} on ranks {_span(group)} differs: rank {group[here]} sends {sent} rows to rank "
+                    f"{group[there]} by {one.name}, which expects {due} of it"
+                )
+                return
 
 
 def _circle(calls: Mapping[int, list[Call]]) -> Iterator[str]:

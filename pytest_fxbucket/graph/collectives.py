@@ -152,6 +152,20 @@ def argument(node: fx.Node, name: str) -> object:
     return args[index] if index < len(args) else node.kwargs.get(name, default)
 
 
+def rows_exchanged(launch: fx.Node) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Rows that an exchange receives of each member and that it sends to each; () where their numbers are not in the graph."""
+    lists = (argument(launch, f"{of}_split_sizes") for of in ("output", "input"))
+    received, sent = (
+        tuple(one) if isinstance(one, (list, tuple)) and all(isinstance(n, int) for n in one) else () for one in lists
+    )
+    return received, sent
+
+
+def is_sent_to_one(launch: fx.Node) -> bool:
+    """Whether it is an exchange that sends all it has to one member, as round a ring."""
+    return sum(map(bool, rows_exchanged(launch)[1])) == 1
+
+
 def sent_by(node: fx.Node) -> object:
     """First argument of the launch or wait ``node``, given by place or by name: what is sent, or waited for."""
     name = next(iter(_arguments(node)), None)

@@ -116,7 +116,11 @@ class Parallel:
     )
     cp_form: str = field(
         default="all_gather",
-        metadata=one_of("how attention sees the other ranks' parts: keys and values are gathered", "all_gather", "ring"),
+        metadata=one_of(
+            "how attention sees the other ranks' parts: keys and values are gathered, or go from rank to rank, block by block",
+            "all_gather",
+            "ring",
+        ),
     )
     ep: int = field(
         default=1, metadata=whole("ranks, out of those of `dp_shard`, that experts are parted over", least=1, limit=MOST_RANKS)
@@ -151,6 +155,11 @@ class Parallel:
         default="scatter_first",
         metadata=one_of("which of `hybrid_shard`'s two reductions comes first", "scatter_first", "replicate_first"),
     )
+
+    @property
+    def has_ring(self) -> bool:
+        """Whether ranks send to their neighbours along ``cp``."""
+        return self.cp > 1 and self.cp_form == "ring"
 
 
 @dataclass(frozen=True, slots=True)

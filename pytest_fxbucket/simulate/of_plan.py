@@ -82,17 +82,22 @@ class SimulatedRank:
 
 
 def simulated_ranks(world: PlanOnMesh, cluster: Cluster, *, believed: bool = False) -> list[SimulatedRank]:
-    """The step that ranks run, simulated once for each distinct set of graphs, the one of rank 0 first.
+    """The step that ranks run, for each that they see another of, the one of rank 0 first: graphs that differ may take as long.
 
     ``believed``: as :meth:`PlanOnMesh.alike` has them, without proof that ranks of one class have the same graphs.
 
     Raises SimulationError for a cost model of the plan's own that gives no number of seconds.
     """
-    found = []
+    found: list[SimulatedRank] = []
     for ranks, graphs in world.alike() if believed else world.distinct():
         step = bare_step(world, ranks[0])
         timeline = _simulated(world.plan, step, cluster)
-        found.append(SimulatedRank(tuple(ranks), timeline, tuple(_named(timeline, graphs, world, step.has_roles, believed))))
+        flights = tuple(_named(timeline, graphs, world, step.has_roles, believed))
+        alike = next((at for at, one in enumerate(found) if (one.timeline, one.flights) == (timeline, flights)), None)
+        if alike is None:
+            found.append(SimulatedRank(tuple(ranks), timeline, flights))
+        else:
+            found[alike] = replace(found[alike], ranks=tuple(sorted((*found[alike].ranks, *ranks))))
     return found
 
 

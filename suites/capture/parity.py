@@ -101,8 +101,12 @@ def partition(plan: Plan, *along: str) -> list[list[int]]:
 
 def run(pools: Pools, job: str, payload: Mapping[str, Any]) -> list[Any]:
     """What ``job`` gives on each rank."""
-    world = len(payload["data_rank"])
-    results: list[Any] = pools.get(world).run(job, [payload] * world, timeout_s=60, paths=[str(HERE), str(ROOT)])
+    return run_each(pools, job, [payload] * len(payload["data_rank"]))
+
+
+def run_each(pools: Pools, job: str, payloads: Sequence[Mapping[str, Any]]) -> list[Any]:
+    """What ``job`` gives on each rank for the payload in its place."""
+    results: list[Any] = pools.get(len(payloads)).run(job, payloads, timeout_s=60, paths=[str(HERE), str(ROOT)])
     return results
 
 

@@ -2,27 +2,35 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.distributed import ProcessGroup
+from torch.utils.checkpoint import checkpoint
 
 from fixtures.models import llama, llama_sdpa
+from pytest_fxbucket import plan_on_mesh
 from pytest_fxbucket.capture.from_plan import capture_plan
-from pytest_fxbucket.capture.parallel import context_parallel, sequence_parallel
+from pytest_fxbucket.capture.parallel import context_parallel, ring_attention, sequence_parallel
+from pytest_fxbucket.checks.verdict import Verdict
+from pytest_fxbucket.eager.context_parallel import Parting, parting_of
 from pytest_fxbucket.errors import CaptureError
-from pytest_fxbucket.plan_on_mesh import mesh_of
+from pytest_fxbucket.plan.schema import Plan
+from pytest_fxbucket.plan_on_mesh import PlanOnMesh, mesh_of
 from pytest_fxbucket.ranks.pools import Pools
 from pytest_fxbucket.run import PlanRun
 from pytest_fxbucket.settings import RunSettings
 from pytest_fxbucket.step.mesh import Group, mesh_with
-from suites.capture.parity import PLANS, ROOT, payload_of, run, step_of
+from suites.capture.parity import PLANS, ROOT, payload_of, run_each
 
-CP = PLANS["cp"]
+CP, RING = PLANS["cp"], PLANS["cp.ring"]
 STEPS = 2
 
 
@@ -30,14 +38,14 @@ Steps = list[tuple[list[Tensor], dict[str, Tensor]]]
 """Of each the losses of both batches, and the gradients."""
 
 
-def of_whole_sequences() -> Steps:
+def of_whole_sequences(plan: Plan) -> Steps:
     """Steps of one process."""
-    torch.manual_seed(CP.run.seed)
+    torch.manual_seed(plan.run.seed)
     model, found = llama_sdpa.build(), Steps()
     for step in range(STEPS):
-        batches = [llama_sdpa.batch(rank, step) for rank in range(2)]
+        batches = [llama_sdpa.batch(rank, step) for rank in range(plan.parallel.dp_shard)]
         losses = [llama_sdpa.loss(model(tokens, positions), targets) for tokens, positions, targets in batches]
-        gradients = torch.autograd.grad((losses[0] + losses[1]) / 2, list(model.parameters()))
+        gradients = torch.autograd.grad(torch.stack(losses).mean(), list(model.parameters()))
         with torch.no_grad():
             for parameter, gradient in zip(model.parameters(), gradients, strict=True):
                 parameter -= 0.1 * gradient
@@ -46,27 +54,30 @@ def of_whole_sequences() -> Steps:
     return found
 
 
-def distance(pools: Pools) -> float:
+def distance(plan: Plan, pools: Pools) -> float:
     """The largest difference of losses, and of gradients as a share of the largest element."""
-    ranks = run(pools, "parity_jobs:graph_steps", payload_of(CP, step_of(CP), steps=STEPS))
+    world, parts = PlanOnMesh(plan, mesh_of(plan), "manual", print), plan.parallel.cp
+    ranks = run_each(pools, "parity_jobs:graph_steps", [payload_of(plan, world.step(rank), steps=STEPS) for rank in range(4)])
     off = 0.0
-    for number, (losses, gradients) in enumerate(of_whole_sequences()):
+    for number, (losses, gradients) in enumerate(of_whole_sequences(plan)):
         made = [rank["steps"][number] for rank in ranks]
         for batch, loss in enumerate(losses):
-            off = max(off, float(((made[2 * batch]["loss"] + made[2 * batch + 1]["loss"]) / 2 - loss).abs()))
+            own = [one["loss"] for one in made[parts * batch : parts * (batch + 1)]]
+            off = max(off, float((torch.stack(own).mean() - loss).abs()))
         for fqn, expected in gradients.items():
             whole = torch.cat([one["gradients"][fqn] for one in made])
             off = max(off, float((whole - expected).abs().max() / expected.abs().max()))
     return off
 
 
-def test_two_steps_are_those_of_whole_sequences_but_for_the_order_of_sums(pools: Pools) -> None:
-    assert distance(pools) < 1e-5  # float32: 1.2e-7 a sum
+@pytest.mark.parametrize("plan", [CP, RING], ids=["gathered", "ring"])
+def test_two_steps_are_those_of_whole_sequences_but_for_the_order_of_sums(plan: Plan, pools: Pools) -> None:
+    assert distance(plan, pools) < 1e-5  # float32: 1.2e-7 a sum
 
 
 @cache
 def right(name: str) -> Callable[..., Any]:
-    return {"gathered": sequence_parallel.gathered, "causal": context_parallel.causal}[name]
+    return {"gathered": sequence_parallel.gathered, "causal": context_parallel.causal, "splits": ring_attention._splits}[name]
 
 
 def by_local_positions(queries: int, keys: int, place: Tensor, device: torch.device) -> Tensor:
@@ -82,22 +93,63 @@ def own_alone(addend: Tensor, group: Group, dim: int = 1) -> Tensor:
     return addend.chunk(group.size, dim)[0].contiguous()
 
 
+def all_blocks(seen: Tensor, these: Sequence[Tensor], those: Sequence[Tensor]) -> Sequence[Tensor]:
+    """Those behind a rank's own part, too."""
+    return these
+
+
+def to_the_one_before(numel: int, size: int, place: int) -> tuple[list[int], list[int]]:
+    received, sent = right("splits")(numel, size, place)
+    return sent, received
+
+
+def last_block(out: Tensor, logsumexp: Tensor, block: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
+    """In place of all blocks weighed."""
+    return block, weight
+
+
 FAULTS = {
-    "masked by local positions": (context_parallel, "causal", by_local_positions),
-    "keys and values in another order": (sequence_parallel, "gathered", other_order),
-    "gradients of keys and values that are not summed": (sequence_parallel, "reduced", own_alone),
+    "masked by local positions": (CP, context_parallel, "causal", by_local_positions),
+    "keys and values in another order": (CP, sequence_parallel, "gathered", other_order),
+    "gradients of keys and values that are not summed": (CP, sequence_parallel, "reduced", own_alone),
+    "blocks behind are seen": (RING, ring_attention, "_where", all_blocks),
+    "round the other way": (RING, ring_attention, "_splits", to_the_one_before),
+    "blocks that are not merged": (RING, ring_attention, "_merged", last_block),
 }
 
 
-@pytest.mark.parametrize(("of", "name", "wrong"), FAULTS.values(), ids=FAULTS.keys())
+@pytest.mark.parametrize(("plan", "of", "name", "wrong"), FAULTS.values(), ids=FAULTS.keys())
 def test_of_a_wrong_capture_eager_is_red(
-    of: object, name: str, wrong: Callable[..., Tensor], pools: Pools, monkeypatch: pytest.MonkeyPatch, tmp_path: Any
+    plan: Plan, of: object, name: str, wrong: Callable[..., Any], pools: Pools, monkeypatch: pytest.MonkeyPatch, tmp_path: Any
 ) -> None:
-    right("gathered"), right("causal")
+    right("gathered"), right("causal"), right("splits")
     monkeypatch.setattr(of, name, wrong)
-    verdict = PlanRun(CP, RunSettings(ROOT, tmp_path / "golden", tmp_path), pools).check("eager")
+    verdict = checked(plan, "eager", pools, tmp_path)
     assert verdict.outcome == "failed"
     assert any("elements differ" in line for line in verdict.lines), verdict.lines
+
+
+def checked(plan: Plan, check: str, pools: Pools, tmp_path: Path) -> Verdict:
+    return PlanRun(plan, RunSettings(ROOT, tmp_path / "golden", tmp_path), pools).check(check)
+
+
+def test_ranks_that_all_send_to_the_second_one_are_found(pools: Pools, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(plan_on_mesh, "at_place", lambda step, mesh, rank: step)
+    verdict = checked(RING, "collectives", pools, tmp_path)
+    assert verdict.outcome == "failed"
+    assert re.fullmatch(
+        r"collective \d+ on ranks 0-3 differs: rank 0 sends 256 rows to rank 1 by all_to_all_single \(.*\), "
+        "which expects 0 of it",
+        verdict.lines[0],
+    )
+
+
+@pytest.mark.parametrize("form", ["gathered", "ring"])
+def test_what_checkpoints_compute_again_attends_to_all_too(form: str, pools: Pools, tmp_path: Path) -> None:
+    assert CP.model is not None
+    model = replace(CP.model, factory=f"{HERE}:checkpointed", args={"is_reentrant": form == "gathered"})
+    plan = replace(PLANS["cp.ring" if form == "ring" else "cp"], model=model)
+    assert checked(plan, "eager", pools, tmp_path).outcome == "passed"
 
 
 class Counts(llama.Llama):
@@ -111,6 +163,25 @@ def counts() -> nn.Module:
     return Counts(llama.LlamaShape(2, 32, 4, 2), llama_sdpa.Attention)
 
 
+class Checkpointed(llama_sdpa.Llama):
+    """Computes its layers again in backward, by itself."""
+
+    is_reentrant = False
+
+    def forward(self, tokens: Tensor, positions: Tensor) -> Tensor:
+        x = self.tok_embeddings(tokens)
+        for layer in self.layers:
+            x = checkpoint(layer, x, positions, use_reentrant=self.is_reentrant)
+        out: Tensor = self.output(self.norm(x))
+        return out
+
+
+def checkpointed(is_reentrant: bool) -> nn.Module:
+    model = Checkpointed(llama.LlamaShape(2, 32, 4, 2), llama_sdpa.Attention)
+    model.is_reentrant = is_reentrant
+    return model
+
+
 def tokens_and_targets(rank: int, step: int) -> tuple[Tensor, Tensor]:
     return llama_sdpa.batch(rank, step)[::2]
 
@@ -118,11 +189,66 @@ def tokens_and_targets(rank: int, step: int) -> tuple[Tensor, Tensor]:
 def test_eager_is_red_for_a_model_that_counts_positions_by_itself(pools: Pools, tmp_path: Any) -> None:
     assert CP.model is not None
     model = replace(CP.model, factory=f"{HERE}:counts", batch=f"{HERE}:tokens_and_targets")
-    verdict = PlanRun(replace(CP, model=model), RunSettings(ROOT, tmp_path / "golden", tmp_path), pools).check("eager")
+    verdict = checked(replace(CP, model=model), "eager", pools, tmp_path)
     assert verdict.outcome == "failed"
     (line,) = verdict.lines
     assert "of a part of the sequence the model gives other values than of the whole, by " in line
     assert line.endswith("let the batch give them: cp cuts them as it cuts tokens")
+
+
+class FirstOfTwo(ProcessGroup):
+    """A place in a group, for models that do not attend."""
+
+    def __init__(self) -> None:
+        super().__init__(0, 2)
+
+
+def raising(x: Tensor) -> Tensor:
+    raise ValueError("no\n  float32 here")
+
+
+WHOLE = torch.randn(2, 8, 3, generator=torch.Generator().manual_seed(0))
+ASKED: dict[str, tuple[Callable[[Tensor], Tensor], Parting]] = {
+    "alike": (lambda x: x, Parting()),
+    "half": (
+        lambda x: x.bfloat16().float(),
+        Parting(unasked="the model computes in 16 bits by itself, whose rounding would hide it"),
+    ),
+    "alone": (lambda x: x.sum(), Parting(unasked="no output of the model has the sequence in dimension 1")),
+    "infinite": (lambda x: x / 0, Parting(unasked="of whole sequences the model gives numbers that are not finite")),
+    "raises": (raising, Parting(unasked="in float32 the model raises ValueError: no float32 here")),
+    "nan": (
+        lambda x: x if x.shape[1] == 8 else x.where(x != x[0, 2, 0], torch.nan),
+        Parting(
+            "of a part of the sequence the model gives other values than of the whole, not finite ones, first at place 2 of "
+            "a part; if it counts positions by itself, let the batch give them: cp cuts them as it cuts tokens"
+        ),
+    ),
+}
+
+
+@pytest.mark.parametrize(("model", "says"), ASKED.values(), ids=ASKED.keys())
+def test_what_cannot_be_told_of_parts_and_wholes_is_said(model: Callable[[Tensor], Tensor], says: Parting) -> None:
+    assert parting_of(model, WHOLE, WHOLE[:, :4], FirstOfTwo()) == says
+
+
+def test_eager_says_what_it_did_not_ask(pools: Pools, tmp_path: Path) -> None:
+    assert CP.model is not None
+    model = replace(CP.model, factory=f"{HERE}:halved")
+    verdict = checked(replace(CP, model=model), "eager", pools, tmp_path)
+    assert verdict.outcome == "passed"
+    assert "; not asked whether parts of sequences give what wholes do: the model computes in 16 bits" in verdict.summary
+
+
+def halved() -> nn.Module:
+    return Halved(llama.LlamaShape(2, 32, 4, 2), llama_sdpa.Attention)
+
+
+class Halved(llama_sdpa.Llama):
+    """Rounds its logits."""
+
+    def forward(self, tokens: Tensor, positions: Tensor) -> Tensor:
+        return super().forward(tokens, positions).bfloat16()
 
 
 class Attends(nn.Module):

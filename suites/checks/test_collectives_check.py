@@ -207,6 +207,18 @@ class TestAcrossRanks:
         assert "from 0" in problem
         assert "from 1" in problem
 
+    def test_what_an_exchange_sends_is_what_the_other_expects(self) -> None:
+        def exchange(received: list[int], sent: list[int]) -> list[Call]:
+            def build(graph: fx.Graph, x: fx.Node) -> fx.Node:
+                return wait(graph, graph.call_function(c10d.all_to_all_single.default, (x, received, sent, "all")))
+
+            return checked(graph_of(build, sum(sent)))[0]
+
+        assert joint_problems({0: exchange([5, 2], [5, 3]), 1: exchange([3, 7], [2, 7])}) == []
+        (problem,) = joint_problems({0: exchange([5, 2], [5, 3]), 1: exchange([4, 7], [2, 7])})
+        assert problem.startswith("collective 1 on ranks 0,1 differs: rank 0 sends 3 rows to rank 1 by all_to_all_single")
+        assert problem.endswith(", which expects 4 of it")
+
 
 def sending(*fqns: str, group: str = "all", module: str = "") -> Bucket:
     """A gather of ``fqns``, of one size whatever they are."""

@@ -164,7 +164,7 @@ CASES: dict[tuple[str, str], Case] = {
         base=TENSOR,
     ),
     ("parallel", "cp"): Case("4", "unbucketed", base=CONTEXT),
-    ("parallel", "cp_form"): Case('"ring"', "error", NOT_BUILT, base=CONTEXT),
+    ("parallel", "cp_form"): Case('"ring"', "unbucketed", base=CONTEXT),
     ("parallel", "ep"): Case("4", "unbucketed", base=EXPERTS),
     ("parallel", "ep_plan"): Case('["layers.*.experts"]', "unbucketed", base=EXPERTS),
     ("parallel", "pp"): Case("4", "error", "pp = 4 does not fit the 2 stages", base=STAGES),

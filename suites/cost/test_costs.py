@@ -10,7 +10,7 @@ import torch
 
 from pytest_fxbucket.cost.cluster import Cluster, Link
 from pytest_fxbucket.cost.costs import Roofline
-from pytest_fxbucket.cost.network import collective_seconds
+from pytest_fxbucket.cost.network import collective_seconds, transfer_seconds
 from pytest_fxbucket.cost.of_plan import groups_of
 from pytest_fxbucket.step.mesh import Mesh, fake_mesh, mesh_with
 from suites.graph.handmade import Handmade, aten
@@ -52,6 +52,15 @@ def test_attention_takes_as_long_as_its_products_on_a_cpu_too() -> None:
     assert roofline()(both) == pytest.approx(2 * product / 1e12)
     node = made.call(backward, out, query, key, value, out, sums, 0.0, False)
     assert roofline()(node) == pytest.approx(5 * product / 1e12)
+
+
+def test_what_goes_to_one_neighbour_takes_the_slowest_link_of_the_ring() -> None:
+    made, exchange = Handmade(), torch.ops._c10d_functional.all_to_all_single.default
+    to_next = made.call(exchange, made.batch(1000), [0, 0, 1000], [0, 1000, 0], "0")
+    to_all = made.call(exchange, made.batch(999), [333] * 3, [333] * 3, "0")
+    on_nodes = Roofline(CLUSTER, lambda group, count: range(3))
+    assert on_nodes(to_next) == transfer_seconds(4000, 2, 0, CLUSTER) == pytest.approx(5e-6 + 4000 / 1e9)
+    assert on_nodes(to_all) == collective_seconds("all_to_all", 3996, range(3), CLUSTER)
 
 
 def test_a_thin_product_takes_as_long_as_its_bytes() -> None:

@@ -125,10 +125,15 @@ def test_what_has_no_meaning_with_its_mode_or_parts_nothing_leads_to_what_has(pa
     ("parallel", "rest", "says"),
     [
         (
-            'dp_shard = 4\ncp = 2\ncp_form = "ring"',
+            'pp = 2\ndp_shard = 4\ncp = 2\ncp_form = "ring"',
+            '[pipeline]\ncuts = ["a"]',
+            'cp_form = "ring" is not built yet; its sends name the neighbours of each rank, and one graph of a stage serves '
+            'all its ranks; use cp_form = "all_gather" beside [pipeline]',
+        ),
+        (
+            'dp_shard = 4\ncp_form = "ring"',
             "",
-            'cp_form = "ring" is not built yet; its sends name the neighbours of each rank, and one graph serves all ranks; '
-            'use cp_form = "all_gather"',
+            'cp_form = "ring" leads round one rank with cp = 1; set cp to 2 or more, or leave cp_form out',
         ),
         (
             'dp_shard = 4\ncp = 2\nep = 2\nep_plan = ["a"]',

@@ -9,7 +9,7 @@ import pytest
 
 from pytest_fxbucket.cost.cluster import Link
 from pytest_fxbucket.cost.presets import cluster_named
-from pytest_fxbucket.plan.load import parse_plans
+from pytest_fxbucket.plan.load import load_plans, parse_plans
 from pytest_fxbucket.plan.schema import Plan
 from pytest_fxbucket.plan_on_mesh import PlanOnMesh, mesh_of
 from pytest_fxbucket.simulate.of_plan import simulated_ranks, unbucketed
@@ -58,6 +58,14 @@ def test_a_group_is_where_its_ranks_are(hybrid: PlanOnMesh) -> None:
 def test_ranks_with_the_same_graphs_are_simulated_once(hybrid: PlanOnMesh) -> None:
     (only,) = simulated_ranks(hybrid, H100)
     assert only.ranks == (0, 1, 2, 3)
+
+
+def test_ranks_whose_graphs_differ_in_whom_they_send_to_are_told_once() -> None:
+    plan = next(one for one in load_plans(ROOT / "fixtures/plans/cp.toml") if one.matrix_id == "ring")
+    world = PlanOnMesh(plan, mesh_of(plan), "manual", lambda _: None)
+    (only,) = simulated_ranks(world, H100, believed=True)
+    assert only.ranks == (0, 1, 2, 3)
+    assert len(world.alike()) == 4
     assert {one.flight.group for one in only.flights} == {"mesh_dp_shard", "mesh_dp_replicate"}
 
 

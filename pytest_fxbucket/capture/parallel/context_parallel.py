@@ -1,4 +1,5 @@
-"""Attention of a rank's part of the sequence to all of it: keys and values are gathered over cp (Llama 3, arXiv 2407.21783).
+"""Attention of a rank's part of the sequence to all of it: keys and values are gathered over cp (Llama 3, arXiv 2407.21783),
+or go round its ranks (:mod:`pytest_fxbucket.capture.parallel.ring_attention`).
 
 Everything else of a model computes token by token, so its batch is cut along the sequence and no other communication is needed.
 """
@@ -11,6 +12,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
+from pytest_fxbucket.capture.parallel.ring_attention import RingAttention
 from pytest_fxbucket.capture.parallel.sequence_parallel import Gathered
 from pytest_fxbucket.compat import pytree
 from pytest_fxbucket.compat.modules import TorchFunctionMode
@@ -27,12 +29,13 @@ _OTHERS = (F.multi_head_attention_forward,)
 class AttentionToAll(TorchFunctionMode):
     """While inside, ``scaled_dot_product_attention`` of parts of the sequence attends to the parts of all of ``group``.
 
-    ``place`` is this rank's index along it. Raises :class:`CaptureError` for attention that cannot be parted.
+    ``place`` is this rank's index along it, ``form`` that of ``cp_form``. Raises :class:`CaptureError` for attention that
+    cannot be parted.
     """
 
-    def __init__(self, group: Group, place: torch.Tensor) -> None:
+    def __init__(self, group: Group, place: torch.Tensor, form: str) -> None:
         super().__init__()
-        self._group, self._place = group, place
+        self._group, self._place, self._form = group, place, form
         self.calls = 0
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -66,6 +69,9 @@ class AttentionToAll(TorchFunctionMode):
                 "cp parts the sequence of queries and keys alike, each (batch, heads, sequence, head_dim), but "
                 f"scaled_dot_product_attention is given {tuple(query.shape)} and {tuple(key.shape)}"
             )
+        if self._form == "ring":
+            _refuse_in_blocks(query, value, dropout_p)
+            return RingAttention.apply(query, key, value, self._group, self._place, is_causal, more.get("scale"))  # type: ignore[no-any-return]  # a tensor
         key, value = (Gathered.apply(one, self._group, None, _SEQUENCE) for one in (key, value))
         mask = causal(query.shape[_SEQUENCE], key.shape[_SEQUENCE], self._place, query.device) if is_causal else None
         return _attend(query, key, value, mask, dropout_p, **more)
@@ -77,6 +83,20 @@ class AttentionToAll(TorchFunctionMode):
                 "cp parts the sequence, but the model never calls torch.nn.functional.scaled_dot_product_attention, so no "
                 "token would see those of other ranks; attend by it, or leave cp out"
             )
+
+
+def _refuse_in_blocks(query: torch.Tensor, value: torch.Tensor, dropout_p: float) -> None:
+    """Raise :class:`CaptureError` for attention that has no kernel which gives its logsumexp, by which blocks are merged."""
+    way_out = 'use cp_form = "all_gather"'
+    if dropout_p:
+        raise CaptureError(
+            f"cp_form ring attends block by block, which has no dropout, but dropout_p is {dropout_p}; {way_out}"
+        )
+    if query.shape[-1] != value.shape[-1]:
+        raise CaptureError(
+            "cp_form ring attends by torch's flash kernel, whose queries and values have one head_dim, but "
+            f"scaled_dot_product_attention is given {query.shape[-1]} and {value.shape[-1]}; {way_out}"
+        )
 
 
 def causal(queries: int, keys: int, place: torch.Tensor, device: torch.device) -> torch.Tensor:

@@ -38,13 +38,13 @@ class Forwards:
     units: Sequence[str] = ()
     """Modules that entries name, whose inputs are cast to param_dtype."""
     resharding: Resharding = field(default_factory=lambda: Resharding(True))
-    has_cp: bool = False
-    """Whether the sequence is parted over cp, so that attention is to gather it."""
+    cp_form: str = ""
+    """How attention sees all of a sequence that is parted over cp; empty: it is not."""
 
     @property
     def places(self) -> tuple[str, ...]:
         """Mesh dimensions along which a rank's index is an input of the step."""
-        return (*(("cp",) if self.has_cp else ()), *(("tp",) if self.sequences.styles else ()))
+        return (*(("cp",) if self.cp_form else ()), *(("tp",) if self.sequences.styles else ()))
 
     def expert_parameters(self, model: nn.Module) -> frozenset[str]:
         """FQNs of the experts' parameters."""
@@ -75,7 +75,7 @@ def forwards_of(model: nn.Module, plan: Plan) -> Forwards:
         modules_called(plan.step.checkpoint, model, f"{where}: [step] checkpoint"),
         units_of(model, plan.bucket.plan) if parallel.param_dtype else (),
         resharding_of(model, plan),
-        parallel.cp > 1,
+        parallel.cp_form if parallel.cp > 1 else "",
     )
 
 

@@ -1,0 +1,54 @@
+"""Ring attention of torch's own context parallelism: ``torch.distributed.tensor.experimental``, in torch 2.11 to 2.15."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed.tensor.experimental._context_parallel import _attention
+
+Kernel = Callable[..., tuple[torch.Tensor, ...]]
+_SEQUENCE = 2
+
+
+def ring_attention(
+    kernel: Kernel, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, group: dist.ProcessGroup, is_causal: bool
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Attention of parts of a sequence, in order of ranks, each (batch, heads, sequence, head_dim), and its logsumexp.
+
+    ``kernel(query, key, value, is_causal=...)`` gives those of one block.
+    """
+    with _from_neighbour_to_neighbour():
+        out, logsumexp = _attention._templated_ring_attention(group, _SEQUENCE, kernel, query, key, value, is_causal)
+    return out, logsumexp
+
+
+def ring_attention_backward(
+    kernel: Kernel,
+    gradient: torch.Tensor,
+    kept: Sequence[torch.Tensor],
+    group: dist.ProcessGroup,
+    is_causal: bool,
+) -> tuple[torch.Tensor, ...]:
+    """Gradients of queries, keys and values; ``kept`` are those, and what :func:`ring_attention` gave for them.
+
+    ``kernel`` takes each by its name, ``gradient`` as ``grad_out``, and gives the gradients of one block.
+    """
+    given: Any = (group, _SEQUENCE, kernel, gradient, "grad_out", *kept, is_causal)
+    with _from_neighbour_to_neighbour():
+        return _attention._templated_ring_attention_backward(*given)
+
+
+@contextmanager
+def _from_neighbour_to_neighbour() -> Iterator[None]:
+    """While inside, sequences are in order of ranks, and keys and values are sent on, not gathered."""
+    options = _attention._cp_options
+    before = options.enable_load_balance, options.rotate_method
+    options.enable_load_balance, options.rotate_method = False, _attention._RotateMethod.ALL_TO_ALL
+    try:
+        yield
+    finally:
+        options.enable_load_balance, options.rotate_method = before
