@@ -58,6 +58,7 @@ def test_a_group_is_where_its_ranks_are(hybrid: PlanOnMesh) -> None:
 def test_ranks_with_the_same_graphs_are_simulated_once(hybrid: PlanOnMesh) -> None:
     (only,) = simulated_ranks(hybrid, H100)
     assert only.ranks == (0, 1, 2, 3)
+    assert {one.flight.group for one in only.flights} == {"mesh_dp_shard", "mesh_dp_replicate"}
 
 
 def test_ranks_whose_graphs_differ_in_whom_they_send_to_are_told_once() -> None:
@@ -66,7 +67,6 @@ def test_ranks_whose_graphs_differ_in_whom_they_send_to_are_told_once() -> None:
     (only,) = simulated_ranks(world, H100, believed=True)
     assert only.ranks == (0, 1, 2, 3)
     assert len(world.alike()) == 4
-    assert {one.flight.group for one in only.flights} == {"mesh_dp_shard", "mesh_dp_replicate"}
 
 
 def test_ranks_of_one_stage_are_taken_for_alike_without_a_pass_for_each() -> None:
