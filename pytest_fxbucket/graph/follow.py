@@ -151,11 +151,23 @@ class _Walk:
         try:
             self.values[node] = execute(node, args, kwargs, self.memory)
         except NotFollowedError as error:
-            self.found.problems.append(f"{node.target} ({node.name}) is not followed: {error}")
+            if not self._is_own(node):
+                self.found.problems.append(f"{node.target} ({node.name}) is not followed: {error}")
             self._start(node)
             self._read(node)
         for written in replaced:
             self._computed(node, written)
+
+    def _is_own(self, node: fx.Node) -> bool:
+        """Whether all that ``node`` moves was computed on this rank: then what it gives is one more thing computed here."""
+        runs = [
+            one
+            for source in inputs_of(node)
+            for tensor in tensors_in(self.values.get(source))
+            for one in self.memory.read(contents.in_memory_order(tensor))
+        ]
+        found = self.found.sources
+        return all(one.rank == contents.OWN_RANK and _is_made(found[one.source]) for one in runs)
 
     def _is_computed(self, buffer: fx.Node) -> bool:
         """Whether ``buffer`` holds a gradient that autograd puts together: nobody else makes storages in this way."""
@@ -287,6 +299,10 @@ def _leads_to_launch(graph: fx.Graph, moving: Set[fx.Node]) -> set[fx.Node]:
             found.update(inputs_of(node))
             storages.update(map(base, inputs_of(node)))
     return found
+
+
+def _is_made(source: Source | None) -> bool:
+    return source is not None and source.launch is None and source.node.op == "call_function"
 
 
 def _changed(graph: fx.Graph, moving: Set[fx.Node]) -> set[fx.Node]:

@@ -169,3 +169,23 @@ def test_a_cast_of_elements_seen_as_others_is_not_followed() -> None:
     halves = made.call(aten.view.dtype, made.gathered(made.param("a", 2, 2)), torch.int16)
     made.loss(made.call(aten._to_copy.default, halves, dtype=WHOLE))
     assert any("it casts torch.int16 that other elements are seen as" in problem for problem in made.read().problems)
+
+
+def test_complex_numbers_that_were_computed_here_are_sent_as_real_ones() -> None:
+    """As rotary embeddings make them, of keys that go to other ranks."""
+    made = Handmade()
+    turned = made.compute(made.given("batch", "keys", 8, 4, dtype=torch.complex64))
+    real = made.call(aten._to_copy.default, made.call(aten.view_as_real.default, turned), dtype=torch.bfloat16)
+    made.loss(made.gathered(real))
+    reading = made.read()
+    assert reading.problems == ()
+    (bucket,) = reading.buckets
+    assert (bucket.numel, bucket.dtype) == (128, torch.bfloat16)
+
+
+def test_complex_numbers_of_a_parameter_are_not_sent_as_real_ones_unsaid() -> None:
+    made = Handmade()
+    seen = made.call(aten.view_as_real.default, made.param("w", 8, 4, dtype=torch.complex64))
+    made.loss(made.gathered(made.call(aten._to_copy.default, seen, dtype=torch.bfloat16)))
+    says = "it casts torch.float32 that other elements are seen as to torch.bfloat16"
+    assert any(says in problem for problem in made.read().problems)
