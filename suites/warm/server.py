@@ -25,7 +25,7 @@ from typing import NoReturn
 
 import pytest_fxbucket
 from pytest_fxbucket.ranks.call_job import die_with, ignore_interrupts
-from suites.warm.spare import Spare
+from suites.warm.spare import stand_beside
 
 MESSAGE_BYTES = 1 << 20
 """An environment and a command line have room in it."""
@@ -87,7 +87,8 @@ def serve(connection: socket.socket) -> None:
             if pid == 0:
                 for one in (connection, *(reply for _, reply in running.values())):
                     one.close()
-                _become(own, pickle.loads(data), fds)
+                die_with(own)
+                _become(pickle.loads(data), fds)
             reply = socket.socket(fileno=fds.pop())
             for one in fds:
                 os.close(one)
@@ -100,11 +101,15 @@ def _ours() -> list[str]:
     return [name for name in found if not name.startswith(PLUGINS)]
 
 
-def _become(parent: int, start: Start, fds: Sequence[int]) -> NoReturn:
+def _become_worker(words: Sequence[str], fds: Sequence[int]) -> NoReturn:
+    """Be a worker of the run beside which this process waited: what is not said is as there."""
+    _become(Start(words, os.getcwd(), dict(os.environ)), fds)
+
+
+def _become(start: Start, fds: Sequence[int]) -> NoReturn:
     """Be the Python that was asked for, to its end."""
     status = 1
     try:
-        die_with(parent)
         signal.signal(signal.SIGINT, signal.default_int_handler)
         os.chdir(start.folder)
         os.environ.clear()
@@ -113,7 +118,7 @@ def _become(parent: int, start: Start, fds: Sequence[int]) -> NoReturn:
             os.dup2(one, number)
         for one in fds:
             os.close(one)
-        Spare().serve_launches()
+        stand_beside(start.words, _become_worker)
         sys.path[:] = [*start.environ.get("PYTHONPATH", "").split(os.pathsep), *sys.path[1:]]
         status = _run(start.words)
     except BaseException:
@@ -126,10 +131,12 @@ def _become(parent: int, start: Start, fds: Sequence[int]) -> NoReturn:
 
 
 def _run(words: Sequence[str]) -> int:
-    """Run a module or a file, as Python does; its exit status."""
+    """Run a module, a file or code, as Python does; its exit status."""
     sys.argv = list(words)
     try:
-        if words[0] == "-m":
+        if words[0] == "-c":
+            exec(words[1], {"__name__": "__main__"})
+        elif words[0] == "-m":
             sys.argv = list(words[1:])
             sys.path.insert(0, os.getcwd())
             runpy.run_module(words[1], run_name="__main__", alter_sys=True)

@@ -25,6 +25,18 @@ import subprocess, sys
 print(subprocess.Popen([sys.executable, "-c", "import signal; signal.pause()"], start_new_session=True).pid)
 """
 
+ON_WORKERS = """
+import os, sys
+import pytest
+
+WAS_WARM = "torch" in sys.modules
+
+@pytest.mark.parametrize("number", [0, 1])
+def test_worker(number, worker_id):
+    with open(f"{worker_id}.txt", "w") as file:
+        print(WAS_WARM, os.getppid(), os.environ["GIVEN"], sys.argv[0], file=file)
+"""
+
 
 def write(folder: Path, text: str) -> str:
     path = folder / "script.py"
@@ -40,6 +52,17 @@ def test_it_is_told_and_says_what_a_new_process_does(warm_runs: WarmRuns, tmp_pa
     new = subprocess.run([sys.executable, *words], cwd=tmp_path, env=environ, capture_output=True, text=True, stdin=-3)
     assert json.loads(warm.stdout.splitlines()[0])[2] == "this"
     assert (warm.returncode, warm.stdout, warm.stderr) == (new.returncode, new.stdout, new.stderr)
+
+
+def test_workers_of_a_run_are_warm_too(warm_runs: WarmRuns, tmp_path: Path) -> None:
+    pytest.importorskip("xdist", reason="-n needs pytest-xdist")
+    (tmp_path / "test_on_workers.py").write_text(ON_WORKERS)
+    with (tmp_path / "out").open("w") as out:
+        environ = {**os.environ, "GIVEN": "this"}
+        run = warm_runs.start(["-m", "pytest", "-n2", "-p", "no:fxbucket"], tmp_path, environ, out, out)
+        assert run.wait() == 0, (tmp_path / "out").read_text()
+    said = [(tmp_path / f"{worker}.txt").read_text() for worker in ("gw0", "gw1")]
+    assert said == [f"True {run.pid} this -c\n"] * 2
 
 
 def test_what_it_leaves_behind_is_seen(warm_runs: WarmRuns, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
