@@ -75,7 +75,7 @@ def _news(processes: list[Any], news: Queue[Any]) -> Iterator[tuple[int, Any]]:
 
 
 def _scored(plan: Plan, settings: RunSettings, asked: Asked, say: Callable[[str], None]) -> Iterator[Score]:
-    pools = Pools()
+    pools = Pools(warm=("pytest_fxbucket.checks.bitwise.job",))
     try:
         yield from PlanRun(plan, settings, pools, say).mutated(asked)
     finally:

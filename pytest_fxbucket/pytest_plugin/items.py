@@ -27,7 +27,8 @@ if TYPE_CHECKING:
     from pytest_fxbucket.plan.schema import Benchmark, Plan
     from pytest_fxbucket.run import PlanRun
 
-FIXTURES_WITH_RANKS = frozenset({"fxbucket_ranks", "fxbucket_check", "fxbucket_benchmark"})
+FIXTURES_WITH_STEPS = frozenset({"fxbucket_check", "fxbucket_benchmark"})
+FIXTURES_WITH_RANKS = FIXTURES_WITH_STEPS | {"fxbucket_ranks"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,6 +209,11 @@ def needs_ranks(item: pytest.Item) -> bool:
 
         return item.check in ON_RANKS
     return is_marked(item) or not FIXTURES_WITH_RANKS.isdisjoint(getattr(item, "fixturenames", ()))
+
+
+def needs_steps(item: pytest.Item) -> bool:
+    """Say whether what an item runs on ranks is a plan's step."""
+    return isinstance(item, OfPlan) or not FIXTURES_WITH_STEPS.isdisjoint(getattr(item, "fixturenames", ()))
 
 
 def is_last_of_plan(item: pytest.Item, following: pytest.Item | None) -> bool:

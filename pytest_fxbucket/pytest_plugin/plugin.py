@@ -24,6 +24,7 @@ from pytest_fxbucket.pytest_plugin.items import (
     is_last_of_plan,
     measure_in,
     needs_ranks,
+    needs_steps,
     note_fixture,
     plan_collector,
     plan_file,
@@ -147,8 +148,13 @@ def pytest_assertrepr_compare(op: str, left: object, right: object) -> list[str]
 
 def pytest_collection_finish(session: pytest.Session) -> None:
     """Start the ranks' fork server now, so that it imports torch while this process does."""
-    if not session.config.option.collectonly and any(map(needs_ranks, session.items)):
-        fx_session(session.config).pools.start()
+    on_ranks: list[pytest.Item] = (
+        [] if session.config.option.collectonly else [item for item in session.items if needs_ranks(item)]
+    )
+    if on_ranks:
+        fx = fx_session(session.config)
+        fx.has_steps_on_ranks = any(map(needs_steps, on_ranks))
+        fx.pools.start()
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:

@@ -93,6 +93,8 @@ class FxSession:
     compared_step_times: int = 0
     """how many were compared with a stored run, or would have been, had there been one"""
     results: dict[str, PlanResult] = field(default_factory=dict)
+    has_steps_on_ranks: bool = False
+    """whether ranks are to run steps of plans; what they need for that is then imported once, before they are forked"""
     torchrun: Torchrun | None = None
     """set where torchrun started this process as one of several"""
     _pools: Pools | None = None
@@ -113,7 +115,7 @@ class FxSession:
 
             warm = [
                 "pytest_fxbucket.pytest_plugin.distributed_test.job",
-                *(WARM if self.options.plans else ()),
+                *(WARM if self.has_steps_on_ranks else ()),
             ]
             self._pools = Pools(warm=warm) if self.torchrun is None else self.torchrun.pools(warm)
             self._pools.say = self.progress.say

@@ -37,3 +37,33 @@ def test_a_run_without_plans_imports_nothing_that_reads_or_runs_them(pytester: p
     pytester.makeconftest(REPORT)
     pytester.makepyfile("def test_other(): pass")
     pytester.runpytest_subprocess("-s").stdout.fnmatch_lines(["torch imported: False", "rooms of work:"])
+
+
+WARM = """
+from pytest_fxbucket.pytest_plugin.session import fx_session
+from pytest_fxbucket.ranks.pools import Pools
+
+Pools.start = lambda self: None
+
+def pytest_runtestloop(session):
+    print("before ranks are forked:", *fx_session(session.config).pools._warm)
+    return True
+"""
+
+
+@pytest.mark.parametrize(
+    ("asked", "has_steps"), [("plans/plain.toml::bitwise", True), ("test_check.py", True), ("test_ranks.py", False)]
+)
+def test_what_steps_need_is_imported_once_and_not_by_each_rank(project: pytest.Pytester, asked: str, has_steps: bool) -> None:
+    project.makeconftest(WARM)
+    project.makepyfile(
+        test_check="""
+        import pytest
+
+        @pytest.mark.fxbucket_plan("plans/plain.toml")
+        def test_a(fxbucket_check): pass
+        """,
+        test_ranks="def test_b(fxbucket_ranks): pass",
+    )
+    (told,) = [line for line in project.runpytest_inprocess("-s", asked).outlines if line.startswith("before ")]
+    assert ("pytest_fxbucket.eager.job" in told) is has_steps
