@@ -5,13 +5,13 @@ from __future__ import annotations
 import os
 import re
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from pytest_fxbucket.cli.__main__ import main
 from pytest_fxbucket.cli.torchtitan import registry
+from suites.warm.runs import WarmRuns
 from suites.zoo.libraries import FOLDER
 from suites.zoo.visit import ROOT
 
@@ -32,19 +32,17 @@ plan = ["tok_embeddings", "layers.*", "norm+output"]
 """
 
 
-def run(words: list[str], folder: Path) -> subprocess.CompletedProcess[str]:
+def run(warm_runs: WarmRuns, words: list[str], folder: Path) -> subprocess.CompletedProcess[str]:
     environment = {**os.environ, "PYTHONPATH": f"{ROOT}:{FOLDER}", "OMP_NUM_THREADS": "1"}
     environment.pop("PYTEST_XDIST_WORKER", None)
-    return subprocess.run(
-        [sys.executable, "-W", "ignore", "-m", *words], cwd=folder, env=environment, capture_output=True, text=True, check=False
-    )
+    return warm_runs.run(["-m", *words], folder, environment)
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def folder(tmp_path_factory: pytest.TempPathFactory, warm_runs: WarmRuns) -> Path:
     """What init made of Llama 3; its words are in ``said.txt``."""
     found = tmp_path_factory.mktemp("titan")
-    ran = run(["pytest_fxbucket.cli", "init", "--torchtitan", "llama3", "--flavor", "debugmodel"], found)
+    ran = run(warm_runs, ["pytest_fxbucket.cli", "init", "--torchtitan", "llama3", "--flavor", "debugmodel"], found)
     assert ran.returncode == 0, ran.stderr
     (found / "said.txt").write_text(ran.stdout)
     return found
@@ -67,7 +65,9 @@ def test_the_plan_says_what_torchtitans_defaults_do(folder: Path) -> None:
 
 
 @installed
-def test_its_items_pass_beside_torchtitans_trainer_and_so_do_the_toolkits_graph_and_passes(folder: Path) -> None:
+def test_its_items_pass_beside_torchtitans_trainer_and_so_do_the_toolkits_graph_and_passes(
+    folder: Path, warm_runs: WarmRuns
+) -> None:
     """With two of its layers, which is cheaper."""
     module, plan = folder / "titan_llama3.py", folder / "titan_llama3.toml"
     shallow = 'FLAVOR = "debugmodel"\nSPEC.model_args[FLAVOR].n_layers = 2\n'
@@ -75,7 +75,7 @@ def test_its_items_pass_beside_torchtitans_trainer_and_so_do_the_toolkits_graph_
     plan.write_text(plan.read_text().replace('["layers.1", "layers.3", "layers.5"]', '["layers.1"]'))
     (folder / "graph.toml").write_text(GRAPH)
     (folder / "by_torchtitan.toml").write_text(GRAPH + '[pass]\nof = ["titan_llama3:passes"]\n[checks]\naudit = false\n')
-    ran = run(["pytest", "-p", "no:xdist", "--fxbucket-plans=.", "--accept"], folder)
+    ran = run(warm_runs, ["pytest", "-p", "no:xdist", "--fxbucket-plans=.", "--accept"], folder)
     passed = dict(re.findall(r"^(\w+)\.toml: .*?((?:\w+(?:@2)? passed(?:, |$))+)", ran.stdout, re.MULTILINE))
     all_but_eager = "audit passed, golden passed, collectives passed, same passed, bitwise passed, "
     assert passed == {
@@ -86,9 +86,9 @@ def test_its_items_pass_beside_torchtitans_trainer_and_so_do_the_toolkits_graph_
 
 
 @installed
-def test_experts_are_traced_and_take_a_step_where_there_is_no_gpu(tmp_path: Path) -> None:
+def test_experts_are_traced_and_take_a_step_where_there_is_no_gpu(tmp_path: Path, warm_runs: WarmRuns) -> None:
     """init makes a step of it on this machine, and looks at what the pass makes of the plan."""
-    ran = run(["pytest_fxbucket.cli", "init", "--torchtitan", "llama4"], tmp_path)
+    ran = run(warm_runs, ["pytest_fxbucket.cli", "init", "--torchtitan", "llama4"], tmp_path)
     assert ran.returncode == 0, ran.stdout
 
 
@@ -100,9 +100,9 @@ for words in (["lama3"], ["llama3", "--flavor", "9B"], ["llama3", "--flavor", "8
 
 
 @installed
-def test_what_torchtitan_does_not_have_is_one_sentence_and_writes_nothing(tmp_path: Path) -> None:
+def test_what_torchtitan_does_not_have_is_one_sentence_and_writes_nothing(tmp_path: Path, warm_runs: WarmRuns) -> None:
     (tmp_path / "asked.py").write_text(ASKED)
-    ran = run(["asked"], tmp_path)
+    ran = run(warm_runs, ["asked"], tmp_path)
     assert ran.returncode == 0, ran.stderr
     name, flavor, attention, inputs = [line for line in ran.stderr.splitlines() if line.startswith("fxbucket: ")]
     assert 'torchtitan 0.2.2 has no model "lama3"; did you mean "llama3"?; it has autoparallel.deepseek_v3, ' in name

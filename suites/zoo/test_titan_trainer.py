@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
+import os
 
 import pytest
 
+from suites.warm.runs import WarmRuns
 from suites.zoo.libraries import FOLDER
 from suites.zoo.visit import ROOT
 
@@ -16,24 +16,24 @@ installed = pytest.mark.skipif(
 
 
 @installed
-def test_torchtitans_own_step_is_the_plans_where_bytes_lie_as_fsdp2_lays_them() -> None:
-    ring, copies, executed = _printed("suites.zoo.titan_trainer")
+def test_torchtitans_own_step_is_the_plans_where_bytes_lie_as_fsdp2_lays_them(warm_runs: WarmRuns) -> None:
+    ring, copies, executed = _printed(warm_runs, "suites.zoo.titan_trainer")
     assert ring.startswith("round a ring: passed: 107 tensors a step")
     assert copies.startswith("two copies of two, in bfloat16: passed: 107 tensors a step")
     assert executed.startswith("executed order, round a ring: failed: step 0, rank 0: gradient ")
 
 
 @installed
-def test_trainers_of_torchtitan_and_transformers_are_captured_as_they_are() -> None:
-    assert _printed("suites.zoo.titan_captured") == [
+def test_trainers_of_torchtitan_and_transformers_are_captured_as_they_are(warm_runs: WarmRuns) -> None:
+    assert _printed(warm_runs, "suites.zoo.titan_captured") == [
         "torchtitan: 3 steps as eager's; 61 launches, bucketed 11",
         "torchtitan, bfloat16: 3 steps as eager's; 61 launches, bucketed 11",
         "transformers: 3 steps as eager's; 121 launches, bucketed 17",
     ]
 
 
-def _printed(module: str) -> list[str]:
+def _printed(warm_runs: WarmRuns, module: str) -> list[str]:
     """By a process of its own, which has the libraries on its path."""
-    ran = subprocess.run([sys.executable, "-m", module], cwd=ROOT, capture_output=True, text=True, check=False)
+    ran = warm_runs.run(["-m", module], ROOT, os.environ)
     assert ran.returncode == 0, ran.stdout + ran.stderr
     return ran.stdout.splitlines()
