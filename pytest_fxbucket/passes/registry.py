@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import fx
 
+from pytest_fxbucket.compat.fx import uncompiled
 from pytest_fxbucket.cost.costs import Roofline
 from pytest_fxbucket.cost.of_plan import groups_of, own_cost
 from pytest_fxbucket.cost.presets import cluster_of
@@ -50,8 +51,8 @@ class Bucketed:
 
     @cached_property
     def graph_module(self) -> fx.GraphModule:
-        """The graph, ready to run; compiled when first asked for, which costs more than the pass."""
-        return fx.GraphModule(self.root, self.graph)
+        """The graph, ready to run; compiled when first called, which costs more than the pass."""
+        return uncompiled(self.root, self.graph)
 
 
 @dataclass(frozen=True)

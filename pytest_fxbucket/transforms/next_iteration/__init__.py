@@ -7,8 +7,8 @@ from dataclasses import replace
 from typing import Any
 
 import torch
-from torch import fx
 
+from pytest_fxbucket.compat.fx import uncompiled
 from pytest_fxbucket.errors import PassError, PlanError
 from pytest_fxbucket.graph.update_provenance import reductions_of
 from pytest_fxbucket.passes.keep_order import AFTER, without_kept_order
@@ -61,7 +61,7 @@ def next_iteration(step: StepGraph, state: dict[str, torch.Tensor], *, entries: 
     inputs, outputs = step.inputs["joint"], tuple(value for _, value in block.results)
     return replace(
         step,
-        graphs={phase: fx.GraphModule(graph_module, made) for phase, made in graphs.items()},
+        graphs={phase: uncompiled(graph_module, made) for phase, made in graphs.items()},
         inputs={
             "setup": inputs,
             "steady": (*inputs, *cut.carried),
