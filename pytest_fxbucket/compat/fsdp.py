@@ -181,3 +181,57 @@ def own_hooks(module: nn.Module) -> Iterator[tuple[Any, int]]:
         for number, hook in table.items():
             if getattr(getattr(hook, "__wrapped__", hook), "__module__", "").startswith(_FSDP):
                 yield table, number
+
+
+# In which dtype gradients are made, which torch 2.15 changed.
+
+
+def makes_wide_gradients() -> bool:
+    """Whether ``fully_shard`` has autograd make gradients in ``reduce_dtype`` if it is the wider one: from torch 2.15 on."""
+    from torch.distributed.fsdp._fully_shard._fsdp_param_group import FSDPParamGroup
+
+    return hasattr(FSDPParamGroup, "_set_unsharded_grad_dtypes")
+
+
+def narrow_gradients(model: nn.Module) -> None:
+    """Have ``fully_shard`` make gradients in the parameter's dtype, and add up those of several backwards in ``reduce_dtype``.
+
+    All torch before 2.15 does so: nothing is changed there.
+    """
+    from torch.distributed.fsdp import FSDPModule
+
+    if not makes_wide_gradients():
+        return
+    states = {id(state): state for one in model.modules() if isinstance(one, FSDPModule) for state in [one._get_fsdp_state()]}
+    for state in states.values():
+        for group in state._fsdp_param_groups:
+            _narrow(group)
+
+
+def _narrow(group: Any) -> None:
+    before, behind = group.pre_backward, group.post_backward
+    earlier: dict[torch.Tensor, torch.Tensor] = {}
+
+    def leaves() -> list[Any]:
+        return [one._unsharded_param for one in group.fsdp_params if hasattr(one, "_unsharded_param")]
+
+    def pre_backward(*given: Any) -> None:
+        before(*given)
+        for leaf in leaves():
+            if leaf.grad is not None and leaf.grad.dtype != leaf.dtype:
+                # Autograd adds to a gradient that is there already in its dtype.
+                earlier[leaf], leaf.grad = leaf.grad, None
+            leaf.grad_dtype = leaf.dtype
+
+    @torch.no_grad()
+    def post_backward(*given: Any) -> None:
+        for leaf in leaves():
+            made, sum_before = leaf.grad, earlier.pop(leaf, None)
+            leaf.grad_dtype = None  # any
+            if sum_before is not None:
+                leaf.grad = sum_before if made is None else sum_before.add_(made)
+            elif made is not None and not group.reduce_grads:
+                leaf.grad = made.to(group._reduce_dtype or made.dtype)
+        behind(*given)
+
+    group.pre_backward, group.post_backward = pre_backward, post_backward

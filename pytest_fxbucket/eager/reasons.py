@@ -12,7 +12,9 @@ from torch import nn
 
 from pytest_fxbucket.capture.names import units_of
 from pytest_fxbucket.capture.parallel.forwards import forwards_of
+from pytest_fxbucket.compat.fsdp import makes_wide_gradients
 from pytest_fxbucket.graph.ops import dtype_name
+from pytest_fxbucket.plan.factories import dtype_named
 
 if TYPE_CHECKING:
     from pytest_fxbucket.plan.schema import Plan
@@ -29,6 +31,9 @@ WORDS = {
         "DistributedDataParallel fills buckets of its own by size, and round a ring a sum depends on its place in the bucket"
     ),
     "fused_rnn": "eager runs oneDNN's recurrent layer, here its operators run",
+    "wide_gradients": (
+        "FSDP2 from torch 2.15 on has autograd make and add gradients in reduce_dtype, here they are made in param_dtype"
+    ),
 }
 
 
@@ -40,8 +45,22 @@ def reasons_of(model: nn.Module, plan: Plan, reused: frozenset[str]) -> tuple[st
     is_late = plan.step.microbatches > 1 and plan.parallel.mode != "replicate"
     is_ddp = plan.parallel.mode == "replicate"
     rings = plan.run.reduce == "ring" and is_ddp and plan.run_world > 2  # x + y is y + x
-    found = {"reused_unit": bool(reused) and is_late, "rowwise_bias": biases, "ddp_buckets": rings, "fused_rnn": rnns}
+    # Stated, it is there with an older torch, too: a plan means the same with each.
+    wide = _reduces_wider(plan) and (makes_wide_gradients() or "wide_gradients" in plan.eager.rounds_otherwise)
+    found = {
+        "reused_unit": bool(reused) and is_late,
+        "rowwise_bias": biases,
+        "ddp_buckets": rings,
+        "fused_rnn": rnns,
+        "wide_gradients": wide,
+    }
     return tuple(name for name, there in found.items() if there)
+
+
+def _reduces_wider(plan: Plan) -> bool:
+    computed, reduced = dtype_named(plan.parallel.param_dtype), dtype_named(plan.parallel.reduce_dtype)
+    is_sharded = plan.parallel.mode != "replicate"
+    return is_sharded and computed is not None and reduced is not None and reduced.itemsize > computed.itemsize
 
 
 def reused_units(model: nn.Module, plan: Plan, call: Callable[[nn.Module], object]) -> frozenset[str]:

@@ -24,6 +24,17 @@ class Twice(nn.Module):
         return self.head(x)
 
 
+class ReadTwice(nn.Module):
+    """Each call of its first unit reads a weight twice."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.head = Twice(2), nn.Linear(8, 8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.first(x))
+
+
 class Parted(nn.Module):
     """An MLP with biases."""
 

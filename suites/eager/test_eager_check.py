@@ -35,6 +35,7 @@ plan = {plan}
 TWO = "[parallel]\ndp_shard = 2\n"
 TP = '[parallel]\ndp_shard = 2\ntp = 2\ntp_plan = { "up" = "colwise", "down" = "rowwise" }\n'
 LAYERS = '["first", "layer", "head"]'
+IS_OLDER = tuple(map(int, torch.__version__.split(".")[:2])) < (2, 15)
 LATE = f"{TWO}[step]\nmicrobatches = 2\n"
 BY_DESIGN = {
     "reused_unit": (
@@ -78,9 +79,24 @@ def test_a_unit_that_is_called_twice_is_reduced_once_where_there_are_no_microbat
     assert verdict, verdict
 
 
+def test_gradients_that_fsdp2_makes_in_reduce_dtype_from_torch_2_15_on_are_made_as_the_graphs_where_a_plan_says_so(
+    run: Run,
+) -> None:
+    mixed = f'{TWO}param_dtype = "bfloat16"\nreduce_dtype = "float32"\n[step]\nmicrobatches = 2\n'
+    verdict = run(plan_of("ReadTwice", '["first", "head"]', mixed))
+    if IS_OLDER:
+        assert verdict, verdict
+    else:
+        assert verdict.outcome == "failed"
+        assert verdict.lines[-1].startswith("by design: FSDP2 from torch 2.15 on has autograd make and add gradients in")
+    stated = run(plan_of("ReadTwice", '["first", "head"]', f'{mixed}[eager]\nrounds_otherwise = ["wide_gradients"]\n'))
+    assert stated, stated
+    assert "FSDP2 from torch 2.15 on" in stated.summary
+
+
 def test_a_reduce_dtype_that_is_left_out_means_another_dtype_from_torch_2_15_on(run: Run) -> None:
     verdict = run(plan_of("Twice", LAYERS, TWO + 'param_dtype = "bfloat16"\n', ", times = 1"))
-    if tuple(map(int, torch.__version__.split(".")[:2])) < (2, 15):
+    if IS_OLDER:
         assert verdict, verdict
     else:
         assert verdict.outcome == "failed"
