@@ -1,4 +1,4 @@
-"""What ``torch.distributed.fsdp.fully_shard`` made of a model's modules, read from its states; run with torch 2.13 only."""
+"""What ``torch.distributed.fsdp.fully_shard`` made of a model's modules, read from its states; in torch 2.11 to 2.15."""
 
 from __future__ import annotations
 
@@ -46,6 +46,8 @@ class Shard:
     """The ranks that it is sharded over."""
     copies: Ranks | None
     """Those that hold the same, if there are any."""
+    summed_in: torch.dtype | None
+    """dtype that its gradient is summed in over other dimensions of a mesh; None: its own."""
     held: Any
     group: Any
 
@@ -132,16 +134,24 @@ def units_of(model: nn.Module) -> list[Unit]:
 
 def _unit(fqn: str, state: Any, *, is_root: bool) -> Unit:
     where, policy = f"module {fqn}" if fqn else "the model", state._mp_policy
-    groups = list(state._fsdp_param_groups)
+    groups = _groups_of(state)
     for group in groups:
         _refuse_settings(where, group)
-    shards = tuple(_shard(where, group, one) for group in groups for one in group.fsdp_params)
+    held = [(group, one) for group in groups for one in group.fsdp_params]
+    reduced = policy.reduce_dtype
+    if reduced is None and policy.param_dtype is not None and held and makes_gradients_to_reduce():
+        reduced = held[0][1].sharded_param.dtype  # before torch 2.15 in what autograd made them in
+    shards = tuple(_shard(where, group, one, reduced) for group, one in held)
     stays = is_root and state._auto_reshard_after_forward  # torch settles that of the root in its first forward
     reshards = not stays and any(group.post_forward_mesh_info is not None for group in groups)
     cast = policy.param_dtype if policy.cast_forward_inputs else None
-    return Unit(
-        tuple(state._modules), is_root, shards, policy.param_dtype, policy.reduce_dtype, cast, policy.output_dtype, reshards
-    )
+    return Unit(tuple(state._modules), is_root, shards, policy.param_dtype, reduced, cast, policy.output_dtype, reshards)
+
+
+def _groups_of(state: Any) -> list[Any]:
+    if hasattr(state, "_fsdp_param_groups"):
+        return list(state._fsdp_param_groups)
+    return [state._fsdp_param_group] if state._fsdp_param_group else []  # torch 2.11 has one at most
 
 
 def _refuse_settings(where: str, group: Any) -> None:
@@ -153,7 +163,7 @@ def _refuse_settings(where: str, group: Any) -> None:
         raise CaptureError(f"{where} is under fully_shard with {what}, which a captured step does not take over; leave it out")
 
 
-def _shard(where: str, group: Any, held: Any) -> Shard:
+def _shard(where: str, group: Any, held: Any, reduced: torch.dtype | None) -> Shard:
     info = held.mesh_info
     if held.fsdp_placement.dim != 0:
         raise CaptureError(
@@ -167,9 +177,10 @@ def _shard(where: str, group: Any, held: Any) -> Shard:
         held.sharded_param,
         torch.Size(held._orig_size),
         torch.Size(held.padded_sharded_param_size),
-        held._unsharded_dtensor_spec,
+        held._unsharded_dtensor_spec if hasattr(held, "_unsharded_dtensor_spec") else getattr(held, "_tp_spec", None),
         Ranks(info.shard_process_group.group_name, info.shard_mesh_size),
         None if replicas is None else Ranks(replicas.group_name, info.replicate_mesh_size),
+        reduced if getattr(held, "may_reduce_grad_outside_dp", False) else None,  # from torch 2.15 on
         held,
         group,
     )
@@ -186,29 +197,29 @@ def own_hooks(module: nn.Module) -> Iterator[tuple[Any, int]]:
 # In which dtype gradients are made, which torch 2.15 changed.
 
 
-def makes_wide_gradients() -> bool:
-    """Whether ``fully_shard`` has autograd make gradients in ``reduce_dtype`` if it is the wider one: from torch 2.15 on."""
+def makes_gradients_to_reduce() -> bool:
+    """Whether ``fully_shard`` has autograd make gradients in ``reduce_dtype``, not in the parameter's: from torch 2.15 on."""
     from torch.distributed.fsdp._fully_shard._fsdp_param_group import FSDPParamGroup
 
     return hasattr(FSDPParamGroup, "_set_unsharded_grad_dtypes")
 
 
-def narrow_gradients(model: nn.Module) -> None:
+def gradients_of_parameters(model: nn.Module) -> None:
     """Have ``fully_shard`` make gradients in the parameter's dtype, and add up those of several backwards in ``reduce_dtype``.
 
     All torch before 2.15 does so: nothing is changed there.
     """
     from torch.distributed.fsdp import FSDPModule
 
-    if not makes_wide_gradients():
+    if not makes_gradients_to_reduce():
         return
     states = {id(state): state for one in model.modules() if isinstance(one, FSDPModule) for state in [one._get_fsdp_state()]}
     for state in states.values():
-        for group in state._fsdp_param_groups:
-            _narrow(group)
+        for group in _groups_of(state):
+            _of_parameters(group)
 
 
-def _narrow(group: Any) -> None:
+def _of_parameters(group: Any) -> None:
     before, behind = group.pre_backward, group.post_backward
     earlier: dict[torch.Tensor, torch.Tensor] = {}
 

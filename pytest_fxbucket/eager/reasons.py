@@ -12,7 +12,7 @@ from torch import nn
 
 from pytest_fxbucket.capture.names import units_of
 from pytest_fxbucket.capture.parallel.forwards import forwards_of
-from pytest_fxbucket.compat.fsdp import makes_wide_gradients
+from pytest_fxbucket.compat.fsdp import makes_gradients_to_reduce
 from pytest_fxbucket.graph.ops import dtype_name
 from pytest_fxbucket.plan.factories import dtype_named
 
@@ -31,7 +31,7 @@ WORDS = {
         "DistributedDataParallel fills buckets of its own by size, and round a ring a sum depends on its place in the bucket"
     ),
     "fused_rnn": "eager runs oneDNN's recurrent layer, here its operators run",
-    "wide_gradients": (
+    "gradient_dtype": (
         "FSDP2 from torch 2.15 on has autograd make and add gradients in reduce_dtype, here they are made in param_dtype"
     ),
 }
@@ -46,21 +46,22 @@ def reasons_of(model: nn.Module, plan: Plan, reused: frozenset[str]) -> tuple[st
     is_ddp = plan.parallel.mode == "replicate"
     rings = plan.run.reduce == "ring" and is_ddp and plan.run_world > 2  # x + y is y + x
     # Stated, it is there with an older torch, too: a plan means the same with each.
-    wide = _reduces_wider(plan) and (makes_wide_gradients() or "wide_gradients" in plan.eager.rounds_otherwise)
+    follows = makes_gradients_to_reduce() or "gradient_dtype" in plan.eager.rounds_otherwise
     found = {
         "reused_unit": bool(reused) and is_late,
         "rowwise_bias": biases,
         "ddp_buckets": rings,
         "fused_rnn": rnns,
-        "wide_gradients": wide,
+        "gradient_dtype": follows and _reduces_otherwise(model, plan),
     }
     return tuple(name for name, there in found.items() if there)
 
 
-def _reduces_wider(plan: Plan) -> bool:
+def _reduces_otherwise(model: nn.Module, plan: Plan) -> bool:
     computed, reduced = dtype_named(plan.parallel.param_dtype), dtype_named(plan.parallel.reduce_dtype)
-    is_sharded = plan.parallel.mode != "replicate"
-    return is_sharded and computed is not None and reduced is not None and reduced.itemsize > computed.itemsize
+    if plan.parallel.mode == "replicate" or reduced is None:
+        return False
+    return any((computed or one.dtype) != reduced for one in model.parameters())
 
 
 def reused_units(model: nn.Module, plan: Plan, call: Callable[[nn.Module], object]) -> frozenset[str]:

@@ -17,7 +17,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import checkpoint
 
 from pytest_fxbucket.capture.parallel.forwards import forwards_of
-from pytest_fxbucket.compat.fsdp import narrow_gradients
+from pytest_fxbucket.compat.fsdp import gradients_of_parameters
 from pytest_fxbucket.compat.tracing import without_onednn
 from pytest_fxbucket.eager.tensor_parallel import parallelize
 from pytest_fxbucket.plan.consistency import entries_of
@@ -65,8 +65,8 @@ def wrap(model: nn.Module, plan: Plan, mesh: Mesh, *, reused: Collection[str], w
     if mode == "replicate":
         return _replicated(model, devices.get_group(along), plan, without_gradient)
     _shard(model, devices[tuple(name for name in sizes if name not in ("pp", "tp"))], plan, reused)
-    if "wide_gradients" in plan.eager.rounds_otherwise:
-        narrow_gradients(model)
+    if "gradient_dtype" in plan.eager.rounds_otherwise:
+        gradients_of_parameters(model)
     return Wrapped(model, partial(_sharded_call, model))
 
 

@@ -163,7 +163,7 @@ class Eager:
             "rowwise_bias",
             "ddp_buckets",
             "fused_rnn",
-            "wide_gradients",
+            "gradient_dtype",
         ),
     )
 

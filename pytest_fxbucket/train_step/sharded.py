@@ -215,7 +215,8 @@ class _Whole(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor | None, None, None, None]:
         one: Travelling = ctx.one
-        gradient = placed_as(gradient, one.shard.inner) if one.shard.inner is not None else gradient
+        if one.shard.inner is not None:
+            gradient = placed_as(gradient.to(one.shard.summed_in or gradient.dtype), one.shard.inner)
         gradient = one.travel.unreduced(gradient, ctx.wholes.kept.pop(one.travel.fqn, None))
         if not one.shard.is_reduced:
             ctx.wholes.kept[one.travel.fqn] = gradient

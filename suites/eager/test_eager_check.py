@@ -89,7 +89,7 @@ def test_gradients_that_fsdp2_makes_in_reduce_dtype_from_torch_2_15_on_are_made_
     else:
         assert verdict.outcome == "failed"
         assert verdict.lines[-1].startswith("by design: FSDP2 from torch 2.15 on has autograd make and add gradients in")
-    stated = run(plan_of("ReadTwice", '["first", "head"]', f'{mixed}[eager]\nrounds_otherwise = ["wide_gradients"]\n'))
+    stated = run(plan_of("ReadTwice", '["first", "head"]', f'{mixed}[eager]\nrounds_otherwise = ["gradient_dtype"]\n'))
     assert stated, stated
     assert "FSDP2 from torch 2.15 on" in stated.summary
 

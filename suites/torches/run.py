@@ -1,4 +1,4 @@
-"""Runs the plans, the drop-in's suites and the pass's tests with several versions of torch; ``make compat``.
+"""Runs the plans, the drop-in's suites, those of trainers and the pass's tests with several versions of torch; ``make compat``.
 
 ``python -m suites.torches.run --folder .compat 2.11 2.15.0``: an environment of its own for each, made where it is not there
 yet. A CUDA build of torch takes some 6 GB and runs on a CPU; a CPU build, from an index that has some (PIP_EXTRA_INDEX_URL),
@@ -81,6 +81,7 @@ _BESIDE = ("suites/passes/test_dropin.py", "suites/passes/test_beside_torch.py")
 PARTS: Mapping[str, tuple[str, ...]] = {
     "plans": ("--fxbucket-plans=fixtures/plans",),
     "drop-in": ("suites/compiled", *_BESIDE),
+    "trainers": ("suites/train_step", "suites/capture"),
     "pass": (
         "suites/passes",
         "suites/golden",

@@ -45,7 +45,7 @@ def fsdp(
     shape: tuple[int, ...] = (),
     dtype: torch.dtype | None = None,
     divisor: float | None = None,
-    reduced: torch.dtype = torch.float32,
+    reduced: torch.dtype | None = torch.float32,
 ) -> nn.Module:
     model: Any
     shape = shape or (dist.get_world_size(),)
@@ -58,7 +58,7 @@ def fsdp(
     return model
 
 
-def over_tp(data: int, sequence: bool = False) -> nn.Module:
+def over_tp(data: int, sequence: bool = False, dtype: torch.dtype | None = None) -> nn.Module:
     """Blocks parted over tp, with ``sequence`` their norms by rows; with ``data`` above 1 under FSDP2, too."""
     model, mesh = net(), init_device_mesh("cpu", (data, dist.get_world_size() // data), mesh_dim_names=("dp", "tp"))
     rows = Shard(0) if sequence else Replicate()
@@ -67,8 +67,9 @@ def over_tp(data: int, sequence: bool = False) -> nn.Module:
         styles["norm"] = SequenceParallel(sequence_dim=0)  # its weight's gradient is a sum over ranks
     for block in (model[1], model[2]):
         parallelize_module(block, mesh["tp"], styles)
+    policy = MixedPrecisionPolicy(dtype, torch.float32) if dtype else MixedPrecisionPolicy()
     for module in (model[1], model[2], model) if data > 1 else ():
-        fully_shard(module, mesh=mesh["dp"])
+        fully_shard(module, mesh=mesh["dp"], mp_policy=policy)
     return model
 
 
@@ -93,7 +94,7 @@ def trainer(clip: bool = True, microbatches: int = 1, synced: bool = True, saved
                     model.set_requires_gradient_sync(is_reduced)
                 with later:
                     out = model(part) if saved else checkpoint(model, part, use_reentrant=False)
-                    loss = mse_loss(out, wanted)
+                    loss = mse_loss(out, wanted.to(out.dtype))  # torch 2.11 goes not backward from two dtypes
                     loss.backward()
                 total += loss.detach()
             if clip:
@@ -116,6 +117,7 @@ WAYS: dict[str, tuple[Callable[[], nn.Module], Any, tuple[Any, ...]]] = {
     "fully_shard, bucketed": (fsdp, trainer(), (bucketed,)),
     "rows that ranks do not divide, bucketed": (lambda: fsdp(7), trainer(), (bucketed,)),
     "bfloat16": (lambda: fsdp(dtype=torch.bfloat16), trainer(), ()),
+    "bfloat16, reduced as torch likes": (lambda: fsdp(dtype=torch.bfloat16, reduced=None), trainer(), ()),
     "hybrid": (lambda: fsdp(shape=(2, 2)), trainer(), ()),
     "sums": (lambda: fsdp(divisor=1.0), trainer(), ()),
     "sums of copies": (lambda: fsdp(shape=(2, 2), divisor=2.0), trainer(), ()),
@@ -126,12 +128,18 @@ WAYS: dict[str, tuple[Callable[[], nn.Module], Any, tuple[Any, ...]]] = {
     "tp": (lambda: over_tp(1), trainer(clip=False), ()),
     "fully_shard over tp": (lambda: over_tp(2), trainer(clip=False), ()),
     "fully_shard over tp, norms by rows": (lambda: over_tp(2, sequence=True), trainer(clip=False), ()),
+    "bfloat16 over tp, norms by rows": (
+        lambda: over_tp(2, sequence=True, dtype=torch.bfloat16),
+        trainer(clip=False),
+        (),
+    ),
     "DDP, two microbatches": (ddp, trainer(microbatches=2), ()),
     "DDP, two microbatches, the last reduces": (ddp, trainer(microbatches=2, synced=False), ()),
 }
 FOUR = {
     *("fully_shard", "rows that ranks do not divide, bucketed", "DDP, two microbatches"),
     *("hybrid", "sums of copies", "fully_shard over tp", "fully_shard over tp, norms by rows"),
+    "bfloat16 over tp, norms by rows",
 }
 """What needs four ranks: sums, of which two have but one order, and meshes of two dimensions. All else is as well on two."""
 
