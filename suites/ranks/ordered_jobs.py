@@ -140,6 +140,11 @@ def other_operations(rank, world, payload):
     gathered = [None] * world
     dist.all_gather_object(gathered, {"rank": rank})
     results["objects"] = gathered
+    own = torch.empty(2)
+    dist.scatter(own, [torch.full((2,), float(r)) for r in range(world)] if rank == 1 else None, src=1)
+    together = [torch.empty(2) for _ in range(world)] if rank == 2 else None
+    dist.gather(own, together, dst=2)
+    results["scattered"] = (own.tolist(), together and [one.tolist() for one in together])
     strided = torch.arange(6.0).view(2, 3).t()
     dist.all_reduce(strided)
     results["strided"] = strided.tolist()
@@ -212,6 +217,8 @@ def every_collective_many_times(rank, world, rounds):
         dist.all_reduce(torch.ones(5))
         dist.all_to_all_single(torch.empty(world), torch.ones(world))
         wait(C10D.all_gather_into_tensor(torch.ones(3), world, "0"))
+        dist.scatter(torch.empty(5), [torch.ones(5) for _ in range(world)] if rank == 1 else None, src=1)
+        dist.gather(torch.ones(5), [torch.empty(5) for _ in range(world)] if rank == 2 else None, dst=2)
         dist.barrier()
         if rank < 2:
             (dist.isend(torch.ones(2), 1) if rank == 0 else dist.irecv(torch.empty(2), 0)).wait()

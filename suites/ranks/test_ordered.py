@@ -50,6 +50,7 @@ def test_other_reductions_and_uneven_or_empty_ones_work(pools):
         assert found["BOR"] == [7, 7]
         assert found["uneven"] == [4.0 * rank] * (rank + 1)
         assert found["objects"] == [{"rank": r} for r in range(4)]
+        assert found["scattered"] == ([rank] * 2, [[r] * 2 for r in range(4)] if rank == 2 else None)
         assert found["strided"] == [[0.0, 12.0], [4.0, 16.0], [8.0, 20.0]]
         assert found["bare"] == [3.0, 3.0 if rank == 2 else rank]
     assert results[1]["reduce"] == 6.0

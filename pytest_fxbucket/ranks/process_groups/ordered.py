@@ -75,7 +75,8 @@ class OrderedGloo(ReducingGroup):
 
     # Below, what goes to gloo as it is. A method of torch's that a Python subclass may override but does not, launches with the
     # interpreter lock held (torch/csrc/distributed/c10d/PyProcessGroup.hpp); gloo's thread may want that lock with its queue
-    # locked, to let go of a tensor, and both stand still for ever. So each such method is here, or in base.py.
+    # locked, to let go of a tensor, and both stand still for ever. So each such method is here, or in base.py; torch 2.14 has
+    # more of them than 2.13.
 
     def all_gather_single_coalesced(
         self, outputs: list[torch.Tensor], inputs: list[torch.Tensor], opts: Any = None
@@ -112,6 +113,25 @@ class OrderedGloo(ReducingGroup):
         token = self._record("broadcast", listed(tensors))
         ours = on_cpu(tensors)
         return self._passed(token, self._gloo.broadcast(ours, *args, **named), listed(tensors), (tensors, ours))
+
+    def gather(self, outputs: Any, inputs: Any, *args: Any, **named: Any) -> c10d.Work:  # type: ignore[override]
+        """Gather into the root's lists of tensors."""
+        token = self._record("gather", listed(inputs))
+        ours = room_for(outputs)
+        return self._passed(token, self._gloo.gather(ours, on_cpu(inputs), *args, **named), back=(outputs, ours))
+
+    def scatter(self, outputs: Any, inputs: Any, *args: Any, **named: Any) -> c10d.Work:  # type: ignore[override]
+        """Send each member its one of the root's tensors."""
+        token = self._record("scatter", listed(outputs))
+        ours = room_for(outputs)
+        return self._passed(token, self._gloo.scatter(ours, on_cpu(inputs), *args, **named), listed(outputs), (outputs, ours))
+
+    def alltoall(self, outputs: Any, inputs: Any, *args: Any, **named: Any) -> c10d.Work:  # type: ignore[override]
+        """Exchange lists of tensors, if gloo does."""
+        token = self._record("all_to_all", listed(inputs), compared=False)
+        ours = room_for(outputs)
+        work = self._gloo.alltoall(ours, on_cpu(inputs), *args, **named)
+        return self._passed(token, work, listed(outputs), (outputs, ours))
 
     def send(self, tensors: Any, peer: int, *args: Any, **named: Any) -> c10d.Work:  # type: ignore[override]
         """Send tensors to the rank that is number ``peer`` of the group."""
