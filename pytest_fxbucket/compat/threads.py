@@ -1,4 +1,4 @@
-"""What torch keeps for one rank in a process that plays several (private names of torch 2.13 and 2.15).
+"""What torch keeps for one rank in a process that plays several (private names of torch 2.11 to 2.15).
 
 Torch has a thread isolation mode for its registry of process groups, for tests of its own. It is not used here: a rank may run
 on several threads (autograd's, its own), and sees its groups on all of them.
@@ -127,6 +127,18 @@ def leave_python_groups_unrecorded() -> None:
             attach(group, *rest)
 
     c10d._maybe_attach_flight_recorder = attach_to_others  # type: ignore[attr-defined]  # torch declares it nowhere
+
+
+def guard_devices() -> None:
+    """Have this thread, which outlives the ranks', own the guard that torch puts in place of CUDA's where there is no GPU.
+
+    A CUDA build of torch 2.11 keeps there what belongs to the first thread that enters a FakeTensorMode, as DTensor does, and
+    dies by SIGSEGV in the next one once that has ended.
+    """
+    import torch
+
+    if not torch.cuda.is_available():
+        torch._C._ensureCUDADeviceGuardSet()
 
 
 # Kept alive: what a library registers goes with it.

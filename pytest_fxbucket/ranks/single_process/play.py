@@ -19,6 +19,7 @@ import torch.distributed as dist
 from pytest_fxbucket.compat.c10d import fake_world
 from pytest_fxbucket.compat.threads import (
     Groups,
+    guard_devices,
     leave_python_groups_unrecorded,
     let_python_groups_gather_into_given_tensors,
     put_groups,
@@ -135,6 +136,7 @@ def play_local(rank: int, world: int, order: JobOrder) -> list[Answer]:
         dist.Backend.register_backend(BACKEND, _create, extended_api=True, devices=["cpu", "cuda"])
     let_python_groups_gather_into_given_tensors()
     leave_python_groups_unrecorded()
+    guard_devices()
     sums.add_by()
     _import_first(order)
     world = len(order.payloads)
