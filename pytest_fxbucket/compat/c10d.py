@@ -53,7 +53,7 @@ __all__ = [
     "without_dispatch_modes",
 ]
 
-# Run on torch 2.13 and 2.15. Work and ProcessGroup may be subclassed in Python; other classes here may not.
+# Run on torch 2.11 to 2.15. Work and ProcessGroup may be subclassed in Python; other classes here may not.
 
 
 def c10d_functional() -> Any:

@@ -1,4 +1,4 @@
-"""DTensors by what this rank holds of them (``torch.distributed.tensor``); run with torch 2.13 only."""
+"""DTensors by what this rank holds of them (``torch.distributed.tensor``); in torch 2.11 to 2.15."""
 
 from __future__ import annotations
 

@@ -87,7 +87,7 @@ def each_tensor(change: Callable[[torch.Tensor], torch.Tensor], given: Any) -> A
     return _apply_to_tensors(change, given)
 
 
-# What torch does to every module and every new tensor, by its private tables (torch 2.11 to 2.15; run on 2.13 only).
+# What torch does to every module and every new tensor, by its private tables (torch 2.11 to 2.15).
 
 
 _TABLES = (

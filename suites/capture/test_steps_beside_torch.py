@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from pytest_fxbucket.plan.entries import parse_entries
 from pytest_fxbucket.plan.load import parse_plans
@@ -127,6 +128,8 @@ plan = ["shared", "encoder.block.[0-1]+encoder.final_layer_norm", "decoder.block
 """
 ATTENDS = override(type="Attends", output="attended")
 PAIRED = {"tp": 2, "tp_plan": {"layers.*.0": "colwise", "layers.*.1": "rowwise"}}
+IS_OLDER = tuple(map(int, torch.__version__.split(".")[:2])) < (2, 13)
+"""Whether FSDP2 casts the inputs of the first module of a unit alone: torch 2.11 and 2.12."""
 BY_PART = Eager(rounds_otherwise=("rowwise_bias",))
 CASES: dict[str, Plan] = {
     **rows(LLAMA, "replicate-clipped-AdamW"),
@@ -150,7 +153,11 @@ CASES: dict[str, Plan] = {
 @pytest.mark.parametrize("plan", CASES.values(), ids=CASES.keys())
 def test_the_step_leaves_what_torchs_own_leaves(plan: Plan, checked: Callable[..., Any]) -> None:
     verdict = checked(plan, "eager", backend="local")
-    assert verdict.outcome == "passed", verdict
+    if plan is CASES["float32 between: together"] and IS_OLDER:
+        assert verdict.outcome == "skipped"
+        assert "mat1 and mat2 must have the same dtype" in verdict.summary
+    else:
+        assert verdict.outcome == "passed", verdict
 
 
 def test_every_model_of_the_fixtures_is_compared() -> None:
