@@ -63,7 +63,7 @@ def functions_given(exchange: Callable[[Any], Any]) -> Iterator[None]:
 @contextmanager
 def on_in_backward(mode: TorchFunctionMode) -> Iterator[None]:
     """In the block ``mode`` is on, and also where checkpoints compute again: torch takes it off as long as backward runs."""
-    computed, reentrant = checkpoint._checkpoint_without_reentrant_generator, checkpoint.CheckpointFunction
+    frame, reentrant = checkpoint._CheckpointFrame, checkpoint.CheckpointFunction
 
     def under_mode(function: Callable[..., Any]) -> Callable[..., Any]:
         def again(*args: Any, **kwargs: Any) -> Any:
@@ -73,9 +73,7 @@ def on_in_backward(mode: TorchFunctionMode) -> Iterator[None]:
         return again
 
     changed: dict[str, Any] = {
-        "_checkpoint_without_reentrant_generator": lambda function, *more, **named: computed(
-            under_mode(function), *more, **named
-        ),
+        "_CheckpointFrame": lambda function, *more, **named: frame(under_mode(function), *more, **named),
         "CheckpointFunction": SimpleNamespace(apply=lambda function, *more: reentrant.apply(under_mode(function), *more)),
     }
     with mode, patch.multiple(checkpoint, **changed):
