@@ -289,7 +289,7 @@ def seconds_of(step: Callable[[], None], device: str) -> float:
 
 
 def _event() -> torch.cuda.Event:
-    return torch.cuda.Event(enable_timing=True)  # torch gives it no types
+    return torch.cuda.Event(enable_timing=True)
 
 
 def peak_bytes_of(step: Callable[[], None], device: str) -> int:

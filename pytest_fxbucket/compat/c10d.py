@@ -158,7 +158,7 @@ def gather_one_by_one() -> None:
     """
     if _kept:
         return
-    library = torch.library.Library("c10d", "IMPL")  # torch gives it no types
+    library = torch.library.Library("c10d", "IMPL")
     gather = torch.ops.c10d._allgather_base_.default
 
     def each(outputs: list[torch.Tensor], inputs: list[torch.Tensor], group: Any, async_op: bool = True) -> Any:

@@ -31,7 +31,7 @@ def of_local(local: torch.Tensor, spec: Any, *, requires_grad: bool = False) -> 
         return local
     from torch.distributed.tensor import DTensor
 
-    return DTensor(local, spec, requires_grad=requires_grad)  # no annotations there
+    return DTensor(local, spec, requires_grad=requires_grad)
 
 
 def placed_as(tensor: torch.Tensor, spec: Any) -> torch.Tensor:

@@ -104,7 +104,7 @@ def _functional(context: Any, x: torch.Tensor, done: Sequence[torch.Tensor]) -> 
     return context.wrap_tensors(result)
 
 
-_library: Any = torch.library.Library("fxbucket", "DEF")  # untyped in torch
+_library: Any = torch.library.Library("fxbucket", "DEF")
 _library.define(_SCHEMA)
 _library.impl("after", _after, "CompositeExplicitAutograd")
 after: torch._ops.OpOverload = torch.ops.fxbucket.after.default

@@ -54,7 +54,7 @@ def first_divergence(model: nn.Module, known: Collection[str], take: Callable[[]
     return follower.first or Divergence()
 
 
-class _Follower(TorchDispatchMode):  # __init_subclass__
+class _Follower(TorchDispatchMode):
     """Sees operators; ``inside`` are the modules whose forward runs."""
 
     def __init__(self, known: Collection[str]) -> None:

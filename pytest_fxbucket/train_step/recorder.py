@@ -27,7 +27,7 @@ _GRADIENT_OF = "fxbucket_gradient_of"
 """In a node's meta: FQN of the module of whose parameter it is the gradient."""
 
 
-class StepRecorder(Recorder):  # __init_subclass__
+class StepRecorder(Recorder):
     """Records operators as nodes of a graph; tells of each node (``on_node``), and records nothing while it is ``paused``.
 
     Tensor subclasses take themselves apart first. Raises :class:`CaptureError` for operators that a graph cannot have.

@@ -169,7 +169,7 @@ class Wholes:
         for fqn in fqns:
             twin = self.twins[fqn]
             if twin.requires_grad:
-                handle = twin.register_post_accumulate_grad_hook(unwatched(average))  # torch has no types there
+                handle = twin.register_post_accumulate_grad_hook(unwatched(average))
                 inside.callback(handle.remove)
 
     def refuse_kept(self) -> None:

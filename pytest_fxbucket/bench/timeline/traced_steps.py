@@ -211,7 +211,7 @@ def with_ranges(graph_module: fx.GraphModule, marks: Sequence[Mark]) -> fx.Graph
 
 def _begin(name: str) -> record_function:
     started = record_function(name)
-    started.__enter__()  # torch gives it no types
+    started.__enter__()
     return started
 
 

@@ -25,7 +25,7 @@ from pytest_fxbucket.errors import CaptureError
 _ATEN = torch.ops.aten
 
 
-class Recorder(TorchDispatchMode):  # __init_subclass__
+class Recorder(TorchDispatchMode):
     """While recording, every operator becomes a node of ``graph``; it does not ask for gradients."""
 
     def __init__(self, fake_mode: FakeTensorMode) -> None:

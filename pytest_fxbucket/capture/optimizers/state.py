@@ -120,7 +120,7 @@ def rates(optimizers: Sequence[Optimizer]) -> dict[str, float]:
     }
 
 
-class _PutBack(TorchDispatchMode):  # __init_subclass__
+class _PutBack(TorchDispatchMode):
     """Remembers the value of every tensor before it is first written, but of those that had none: ``empty``."""
 
     def __init__(self) -> None:

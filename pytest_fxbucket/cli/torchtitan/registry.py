@@ -8,13 +8,13 @@ import sys
 from collections.abc import Collection
 from copy import deepcopy
 from dataclasses import dataclass
-from difflib import get_close_matches
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from pytest_fxbucket.errors import CaptureError, PlanError, UsageError, named
+from pytest_fxbucket.words import nearest
 
 if TYPE_CHECKING:
     from torch import nn
@@ -63,7 +63,7 @@ def chosen(name: str, flavor: str) -> Chosen:
     flavors = list(spec.model_args)
     if flavor not in flavors:
         raise PlanError(
-            f'--flavor: torchtitan\'s {name} has no "{flavor}"{_nearest(flavor, flavors)}; it has {_listed(flavors)}'
+            f'--flavor: torchtitan\'s {name} has no "{flavor}"{nearest(flavor, flavors)}; it has {_listed(flavors)}'
         )
     _refuse_other_inputs(name, spec, flavor)
     return Chosen(name, spec, flavor, _small(spec, flavor))
@@ -91,17 +91,12 @@ def _spec(name: str) -> Any:
     known = sorted({*_supported_models, *_supported_experiments, *_extra_train_specs})
     if name not in known:
         raise PlanError(
-            f'--torchtitan: torchtitan {VERSION} has no model "{name}"{_nearest(name, known)}; it has {_listed(known)}'
+            f'--torchtitan: torchtitan {VERSION} has no model "{name}"{nearest(name, known)}; it has {_listed(known)}'
         )
     try:
         return get_train_spec(name)
     except Exception as error:  # whatever its module raises where something that it imports is missing
         raise CaptureError(f"--torchtitan {name} cannot be imported: {named(error).rstrip('.')}") from error
-
-
-def _nearest(name: str, known: Collection[str]) -> str:
-    close = get_close_matches(name, known, n=1, cutoff=0.5)
-    return f'; did you mean "{close[0]}"?' if close else ""
 
 
 def _listed(names: Collection[str]) -> str:

@@ -146,7 +146,7 @@ _KINDS = {
 _MAY_DIFFER = frozenset({"all_to_all", "gather", "scatter"})
 
 
-class WatchedLaunches(TorchDispatchMode):  # __init_subclass__
+class WatchedLaunches(TorchDispatchMode):
     """While it is on, each launch of this process is entered in the flight record of global rank ``rank``.
 
     Waits are not: on GPUs they do not hold up the process.
