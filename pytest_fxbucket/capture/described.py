@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from pytest_fxbucket.capture.traced import TracedStep
 from pytest_fxbucket.errors import CaptureError
+from pytest_fxbucket.graph.modules import within
 
 if TYPE_CHECKING:
     from torch import Tensor, fx, nn
@@ -18,8 +19,8 @@ def joint_step(gm: fx.GraphModule, module: nn.Module, batch: Sequence[Tensor], *
     """What a ``[graph]`` factory returns for ``gm``, the graph that ``aot_export_joint_with_descriptors`` made of ``module``.
 
     ``module`` gives a scalar loss of ``batch``; its parameters and buffers, DTensors or not, are the step's, and begin with the
-    values that they have. ``inner`` is the name that the model has in ``module``, which FQNs go without. ``gm`` is changed:
-    parts of DTensors that are no tensors go in and out no longer. Raises :class:`CaptureError` for a graph without
+    values that they have. ``inner`` is the name that the model has in ``module``, which FQNs and the modules of nodes go without.
+    ``gm`` is changed: parts of DTensors that are no tensors go in and out no longer, too. Raises :class:`CaptureError` for a graph without
     descriptors, or with outputs besides loss and gradients.
     """
     from pytest_fxbucket.compat.descriptors import takes_flat
@@ -45,6 +46,8 @@ def joint_step(gm: fx.GraphModule, module: nn.Module, batch: Sequence[Tensor], *
         if kind == "part":
             gm.graph.erase_node(node)
     takes_flat(gm.graph)
+    if inner:
+        _name_modules_within(inner, gm.graph)
     gm.recompile()
     return TracedStep(
         {"joint": gm},
@@ -52,6 +55,14 @@ def joint_step(gm: fx.GraphModule, module: nn.Module, batch: Sequence[Tensor], *
         {"joint": {"inputs": roles, "outputs": outputs}},
         {"joint": {"inputs": fqns, "outputs": values}},
     )
+
+
+def _name_modules_within(inner: str, graph: fx.Graph) -> None:
+    """So that passes which look for a plan's entries among the modules of nodes find them."""
+    for node in graph.nodes:
+        for key in ("nn_module_stack", "fwd_nn_module_stack"):
+            if stack := node.meta.get(key):
+                node.meta[key] = {level: (within(name, inner), kind) for level, (name, kind) in stack.items()}
 
 
 def _inputs(gm: fx.GraphModule) -> Sequence[tuple[fx.Node, str, str]]:

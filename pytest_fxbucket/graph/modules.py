@@ -74,6 +74,12 @@ def module_path(name: str) -> Path:
     return tuple(steps) if NO_MODULES.isdisjoint(steps) else tuple(part for part in steps if part not in NO_MODULES)
 
 
+def within(name: str, inner: str) -> str:
+    """A module's name as tracers spell it, as an FQN of the module ``inner``; as it is, if that module is not in it."""
+    steps, outer = [part for part in _steps(name) if part in WRAPPERS or part not in NO_MODULES], inner.split(".")
+    return ".".join(steps[len(outer) :]) if steps[: len(outer)] == outer else name
+
+
 def variable(name: str) -> str:
     """``model`` of dynamo's ``L['model'].layers.0``: the variable that holds the model; empty if ``name`` has none."""
     found = _VARIABLE.match(name) if name.startswith(("L[", "G[")) else None

@@ -52,6 +52,24 @@ def test_roles_and_names_are_the_tracers_and_the_graph_gives_the_modules_own_los
     torch.testing.assert_close((loss, weight, bias), (expected, module.model.weight.grad, module.model.bias.grad))
 
 
+def test_modules_of_nodes_are_named_as_in_the_model_within_so_that_passes_find_a_plans_entries() -> None:
+    module = WithLoss()
+    graph = joint(module)
+    spelled = {
+        "L['self']": "L['self']",
+        "L['self'].model": "",
+        "L['self']._modules['model']._modules['layers']['0']": "layers.0",
+        "L['self'].model.layers.1._checkpoint_wrapped_module.norm": "layers.1._checkpoint_wrapped_module.norm",
+        "modeling.norm": "modeling.norm",
+    }
+    for node, key in zip(graph.graph.nodes, ("nn_module_stack", "fwd_nn_module_stack"), strict=False):
+        node.meta[key] = {str(level): (name, nn.Linear) for level, name in enumerate(spelled)}
+    joint_step(graph, module, (ROWS,), inner="model")
+    forward, backward, *_ = graph.graph.nodes
+    expected = [(name, nn.Linear) for name in spelled.values()]
+    assert list(forward.meta["nn_module_stack"].values()) == list(backward.meta["fwd_nn_module_stack"].values()) == expected
+
+
 def test_a_graph_of_another_tracer_is_refused_by_its_input() -> None:
     module = WithLoss()
     with pytest.raises(CaptureError, match=r"input x_1 is described as NoneType, .* aot_export_joint_with_descriptors"):

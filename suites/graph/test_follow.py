@@ -136,6 +136,19 @@ def test_each_pack_and_unpack_of_a_gather_is_followed(
     assert bucket.launch < (bucket.wait or 0) < (bucket.first_use or 0)
 
 
+@pytest.mark.parametrize(("order", "reads"), [((0, 1), ["w"]), ((1, 0), [])])
+def test_parts_along_another_dimension_are_followed_to_where_they_are_joined_in_the_order_of_ranks(
+    order: Sequence[int], reads: list[str]
+) -> None:
+    """A parameter of Shard(1): what ranks sent lies one behind the other, and the model joins it side by side."""
+    made = Handmade()
+    parts = made.call(aten.split.Tensor, made.gathered(made.param("w", 4, 3)), 4)
+    made.loss(made.call(aten.cat.default, [made.part(parts, rank) for rank in order], 1))
+    reading = made.read()
+    jumbled = "aten.neg.default (neg_default) reads gathered bytes that are no parameter in its order: w"
+    assert (computed(reading), reading.problems) == (reads, () if reads else (jumbled,))
+
+
 @pytest.mark.parametrize("unpack", [unpacked_by_narrow, unpacked_rank_by_rank])
 def test_a_piece_cut_one_element_too_early_shows_though_the_metadata_says_otherwise(
     unpack: Callable[..., list[fx.Node]],

@@ -31,6 +31,23 @@ reshard_after_forward = false
 plan = ["tok_embeddings", "layers.*", "norm+output"]
 """
 
+MODULE = """
+import torch
+import titan_llama3 as titan
+from torch.nn import functional as F
+
+
+def test_batches_are_tokens_and_the_next_and_the_loss_is_their_mean():
+    given, others = titan.batch(1, 2), (titan.batch(0, 2), titan.batch(1, 1))
+    tokens, labels = given["tokens"], given["labels"]
+    assert tokens.shape == labels.shape == (2, 32)
+    assert tokens[:, 1:].equal(labels[:, :-1])
+    assert not any(tokens.equal(other["tokens"]) for other in others)
+    output = torch.randn(2, 32, int(max(tokens.max(), labels.max())) + 1)
+    torch.testing.assert_close(titan.loss(output, given), F.cross_entropy(output.flatten(0, 1), labels.flatten()))
+"""
+"""Of a user: what items cannot tell, since plan and trainer have the same batches and loss."""
+
 
 def run(warm_runs: WarmRuns, words: list[str], folder: Path) -> subprocess.CompletedProcess[str]:
     environment = {**os.environ, "PYTHONPATH": f"{ROOT}:{FOLDER}", "OMP_NUM_THREADS": "1"}
@@ -74,14 +91,19 @@ def test_its_items_pass_beside_torchtitans_trainer_and_so_do_the_toolkits_graph_
     module.write_text(module.read_text().replace('FLAVOR = "debugmodel"\n', shallow))
     plan.write_text(plan.read_text().replace('["layers.1", "layers.3", "layers.5"]', '["layers.1"]'))
     (folder / "graph.toml").write_text(GRAPH)
+    (folder / "test_module.py").write_text(MODULE)
     (folder / "by_torchtitan.toml").write_text(GRAPH + '[pass]\nof = ["titan_llama3:passes"]\n[checks]\naudit = false\n')
     ran = run(warm_runs, ["pytest", "-p", "no:xdist", "--fxbucket-plans=.", "--accept"], folder)
-    passed = dict(re.findall(r"^(\w+)\.toml: .*?((?:\w+(?:@2)? passed(?:, |$))+)", ran.stdout, re.MULTILINE))
+    assert ran.returncode == 0, ran.stdout
+    passed = re.findall(r"^(\w+)\.toml: (.*?) launches, .*?; ((?:\w+(?:@2)? passed(?:, |$))+)", ran.stdout, re.MULTILINE)
     all_but_eager = "audit passed, golden passed, collectives passed, same passed, bitwise passed, "
-    assert passed == {
-        "titan_llama3": "audit passed, golden passed, collectives passed, same passed, bitwise@2 passed, eager@2 passed",
-        "graph": all_but_eager,
-        "by_torchtitan": all_but_eager.removeprefix("audit passed, "),
+    assert {plan: (launches, items) for plan, launches, items in passed} == {
+        "titan_llama3": (
+            "61 → 11",
+            "audit passed, golden passed, collectives passed, same passed, bitwise@2 passed, eager@2 passed",
+        ),
+        "graph": ("42 → 8", all_but_eager),
+        "by_torchtitan": ("42 → 8", all_but_eager.removeprefix("audit passed, ")),
     }, ran.stdout
 
 
