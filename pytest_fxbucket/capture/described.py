@@ -19,9 +19,9 @@ def joint_step(gm: fx.GraphModule, module: nn.Module, batch: Sequence[Tensor], *
     """What a ``[graph]`` factory returns for ``gm``, the graph that ``aot_export_joint_with_descriptors`` made of ``module``.
 
     ``module`` gives a scalar loss of ``batch``; its parameters and buffers, DTensors or not, are the step's, and begin with the
-    values that they have. ``inner`` is the name that the model has in ``module``, which FQNs and the modules of nodes go without.
-    ``gm`` is changed: parts of DTensors that are no tensors go in and out no longer, too. Raises :class:`CaptureError` for a graph without
-    descriptors, or with outputs besides loss and gradients.
+    values that they have. ``inner`` is the name that the model has in ``module``: FQNs, and the modules that nodes are of, go
+    without it. ``gm`` is changed: parts of DTensors that are no tensors go in and out no longer, too. Raises
+    :class:`CaptureError` for a graph without descriptors, or with outputs besides loss and gradients.
     """
     from pytest_fxbucket.compat.descriptors import takes_flat
 

@@ -37,7 +37,8 @@ class TracedStep:
     a later one has the same role and name on both sides: whole (a parameter, gathered), unreduced (a gradient before it is
     reduced), crossing (anything else, such as what forward saves). ``inputs`` are then those that no graph before hands on.
 
-    :func:`~pytest_fxbucket.capture.placed_step` makes one of placements, without roles.
+    :func:`~pytest_fxbucket.capture.placed_step` makes one of placements, and :func:`~pytest_fxbucket.capture.joint_step` of AOT
+    autograd's descriptors.
     """
 
     graphs: Mapping[Phase, fx.GraphModule]

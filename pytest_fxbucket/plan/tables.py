@@ -74,7 +74,7 @@ class Graph:
 
     factory: str = field(
         metadata=callable_name(
-            "instead of `[model]`, graphs that somebody else traced: `callable() -> TracedStep`, called on every rank"
+            "instead of `[model]`, graphs that somebody else traced, see below: `callable() -> TracedStep`, called on each rank"
         )
     )
     may_be_idle: tuple[Entry, ...] = field(default=(), metadata=_MAY_BE_IDLE)
