@@ -85,16 +85,25 @@ def _experts(module: TitanModule) -> Iterator[str]:
     if module.has_experts:
         yield '''
 
+class CountedTokens(TorchFunctionMode):
+    """Tokens are counted by comparison, since a CPU has histc for floats alone."""
+
+    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if function is not torch.histc:
+            return function(*args, **(kwargs or {}))
+        chosen, bins = args[0], kwargs["bins"]
+        return (chosen[:, None] == torch.arange(bins, device=chosen.device)).sum(0)
+
+
 def for_a_cpu() -> None:
-    """Tokens are counted by comparison, since histc takes floats alone there, and not padded for a kernel of CUDA."""
-    histc = torch.histc
+    """Experts of torchtitan, and nothing else: tokens are not padded for a kernel of CUDA, either."""
+    run = moe.MoE.forward
 
-    def counted(chosen: Tensor, bins: int = 100, min: int = 0, max: int = 0) -> Tensor:
-        if chosen.is_floating_point():
-            return histc(chosen, bins, min, max)
-        return (chosen.flatten()[:, None] == torch.arange(bins, device=chosen.device)).sum(0)
+    def forward(self: nn.Module, x: Tensor) -> Tensor:
+        with CountedTokens():
+            return run(self, x)
 
-    torch.histc = counted
+    moe.MoE.forward = forward
     moe.indices_padding_wrapper = lambda run: run
 
 
@@ -103,12 +112,11 @@ if not torch.cuda.is_available():
 
 
 def _imports(module: TitanModule) -> str:
-    """Of what the compiler toolkit's graph needs."""
-    if not module.has_passes:
-        return ""
-    return (
-        "from torch.distributed.tensor import distribute_tensor\n\nfrom pytest_fxbucket.capture import TracedStep, joint_step\n"
-    )
+    """Of what the compiler toolkit's graph needs, and experts."""
+    dealt = "from torch.distributed.tensor import distribute_tensor\n" if module.has_passes else ""
+    mode = "from torch.overrides import TorchFunctionMode\n" if module.has_experts else ""
+    steps = "\nfrom pytest_fxbucket.capture import TracedStep, joint_step\n" if module.has_passes else ""
+    return dealt + mode + steps
 
 
 def _small(module: TitanModule) -> str:
