@@ -60,7 +60,7 @@ class Uneven(nn.Module):
     def __init__(self, tied: bool = False) -> None:
         super().__init__()
         self.embed = nn.Embedding(64, DIM)
-        widths = [width * DIM for width in (4, 4, 4, 4, 8, 8)]
+        widths = [width * DIM for width in (4, 4, 4, 4, 8, 4)]
         self.layers = nn.ModuleList(nn.Sequential(nn.Linear(DIM, width), nn.Linear(width, DIM)) for width in widths)
         self.head = nn.Linear(DIM, 64, bias=False)
         if tied:
