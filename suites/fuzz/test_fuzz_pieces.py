@@ -117,14 +117,14 @@ def test_a_trial_that_is_cut_short_stays_legal_and_loses_what_it_does_not_need()
     launching = ("gather", "reduce", "all_reduce", "gather_into", "all_reduce_in_place", "write", "view", "compute")
 
     @seed(2)
-    @drawing(2, 6)
+    @drawing(2, 15)
     @given(steps(launching, 12, 20), by_hand)
     def look(found: list[Step], chosen: object) -> None:
         trial = replace(by_hand_trial(found), options={"prefetch": 2})
         assert problem(trial, "manual") == ""
         less, _ = smaller(trial, Find(RAISED, "it raises"), same)
         kinds = [kind for node in less.graph_module.graph.nodes if (kind := launch_kind(node)) is not None]
-        assert "reduce_scatter" in kinds
+        assert kinds in (["reduce_scatter"], ["reduce_scatter", "all_reduce"])  # which gives the one output
         assert less.options == {}
         assert judged(less, subject_of("manual")) is None
         nodes = [node for node in less.graph_module.graph.nodes if not written_arguments(node) and not is_wait(node)]
