@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 from hypothesis import HealthCheck, Phase, given, seed, settings
 
 from pytest_fxbucket.fuzz import Program, Trial, problem
@@ -82,6 +83,15 @@ def test_a_printed_test_holds_the_program_that_was_drawn(tmp_path: Path) -> None
                 assert one.op != "call_function" or one.meta.get(key) == other.meta.get(key)
 
     look()
+
+
+def test_a_printed_test_gives_inputs_their_dtypes(tmp_path: Path) -> None:
+    made = Program(2)
+    trial = Trial(made, made.returns(made.neg(made.given("p", 4, dtype=torch.bfloat16))), [["a"]])
+    path = tmp_path / "test_fuzz_one.py"
+    path.write_text(text_of_test(trial, Find(VALUES, ""), "manual"))
+    given, *_ = trial_in(path)[0].graph_module.graph.nodes
+    assert given.meta["val"].dtype == torch.bfloat16
 
 
 def test_every_step_and_every_option_is_drawn() -> None:
