@@ -95,7 +95,7 @@ def main() -> None:
     from suites.zoo.libraries import provide
 
     provide()
-    pools = Pools()
+    pools = Pools(warm=["suites.zoo.titan_warm"])
     try:
         for name, case in CASES.items():
             (plan,) = parse_plans(PLAN.format(**case), ROOT / "titan.toml")
