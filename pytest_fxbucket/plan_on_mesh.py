@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING
@@ -33,6 +31,7 @@ from pytest_fxbucket.plan.consistency import entries_of
 from pytest_fxbucket.plan.selectors import Resolution, entry_by_parameter
 from pytest_fxbucket.process import collector
 from pytest_fxbucket.process.state import fresh_state
+from pytest_fxbucket.progress import Seconds
 from pytest_fxbucket.step.mesh import Mesh, dims_text, fake_mesh, mesh_with
 from pytest_fxbucket.step.pipelined import stage_of
 from pytest_fxbucket.step.portable import PortableGraph, digest, encode, own_copy
@@ -48,18 +47,6 @@ if TYPE_CHECKING:
 _ALL_RANKS = 16
 Spoil = Callable[[int, "Phase", Bucketed], Bucketed]
 """Gives what is taken instead of a graph, by rank and phase."""
-
-
-class Seconds(dict[str, float]):
-    """Seconds of what was done, by its name."""
-
-    @contextmanager
-    def of(self, what: str, rank: int) -> Iterator[None]:
-        """Take the time of a block that works for ``rank``, if that is the first."""
-        begin = time.perf_counter()
-        yield
-        if rank == 0:
-            self[what] = time.perf_counter() - begin
 
 
 @dataclass

@@ -1,9 +1,10 @@
-"""Saying what a long wait waits for, and keeping quiet about a short one."""
+"""Saying what a long wait waits for, keeping quiet about a short one, and how long work took."""
 
 from __future__ import annotations
 
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
@@ -62,3 +63,15 @@ class Progress:
 def on_stderr(after_s: float = AFTER_S) -> Progress:
     """Progress that stderr shows."""
     return Progress(lambda line: print(line, file=sys.stderr, flush=True), after_s)
+
+
+class Seconds(dict[str, float]):
+    """Seconds of what was done, by its name."""
+
+    @contextmanager
+    def of(self, what: str, rank: int) -> Iterator[None]:
+        """Take the time of a block that works for ``rank``, if that is the first."""
+        begin = time.perf_counter()
+        yield
+        if rank == 0:
+            self[what] = time.perf_counter() - begin

@@ -108,7 +108,7 @@ def small_size(folder: Path, name: str) -> dict[str, Any]:
 
 
 def test_what_init_wrote_passes_when_its_goldens_are_accepted(folder: Path, warm_runs: WarmRuns) -> None:
-    """And what ranks run of a second one: init has tried audit and collectives of each, ``suites.zoo.hf_init`` runs all items."""
+    """And what ranks run of a second: init has tried audit and collectives of each, ``suites.zoo.hf_init`` runs all items."""
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "COLUMNS": "80"}
     environment.pop("PYTEST_XDIST_WORKER", None)
     words = ["tied_llama.toml", "whisper.toml::bitwise@2[small]", "--accept"]
