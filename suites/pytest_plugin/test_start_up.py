@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from pytest_fxbucket.ranks.pools import Pools
+
 REPORT = """
 import sys
 
@@ -41,9 +43,6 @@ def test_a_run_without_plans_imports_nothing_that_reads_or_runs_them(pytester: p
 
 WARM = """
 from pytest_fxbucket.pytest_plugin.session import fx_session
-from pytest_fxbucket.ranks.pools import Pools
-
-Pools.start = lambda self: None
 
 def pytest_runtestloop(session):
     print("before ranks are forked:", *fx_session(session.config).pools._warm)
@@ -54,7 +53,10 @@ def pytest_runtestloop(session):
 @pytest.mark.parametrize(
     ("asked", "has_steps"), [("plans/plain.toml::bitwise", True), ("test_check.py", True), ("test_ranks.py", False)]
 )
-def test_what_steps_need_is_imported_once_and_not_by_each_rank(project: pytest.Pytester, asked: str, has_steps: bool) -> None:
+def test_what_steps_need_is_imported_once_and_not_by_each_rank(
+    project: pytest.Pytester, monkeypatch: pytest.MonkeyPatch, asked: str, has_steps: bool
+) -> None:
+    monkeypatch.setattr(Pools, "start", lambda self: None)  # no ranks are to be forked, and other tests fork theirs
     project.makeconftest(WARM)
     project.makepyfile(
         test_check="""
