@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import os
 import re
 import signal
@@ -37,8 +38,11 @@ def collect_stacks(processes: Sequence[tuple[int, int, int]], limit_s: float = 1
     """
     dumps = [_Dump(file) for _, _, file in processes]
     stopped = [process_state(pid) == "T" for pid, _, _ in processes]
-    for _, pidfd, _ in processes:
-        send(pidfd, signal.SIGUSR1)
+    for (pid, pidfd, _), stands in zip(processes, stopped, strict=True):
+        if stands:
+            _send_to_main_thread(pid, signal.SIGUSR1)
+        else:
+            send(pidfd, signal.SIGUSR1)
     deadline = time.monotonic() + limit_s
     # Half of the time at most: one that cannot answer must not cost the stack of the one that holds up all.
     running = [dump for dump, stands in zip(dumps, stopped, strict=True) if not stands]
@@ -77,6 +81,11 @@ def send(pidfd: int, number: signal.Signals) -> None:
     """Send a signal to a process that may be gone."""
     with contextlib.suppress(ProcessLookupError):
         signal.pidfd_send_signal(pidfd, number)
+
+
+def _send_to_main_thread(pid: int, number: signal.Signals) -> None:
+    """A process wakes with it: a signal for any thread may be another's, while the main one goes on from where it stood."""
+    ctypes.CDLL(None).tgkill(pid, pid, number)
 
 
 # Python stacks as faulthandler writes them, made readable: from the job on, and equal ones once.

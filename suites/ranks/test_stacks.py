@@ -2,7 +2,26 @@
 
 from __future__ import annotations
 
-from pytest_fxbucket.ranks.stacks import folded, readable
+import os
+import signal
+import subprocess
+import sys
+from contextlib import contextmanager
+
+from pytest_fxbucket.ranks.stacks import collect_stacks, folded, readable
+
+# Of a signal for the whole process any of these threads may be the one that takes it.
+STOPS = """
+import faulthandler, os, signal, threading
+faulthandler.register(signal.SIGUSR1, file=int(os.environ["STACKS"]), all_threads=True)
+for _ in range(6):
+    threading.Thread(target=threading.Event().wait, daemon=True).start()
+def stop():
+    os.kill(os.getpid(), signal.SIGSTOP)
+stop()
+while True:
+    pass
+"""
 
 RAW = """Thread 0x00007f01 (most recent call first):
   File "/lib/threading.py", line 5 in wait
@@ -50,3 +69,28 @@ def test_equal_stacks_are_shown_once():
         "--- rank 1, Python stacks",
         "b",
     ]
+
+
+@contextmanager
+def stopped(folder):
+    """A process that has stopped itself, as (pid, pidfd, the file for its stacks)."""
+    (folder / "stops.py").write_text(STOPS)
+    file = os.memfd_create("stacks")
+    python = [sys.executable, "-m", "stops"]
+    process = subprocess.Popen(python, cwd=folder, env={**os.environ, "STACKS": str(file)}, pass_fds=[file])
+    pidfd = os.pidfd_open(process.pid)
+    try:
+        os.waitid(os.P_PIDFD, pidfd, os.WSTOPPED | os.WNOWAIT)
+        yield process.pid, pidfd, file
+    finally:
+        signal.pidfd_send_signal(pidfd, signal.SIGKILL)
+        process.wait()
+        os.close(pidfd)
+        os.close(file)
+
+
+def test_a_stopped_rank_is_seen_where_it_was_stopped_not_where_it_goes_on(tmp_path):
+    for _ in range(16):
+        with stopped(tmp_path) as rank:
+            (stack,) = collect_stacks([rank])
+            assert "in stop\n" in stack
