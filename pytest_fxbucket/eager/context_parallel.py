@@ -47,6 +47,7 @@ class WholeSequence(TorchFunctionMode):
         **more: Any,
     ) -> torch.Tensor:
         if self._form == "ring":
+            _refuse_in_blocks(query, key, value, dropout_p, bool(more.get("enable_gqa")))
             return _Ring.apply(query, key, value, self._group, is_causal, more.get("scale"))  # type: ignore[no-any-return]  # a tensor
         keys, values = (_FromAll.apply(one, self._group) for one in (key, value))
         seen = None
@@ -54,6 +55,20 @@ class WholeSequence(TorchFunctionMode):
             every = torch.ones(keys.shape[2], keys.shape[2], dtype=torch.bool, device=query.device).tril()
             seen = every.chunk(self._group.size())[self._group.rank()]
         return F.scaled_dot_product_attention(query, keys, values, seen, dropout_p, **more)
+
+
+def _refuse_in_blocks(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, dropout_p: float, enable_gqa: bool) -> None:
+    """Raise ValueError for what torch's own attention raises for, or its ring has no blocks of: the kernel looks at neither."""
+    heads, shared = query.shape[1], key.shape[1]
+    if shared not in (1, heads) and not enable_gqa:
+        raise ValueError(
+            f"scaled_dot_product_attention is given {heads} heads of queries and {shared} of keys, which takes enable_gqa=True"
+        )
+    if dropout_p or key.shape != value.shape or query.shape[0] != key.shape[0] or heads % shared:
+        raise ValueError(
+            "ring attention takes keys and values of one shape, of the queries' batch and of heads that divide theirs, and no "
+            f"dropout_p, but is given {tuple(query.shape)}, {tuple(key.shape)}, {tuple(value.shape)} and {dropout_p}"
+        )
 
 
 class _Ring(torch.autograd.Function):

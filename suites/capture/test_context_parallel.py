@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +19,9 @@ from fixtures.models import llama, llama_sdpa
 from pytest_fxbucket import plan_on_mesh
 from pytest_fxbucket.capture.from_plan import capture_plan
 from pytest_fxbucket.capture.parallel import context_parallel, ring_attention, sequence_parallel
+from pytest_fxbucket.capture.parallel.context_parallel import AttentionToAll
 from pytest_fxbucket.checks.verdict import Verdict
-from pytest_fxbucket.eager.context_parallel import Parting, parting_of
+from pytest_fxbucket.eager.context_parallel import Parting, WholeSequence, parting_of
 from pytest_fxbucket.errors import CaptureError
 from pytest_fxbucket.plan.schema import Plan
 from pytest_fxbucket.plan_on_mesh import PlanOnMesh, mesh_of
@@ -271,6 +272,8 @@ class Attends(nn.Module):
             return (
                 nn.functional.scaled_dot_product_attention(heads, heads[:, :, :2], heads[:, :, :2]).transpose(1, 2).flatten(2)
             )
+        if self.how == "few":
+            return nn.functional.scaled_dot_product_attention(heads.repeat(1, 2, 1, 1), heads, heads).transpose(1, 2).flatten(2)
         return x.cumsum(1) if self.how == "none" else x
 
 
@@ -302,6 +305,61 @@ def test_attention_that_cannot_be_parted_is_one_sentence(how: str) -> None:
     with pytest.raises(CaptureError) as caught:
         capture_plan(plan, mesh_of(plan), 0)
     assert str(caught.value).endswith(REFUSED[how])
+
+
+@pytest.mark.parametrize(
+    ("plan", "says"),
+    [(CP, "RuntimeError: The size of tensor a (4) must match the size of tensor b (2)"), (RING, "with enable_gqa=True alone;")],
+    ids=["gathered", "ring"],
+)
+def test_heads_are_shared_where_torch_shares_them_alone(plan: Plan, says: str) -> None:
+    assert plan.model is not None
+    few = replace(plan, model=replace(plan.model, factory=f"{HERE}:attends", args={"how": "few"}))
+    with pytest.raises(CaptureError, match=re.escape(says)):
+        capture_plan(few, mesh_of(few), 0)
+
+
+IN_BLOCKS: dict[str, tuple[list[tuple[int, ...]], dict[str, Any], str]] = {
+    "dropout": (
+        [(2, 4, 8, 4)] * 3,
+        {"dropout_p": 0.5},
+        "cp_form ring attends block by block, which has no dropout, but dropout_p is 0.5; ",
+    ),
+    "head_dim": (
+        [(2, 4, 8, 4), (2, 4, 8, 4), (2, 4, 8, 2)],
+        {},
+        "cp_form ring attends by torch's flash kernel, whose queries, keys and values have one head_dim, but "
+        "scaled_dot_product_attention is given 4, 4 and 2; ",
+    ),
+    "not shared": (
+        [(2, 4, 8, 4), (2, 2, 8, 4), (2, 2, 8, 4)],
+        {"is_causal": True},
+        "scaled_dot_product_attention is given 4 heads of queries and 2 of keys and values, which queries share with "
+        "enable_gqa=True alone; give it that, in a ring as without cp",
+    ),
+    "no divisor": (
+        [(2, 3, 8, 4), (2, 2, 8, 4), (2, 2, 8, 4)],
+        {"enable_gqa": True},
+        "cp_form ring takes keys and values of as many heads, which divide those of queries, and of their batch, but "
+        "scaled_dot_product_attention is given (2, 3, 8, 4), (2, 2, 8, 4), (2, 2, 8, 4); ",
+    ),
+    "other heads of values": ([(2, 4, 8, 4), (2, 2, 8, 4), (2, 4, 8, 4)], {"enable_gqa": True}, "cp_form ring takes keys and"),
+    "one batch for all": ([(2, 4, 8, 4), (1, 4, 8, 4), (1, 4, 8, 4)], {}, "cp_form ring takes keys and values of as many"),
+}
+"""Shapes of queries, keys and values, what else attention is given, and what a ring says of it."""
+
+
+@pytest.mark.parametrize("case", IN_BLOCKS)
+def test_attention_that_has_no_blocks_is_one_sentence_and_its_twin_in_eager_refuses_it_too(case: str) -> None:
+    shapes, more, says = IN_BLOCKS[case]
+    attend = partial(nn.functional.scaled_dot_product_attention, *(torch.zeros(shape) for shape in shapes), **more)
+    with AttentionToAll(Group("cp", 2), torch.tensor(0), "ring"), pytest.raises(CaptureError) as caught:
+        attend()
+    assert str(caught.value).startswith(says)
+    assert case == "not shared" or str(caught.value).endswith('; use cp_form = "all_gather"')
+    of_twin = "which takes enable_gqa=True" if case == "not shared" else "ring attention takes keys and values of one shape, "
+    with WholeSequence(FirstOfTwo(), "ring"), pytest.raises(ValueError, match=of_twin):
+        attend()
 
 
 def test_a_sequence_that_does_not_divide_is_one_sentence() -> None:

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from pytest_fxbucket.capture.parallel.ring_attention import RingAttention
+from pytest_fxbucket.capture.parallel.ring_attention import HEADS, RingAttention
 from pytest_fxbucket.capture.parallel.sequence_parallel import Gathered
 from pytest_fxbucket.compat import pytree
 from pytest_fxbucket.compat.modules import TorchFunctionMode
@@ -70,7 +70,7 @@ class AttentionToAll(TorchFunctionMode):
                 f"scaled_dot_product_attention is given {tuple(query.shape)} and {tuple(key.shape)}"
             )
         if self._form == "ring":
-            _refuse_in_blocks(query, value, dropout_p)
+            _refuse_in_blocks(query, key, value, dropout_p, bool(more.get("enable_gqa")))
             return RingAttention.apply(query, key, value, self._group, self._place, is_causal, more.get("scale"))  # type: ignore[no-any-return]  # a tensor
         key, value = (Gathered.apply(one, self._group, None, _SEQUENCE) for one in (key, value))
         mask = causal(query.shape[_SEQUENCE], key.shape[_SEQUENCE], self._place, query.device) if is_causal else None
@@ -85,17 +85,31 @@ class AttentionToAll(TorchFunctionMode):
             )
 
 
-def _refuse_in_blocks(query: torch.Tensor, value: torch.Tensor, dropout_p: float) -> None:
-    """Raise :class:`CaptureError` for attention that has no kernel which gives its logsumexp, by which blocks are merged."""
+def _refuse_in_blocks(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, dropout_p: float, enable_gqa: bool) -> None:
+    """Raise :class:`CaptureError` for attention that has no kernel which gives its logsumexp, by which blocks are merged.
+
+    The kernel believes the shapes that it is given: of others than these it reads what lies behind a tensor, or dies.
+    """
     way_out = 'use cp_form = "all_gather"'
     if dropout_p:
         raise CaptureError(
             f"cp_form ring attends block by block, which has no dropout, but dropout_p is {dropout_p}; {way_out}"
         )
-    if query.shape[-1] != value.shape[-1]:
+    heads, shared = query.shape[HEADS], key.shape[HEADS]
+    if key.shape[:-1] != value.shape[:-1] or query.shape[0] != key.shape[0] or heads % shared:
         raise CaptureError(
-            "cp_form ring attends by torch's flash kernel, whose queries and values have one head_dim, but "
-            f"scaled_dot_product_attention is given {query.shape[-1]} and {value.shape[-1]}; {way_out}"
+            "cp_form ring takes keys and values of as many heads, which divide those of queries, and of their batch, but "
+            f"scaled_dot_product_attention is given {tuple(query.shape)}, {tuple(key.shape)}, {tuple(value.shape)}; {way_out}"
+        )
+    if shared not in (1, heads) and not enable_gqa:  # one head is broadcast
+        raise CaptureError(
+            f"scaled_dot_product_attention is given {heads} heads of queries and {shared} of keys and values, which queries "
+            "share with enable_gqa=True alone; give it that, in a ring as without cp"
+        )
+    if not query.shape[-1] == key.shape[-1] == value.shape[-1]:
+        raise CaptureError(
+            "cp_form ring attends by torch's flash kernel, whose queries, keys and values have one head_dim, but "
+            f"scaled_dot_product_attention is given {query.shape[-1]}, {key.shape[-1]} and {value.shape[-1]}; {way_out}"
         )
 
 
