@@ -18,6 +18,8 @@ from pytest_fxbucket.compat import pytree
 from pytest_fxbucket.compat.context_parallel import ring_attention, ring_attention_backward
 from pytest_fxbucket.compat.fake_tensors import TorchDispatchMode
 from pytest_fxbucket.compat.modules import TorchFunctionMode
+from pytest_fxbucket.errors import FxbucketError
+from pytest_fxbucket.user_frame import at_user_frame
 
 _flash = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
 _flash_backward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
@@ -142,25 +144,42 @@ class Parting(NamedTuple):
     """Why that cannot be told, a clause."""
 
 
+class PartError(FxbucketError):
+    """A model that takes whole sequences raises of a part."""
+
+
 def parting_of(call: Callable[[Any], Any], whole: Any, part: Any, group: dist.ProcessGroup) -> Parting:
-    """Of a model that ``call`` calls; ``part`` is this rank's of each sequence of ``whole``."""
-    try:
-        with torch.no_grad(), _Coarsest() as seen:
+    """Of a model that ``call`` calls; ``part`` is this rank's of each sequence of ``whole``.
+
+    What is not asked makes nothing green by itself: the step, which calls the model with parts alone, is still held bit for
+    bit. Unknown is only whether that step is one of whole sequences, and the summary says so. Raises :class:`PartError`.
+    """
+    with torch.no_grad(), _Coarsest() as seen:
+        try:
+            wholes = _tensors(call(whole))
+        except Exception as error:
+            # Nobody has values to hold parts against. Ranks along cp have the same wholes: all of them are here, or none.
+            return Parting(unasked=f"in float32 the model raises {type(error).__name__}: {_brief(error)}")
+        try:
             with WholeSequence(group):
                 parts = _tensors(call(part))
-            wholes = _tensors(call(whole))
-    except Exception as error:  # in float32: the step may do without
-        return Parting(unasked=f"in float32 the model raises {type(error).__name__}: {' '.join(str(error).split())[:200]}")
-    if seen.is_half:
+        except Exception as error:
+            # Float32, eval() and no_grad() are those of the wholes, so it is the part. Other ranks may be waiting for this
+            # one's keys: no clause that all agree on, but what ends the job.
+            raise PartError(
+                f"the model, in float32 and eval(), takes whole sequences but raises {type(error).__name__} of a part"
+                f"{at_user_frame(error)}: {_brief(error)}; let it take sequences of any length, or leave cp out"
+            ) from error
+    if seen.is_half:  # a wrong place may be as near as its rounding
         return Parting(unasked="the model computes in 16 bits by itself, whose rounding would hide it")
     cut = [
         (number, own, all_of_it)
         for number, (own, all_of_it) in enumerate(zip(parts, wholes, strict=False))
-        if own.dim() > 1 and own.shape[1] * group.size() == all_of_it.shape[1]
+        if own.dim() > 1 and own.shape == (all_of_it.shape[0], all_of_it.shape[1] / group.size(), *all_of_it.shape[2:])
     ]
-    if not cut:
+    if not cut:  # as a loss alone: that of a part is no part of the whole's
         return Parting(unasked="no output of the model has the sequence in dimension 1")
-    if not all(bool(all_of_it.isfinite().all()) for _, _, all_of_it in cut):
+    if not all(bool(all_of_it.isfinite().all()) for _, _, all_of_it in cut):  # NaN is near nothing, right or wrong
         return Parting(unasked="of whole sequences the model gives numbers that are not finite")
     for number, own, all_of_it in cut:
         off = (own - all_of_it.chunk(group.size(), 1)[group.rank()]).abs().amax([at for at in range(own.dim()) if at != 1])
@@ -174,6 +193,10 @@ def parting_of(call: Callable[[Any], Any], whole: Any, part: Any, group: dist.Pr
                 f"part{which}; if it counts positions by itself, let the batch give them: cp cuts them as it cuts tokens"
             )
     return Parting()
+
+
+def _brief(error: Exception) -> str:
+    return " ".join(str(error).split())[:200]
 
 
 def _tensors(output: Any) -> list[torch.Tensor]:

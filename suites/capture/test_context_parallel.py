@@ -21,7 +21,7 @@ from pytest_fxbucket.capture.from_plan import capture_plan
 from pytest_fxbucket.capture.parallel import context_parallel, ring_attention, sequence_parallel
 from pytest_fxbucket.capture.parallel.context_parallel import AttentionToAll
 from pytest_fxbucket.checks.verdict import Verdict
-from pytest_fxbucket.eager.context_parallel import Parting, WholeSequence, parting_of
+from pytest_fxbucket.eager.context_parallel import PartError, Parting, WholeSequence, parting_of
 from pytest_fxbucket.errors import CaptureError
 from pytest_fxbucket.plan.schema import Plan
 from pytest_fxbucket.plan_on_mesh import PlanOnMesh, mesh_of
@@ -216,6 +216,10 @@ ASKED: dict[str, tuple[Callable[[Tensor], Tensor], Parting]] = {
         Parting(unasked="the model computes in 16 bits by itself, whose rounding would hide it"),
     ),
     "alone": (lambda x: x.sum(), Parting(unasked="no output of the model has the sequence in dimension 1")),
+    "square": (
+        lambda x: x[0] @ x[0].T,
+        Parting(unasked="no output of the model has the sequence in dimension 1"),
+    ),
     "infinite": (lambda x: x / 0, Parting(unasked="of whole sequences the model gives numbers that are not finite")),
     "raises": (raising, Parting(unasked="in float32 the model raises ValueError: no float32 here")),
     "nan": (
@@ -231,6 +235,39 @@ ASKED: dict[str, tuple[Callable[[Tensor], Tensor], Parting]] = {
 @pytest.mark.parametrize(("model", "says"), ASKED.values(), ids=ASKED.keys())
 def test_what_cannot_be_told_of_parts_and_wholes_is_said(model: Callable[[Tensor], Tensor], says: Parting) -> None:
     assert parting_of(model, WHOLE, WHOLE[:, :4], FirstOfTwo()) == says
+
+
+def wants_eight(x: Tensor) -> Tensor:
+    return x if x.shape[1] == 8 else raising(x)
+
+
+def test_what_raises_of_a_part_alone_is_no_question_left_open() -> None:
+    says = (
+        "takes whole sequences but raises ValueError of a part at suites/capture/.*: no float32 here; let it take sequences of"
+    )
+    with pytest.raises(PartError, match=says):
+        parting_of(wants_eight, WHOLE, WHOLE[:, :4], FirstOfTwo())
+
+
+def test_eager_is_red_with_what_some_ranks_raise_of_their_part_while_others_wait(pools: Pools, tmp_path: Path) -> None:
+    assert CP.model is not None
+    model = replace(CP.model, factory=f"{HERE}:begins_at_0")
+    verdict = checked(replace(CP, model=model), "eager", pools, tmp_path)
+    assert verdict.outcome == "failed"
+    assert "raised PartError: the model, in float32 and eval(), takes whole sequences but raises ValueError" in verdict.summary
+
+
+def begins_at_0() -> nn.Module:
+    return BeginsAt0(llama.LlamaShape(2, 32, 4, 2), llama_sdpa.Attention)
+
+
+class BeginsAt0(llama_sdpa.Llama):
+    """Out of training it takes no later part of a sequence."""
+
+    def forward(self, tokens: Tensor, positions: Tensor) -> Tensor:
+        if not self.training and positions[0, 0] > 0:
+            raise ValueError("no beginning")
+        return super().forward(tokens, positions)
 
 
 def test_eager_says_what_it_did_not_ask(pools: Pools, tmp_path: Path) -> None:
