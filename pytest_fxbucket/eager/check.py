@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, cast
 
 from pytest_fxbucket.backends import BACKENDS
@@ -14,7 +14,7 @@ from pytest_fxbucket.checks.on_ranks import OnRanks, refuse_too_large, removed_s
 from pytest_fxbucket.checks.verdict import Verdict, failed, failed_on_ranks, passed, skipped
 from pytest_fxbucket.eager.divergence import moved
 from pytest_fxbucket.eager.job import EagerTask, Seen
-from pytest_fxbucket.eager.reasons import WORDS, lacking
+from pytest_fxbucket.eager.reasons import WORDS, gradients_alone, lacking, made_equal
 from pytest_fxbucket.ranks.failure import RankFailure
 
 if TYPE_CHECKING:
@@ -56,7 +56,8 @@ class Eager(OnRanks):
             step = judge.first_step(seen)
             if step is not None:
                 lines += judge.difference_lines(seen, world.entry_of)
-                lines += [*self._moved(seen), *self._divergence(self._seen(step))]
+                followed = self._seen(step)
+                lines += [*self._moved(seen), *self._divergence(followed), *self._by_design(seen, followed)]
         except RankFailure as failure:
             return failed_on_ranks("eager", failure)
         if lines:
@@ -72,13 +73,16 @@ class Eager(OnRanks):
         tp = " over parallelize_module" if self.world.plan.parallel.tp > 1 else ""
         return f"torch's {_OF_MODE[self.world.plan.parallel.mode]}{tp}"
 
-    def _seen(self, localise: int | None = None) -> list[Seen]:
+    def _seen(self, localise: int | None = None, stated: tuple[str, ...] = ()) -> list[Seen]:
+        """Ask ranks. ``localise`` is a step to follow; ``stated`` are reasons beside the plan's."""
         world = self.world
+        own = world.plan.eager
+        plan = replace(world.plan, eager=replace(own, rounds_otherwise=(*own.rounds_otherwise, *stated)))
         graphs = [task_of(world, "joint", rank, self.backend) for rank in range(world.size)]
-        pipe, removed = self.pipe if localise is None else "", tuple(removed_state(world))
+        pipe, removed = self.pipe if localise is None and not stated else "", tuple(removed_state(world))
         unread = _unread(world.step(0)) if world.plan.pipeline is not None else ()
         idle = frozenset(self.may_be_idle())
-        tasks = [EagerTask(world.plan, graph, localise, removed, idle, unread, pipe, self.steady) for graph in graphs]
+        tasks = [EagerTask(plan, graph, localise, removed, idle, unread, pipe, self.steady) for graph in graphs]
         self.say(f"waiting for {world.size} ranks to run {steps_of(world)} steps, and as many of {self._torchs}")
         return cast("list[Seen]", self.ask("pytest_fxbucket.eager.job:run", tasks, "eager"))
 
@@ -128,10 +132,20 @@ class Eager(OnRanks):
                     "reduce_dtype is left out: a plan reduces in the gradient's dtype then, FSDP2 from torch 2.15 on in the "
                     "parameter's own; write the one that you mean"
                 )
-        known = dict.fromkeys(reason for one in seen for reason in one.reasons)
-        for reason in known:
-            if reason not in self.world.plan.eager.rounds_otherwise:
+
+    def _by_design(self, seen: Sequence[Seen], followed: Sequence[Seen]) -> Iterator[str]:
+        for reason in dict.fromkeys(reason for one in followed for reason in one.reasons):
+            # All plans of two dtypes have gradient_dtype, and in few it shows.
+            is_tried = reason == "gradient_dtype"
+            if reason not in self.world.plan.eager.rounds_otherwise and (not is_tried or self._goes_with(reason, seen)):
                 yield f'by design: {WORDS[reason]}; [eager] rounds_otherwise = ["{reason}"] holds everything else'
+
+    def _goes_with(self, reason: str, seen: Sequence[Seen]) -> bool:
+        """Whether gradients become equal in a run that has ``reason`` stated, which is asked where that can be."""
+        if not gradients_alone(seen):
+            return False
+        stated = self._seen(stated=(reason,))
+        return not any(one.cannot or one.wrong for one in stated) and made_equal(seen, stated)
 
     def _moved(self, seen: Sequence[Seen]) -> Iterator[str]:
         world, plan = self.world, self.world.plan

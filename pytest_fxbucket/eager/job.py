@@ -20,6 +20,7 @@ from pytest_fxbucket.checks.bitwise.judge import difference_line
 from pytest_fxbucket.checks.bitwise.localise import bits_digest, seen
 from pytest_fxbucket.compat import pytree
 from pytest_fxbucket.compat.c10d import group_called
+from pytest_fxbucket.compat.fsdp import makes_gradients_to_reduce
 from pytest_fxbucket.compat.modules import on_in_backward, uncompiled
 from pytest_fxbucket.eager.context_parallel import WholeSequence, parting_of
 from pytest_fxbucket.eager.divergence import Divergence, first_divergence, own_rows
@@ -246,7 +247,7 @@ def _torchs(task: EagerTask, data: Any, found: Seen) -> Trainer:
         leaves, spec = pytree.tree_flatten(data)
         part = pytree.tree_unflatten(next(microbatches(leaves, plan.step.microbatches)), spec)
         reused = reused_units(_built(task), plan, lambda one: split.call(one, part))
-    found.reasons = reasons_of(model, plan, reused)
+    found.reasons = reasons_of(model, plan, reused, makes_gradients_to_reduce())
     gradients = {value.fqn for value in graph.outputs if value.role == "grad"}
     wrapped = wrap(
         model,

@@ -12,11 +12,12 @@ from torch import nn
 
 from pytest_fxbucket.capture.names import units_of
 from pytest_fxbucket.capture.parallel.forwards import forwards_of
-from pytest_fxbucket.compat.fsdp import makes_gradients_to_reduce
+from pytest_fxbucket.checks.bitwise.judge import Compared, first_step
 from pytest_fxbucket.graph.ops import dtype_name
 from pytest_fxbucket.plan.factories import dtype_named
 
 if TYPE_CHECKING:
+    from pytest_fxbucket.checks.bitwise.job import Difference
     from pytest_fxbucket.plan.schema import Plan
     from pytest_fxbucket.plan.selectors import Resolution
     from pytest_fxbucket.step.roles import StepGraph
@@ -37,8 +38,11 @@ WORDS = {
 }
 
 
-def reasons_of(model: nn.Module, plan: Plan, reused: frozenset[str]) -> tuple[str, ...]:
-    """Those that ``model``, not wrapped, has under ``plan``; ``reused`` as :func:`reused_units` gives it."""
+def reasons_of(model: nn.Module, plan: Plan, reused: frozenset[str], makes_gradients_to_reduce: bool) -> tuple[str, ...]:
+    """Those that ``model``, not wrapped, has under ``plan``; ``reused`` as :func:`reused_units` gives it.
+
+    ``makes_gradients_to_reduce`` is what :mod:`pytest_fxbucket.compat.fsdp` says of this torch.
+    """
     parted = forwards_of(model, plan).parted
     biases = any(style == "rowwise" and model.get_submodule(fqn).bias is not None for fqn, style in parted.items())
     rnns = any(isinstance(module, nn.RNNBase) for module in model.modules())
@@ -46,7 +50,7 @@ def reasons_of(model: nn.Module, plan: Plan, reused: frozenset[str]) -> tuple[st
     is_ddp = plan.parallel.mode == "replicate"
     rings = plan.run.reduce == "ring" and is_ddp and plan.run_world > 2  # x + y is y + x
     # Stated, it is there with an older torch, too: a plan means the same with each.
-    follows = makes_gradients_to_reduce() or "gradient_dtype" in plan.eager.rounds_otherwise
+    follows = makes_gradients_to_reduce or "gradient_dtype" in plan.eager.rounds_otherwise
     found = {
         "reused_unit": bool(reused) and is_late,
         "rowwise_bias": biases,
@@ -62,6 +66,29 @@ def _reduces_otherwise(model: nn.Module, plan: Plan) -> bool:
     if plan.parallel.mode == "replicate" or reduced is None:
         return False
     return any((computed or one.dtype) != reduced for one in model.parameters())
+
+
+def gradients_alone(seen: Sequence[Compared]) -> bool:
+    """Whether the first step that differs has the same loss both ways, but other gradients: how those are made may be why."""
+    whats = {one.what for one in _first(seen)}
+    return "gradient" in whats and "loss" not in whats
+
+
+def made_equal(seen: Sequence[Compared], stated: Sequence[Compared]) -> bool:
+    """Whether a gradient that differs in the first such step of ``seen`` is equal there in ``stated``.
+
+    ``stated`` is the same run, with a reason that does not hold in it; it must not differ before.
+    """
+    step, other = first_step(seen), first_step(stated)
+    if step is None or (other is not None and other < step):
+        return False
+    still = {(one.rank, one.fqn) for one in _first(stated) if one.step == step and one.what == "gradient"}
+    return any((one.rank, one.fqn) not in still for one in _first(seen) if one.what == "gradient")
+
+
+def _first(seen: Sequence[Compared]) -> list[Difference]:
+    step = first_step(seen)
+    return [one for each in seen for one in each.differences if one.step == step]
 
 
 def reused_units(model: nn.Module, plan: Plan, call: Callable[[nn.Module], object]) -> frozenset[str]:
