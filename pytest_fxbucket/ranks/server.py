@@ -157,9 +157,16 @@ def _why_not_fork() -> str:
     return "" if threads == 1 else f"the server has {threads} threads where it must have one to fork safely"
 
 
-def _import(name: str) -> None:
-    with contextlib.suppress(ImportError):
+def _import(name: str) -> str:
+    """Import ``name``; a sentence if there is no such module. Other errors are for a rank to tell, where its job needs it."""
+    try:
         importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        if f"{name}.".startswith(f"{error.name}."):
+            return f"there is no module {name}, which it has to import before it forks ranks"
+    except ImportError:
+        pass
+    return ""
 
 
 def _import_torch(warm: list[str]) -> str:
@@ -174,7 +181,8 @@ def _import_torch(warm: list[str]) -> str:
     torch.set_num_threads(1)
     importlib.import_module("pytest_fxbucket.ranks.worker")
     for name in warm:
-        _import(name)
+        if problem := _import(name):
+            return problem
     return _why_not_fork()
 
 

@@ -139,8 +139,20 @@ def test_dtensor_takes_no_process_group_of_a_job_before(ranks):
 
 
 def test_ranks_are_forked_only_when_the_modules_asked_for_are_loaded_however_soon_the_first_job_comes():
-    pools = Pools(warm=("fixtures.reference.missing", "torch._dynamo"))
+    pools = Pools(warm=("torch._dynamo",))
     try:
         assert pools.get(2).run(JOBS + "is_loaded", ["torch._dynamo"] * 2, timeout_s=60) == [True, True]
+    finally:
+        pools.close()
+
+
+def test_a_module_to_import_before_that_is_not_there_is_said():
+    """Each rank would import what it is called now, and nobody would see why that takes so long."""
+    pools = Pools(warm=("fixtures.reference.missing.deeper",))
+    try:
+        with pytest.raises(
+            RankError, match=r"could not start \(there is no module fixtures\.reference\.missing\.deeper, which"
+        ):
+            pools.get(2).start()
     finally:
         pools.close()

@@ -1,3 +1,6 @@
 """Is it still the same program? The unbucketed and the bucketed step on the same ranks and batches, bit for bit."""
 
 from __future__ import annotations
+
+WARM = ("pytest_fxbucket.checks.bitwise.job",)
+"""What ranks import for it."""
