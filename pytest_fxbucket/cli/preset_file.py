@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -17,16 +18,23 @@ _DIGITS = 6
 """What a measurement is good for, and more."""
 
 
-def save_preset(path: Path, cluster: Cluster, calibrated: Calibrated | None) -> None:
-    """Write the file ``path``. Raises UsageError if it is there, has another ending, or cannot be written."""
+def refuse_preset(path: Path) -> None:
+    """Raise UsageError if :func:`save_preset` would: if ``path`` is there, has another ending, or is in no folder."""
     if path.suffix != ".toml":
         raise UsageError(f"--save {path}: a preset file ends in .toml")
+    if os.path.lexists(path):
+        raise UsageError(f"--save {path} is there already; remove it, or name another file")
+    if not path.parent.is_dir():
+        raise UsageError(f"--save {path} cannot be written: there is no folder {path.parent}")
+
+
+def save_preset(path: Path, cluster: Cluster, calibrated: Calibrated | None) -> None:
+    """Write the file ``path``. Raises UsageError if it cannot be written."""
+    refuse_preset(path)
     about = [f"The cluster {cluster.name}.", *([f"Calibrated; {calibrated}."] if calibrated else [])]
     try:
         with path.open("x", encoding="utf-8") as file:
             file.write(preset_text(cluster, about))
-    except FileExistsError as error:
-        raise UsageError(f"--save {path} is there already; remove it, or name another file") from error
     except OSError as error:
         raise UsageError(f"--save {path} cannot be written: {error.strerror or error}") from error
 

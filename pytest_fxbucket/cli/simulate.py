@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from pytest_fxbucket.cli.common import add_pass, add_plan, name_of, refuse_no_pass, working_on
 from pytest_fxbucket.cli.on_cluster import add_cluster, cluster_asked, on_world
-from pytest_fxbucket.cli.preset_file import save_preset
+from pytest_fxbucket.cli.preset_file import refuse_preset, save_preset
 from pytest_fxbucket.explain.find import find_plan
 from pytest_fxbucket.golden.text import ranges_text
 from pytest_fxbucket.words import counted, human_bytes
@@ -46,6 +46,8 @@ def add_arguments(parser: ArgumentParser) -> None:
 def run(options: Namespace) -> int:
     """Trace the plan's step, run the pass, simulate both, and tell; raises FxbucketError, and then nothing is on stdout."""
     refuse_no_pass(options.pass_name)
+    if options.save is not None:
+        refuse_preset(options.save)
     plan, rows = find_plan(options.plan)
     asked = on_world(plan, options.world)
     name, pass_name = name_of(plan), options.pass_name or plan.pass_name
@@ -60,12 +62,12 @@ def run(options: Namespace) -> int:
 
             calibrated = calibrated_by(options.calibrate, world, cluster)
             cluster = replace(calibrated.cluster, name=f"{cluster.name} as in {options.calibrate.name}")
-        if options.save is not None:
-            save_preset(options.save, cluster, calibrated)
         if asked != plan:
             plan, world = asked, PlanOnMesh(asked, mesh_of(asked), pass_name, say)
         sides = [(one, unbucketed(world, one.ranks[0], cluster)) for one in simulated_ranks(world, cluster, believed=True)]
         scheduled = in_schedule(world, cluster)
+        if options.save is not None:
+            save_preset(options.save, cluster, calibrated)
     if options.json:
         head = {"plan": str(plan.path), "row": plan.matrix_id, "rows": rows, "pass": pass_name}
         on = {"cluster": cluster.name, "mesh": plan.degrees, "classes": [_document(*both) for both in sides]}

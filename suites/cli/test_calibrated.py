@@ -150,7 +150,16 @@ def test_a_preset_is_never_written_over_and_ends_in_toml(world: PlanOnMesh, tmp_
     refused(["simulate", plan, "--save", str(there)], 2, f"--save {there} is there already; remove it, or name another file")
     assert there.read_text() == "# mine\n"
     refused(["simulate", plan, "--save", str(tmp_path / "ours")], 2, "a preset file ends in .toml")
-    refused(["simulate", plan, "--save", str(tmp_path / "no" / "ours.toml")], 2, "cannot be written: No such file or directory")
+    refused(["simulate", plan, "--save", str(tmp_path / "no" / "ours.toml")], 2, "cannot be written: there is no folder ")
+
+
+def test_a_preset_is_written_when_all_else_is_well_and_refused_before_work_begins(tmp_path: Path, refused: Refused) -> None:
+    path, saved = tmp_path / "plan.toml", tmp_path / "ours.toml"
+    path.write_text(f'{PLAN}\n[cluster]\npreset = "cpu-gloo"\ncost = "suites.simulate.own_costs:not_a_number"\n')
+    refused(["simulate", str(path), "--save", str(saved)], 1, "not_a_number")
+    assert not saved.exists()
+    path.write_text("[model]\nfactory = 'nowhere:build'\nbatch = 'nowhere:batch'\n[bucket]\nunplanned = 'root'\n")
+    refused(["simulate", str(path), "--save", str(saved.parent)], 2, "a preset file ends in .toml")
 
 
 def test_a_preset_that_was_written_is_read_back_with_every_figure(tmp_path: Path) -> None:
