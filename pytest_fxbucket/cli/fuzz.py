@@ -144,7 +144,7 @@ class _Hunt:
                 self.again.append(kept)
         known = [one.find for one in self.again]
         search = Search(subject, options.ranks, options.seed, until, say, known, options.at_most, ctrl_c.check)
-        pools = Pools(warm=("pytest_fxbucket.fuzz.rank_job",))
+        pools = Pools()
         home = TemporaryDirectory()  # hypothesis keeps what it reads of the sources
         set_hypothesis_home_dir(home.name)
         try:

@@ -9,7 +9,6 @@ from itertools import zip_longest
 from queue import Empty
 from typing import TYPE_CHECKING, Any
 
-from pytest_fxbucket.checks.bitwise import WARM
 from pytest_fxbucket.errors import FxbucketError
 from pytest_fxbucket.mutate.score import Score
 from pytest_fxbucket.ranks.pools import Pools
@@ -76,7 +75,7 @@ def _news(processes: list[Any], news: Queue[Any]) -> Iterator[tuple[int, Any]]:
 
 
 def _scored(plan: Plan, settings: RunSettings, asked: Asked, say: Callable[[str], None]) -> Iterator[Score]:
-    pools = Pools(warm=WARM)
+    pools = Pools()
     try:
         yield from PlanRun(plan, settings, pools, say).mutated(asked)
     finally:

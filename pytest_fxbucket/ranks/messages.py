@@ -28,7 +28,7 @@ class PoolRequest:
     ``ranks`` of a world of ``world`` are to be forked, which meet at ``store``, or in memory of their own if all are here.
     ``backend`` is the one whose default process group they join, if it has one. ``gpus``: on GPUs, the UUID
     of the one that each of ``ranks`` sees, as its device "cuda:0"; ``ranks_per_gpu``: how many shall share one at most, 0: as
-    many as must.
+    many as must. ``module``: what the server imports before it forks, since each of them would.
     """
 
     world: int
@@ -38,6 +38,7 @@ class PoolRequest:
     store: StoreAddress | None = None
     gpus: tuple[str, ...] = ()
     ranks_per_gpu: int = 0
+    module: str = ""
 
     @property
     def is_at_home(self) -> bool:

@@ -153,7 +153,7 @@ class RankPool:
         """Have the processes run ``call``, whose payloads are theirs, and say what became of it. ``is_over``: see Talk.run."""
         try:
             frames = self._frames(call)
-            self.start(is_over)
+            self.start(is_over, call.job)
             return self._attempt(call, frames, is_over)
         except BaseException:
             # Whatever happened, Ctrl-C included, ranks in the middle of something are of no more use.
@@ -169,15 +169,19 @@ class RankPool:
         if lease is not None:
             lease.release()
 
-    def start(self, is_over: Callable[[], bool] | None = None) -> None:
-        """Have the ranks up and in their group. Raises RankError when that fails, or is over (see Talk.run) before."""
+    def start(self, is_over: Callable[[], bool] | None = None, job: str = "") -> None:
+        """Have the ranks up and in their group. Raises RankError when that fails, or is over (see Talk.run) before.
+
+        Those that start are forked with the module of ``job`` loaded if it is ours; a user's may do anything when imported.
+        """
         if not self.is_well:
             self.close()
         self._pools.use(self)
         if self._processes is not None:
             return
         try:
-            self._processes = self._pools.fork(self._on_its_gpus())
+            module = job.partition(":")[0] if job.startswith("pytest_fxbucket.") else ""
+            self._processes = self._pools.fork(replace(self._on_its_gpus(), module=module))
             self._await_ready(self._processes, is_over)
         except BaseException:
             self.close()

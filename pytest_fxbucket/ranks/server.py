@@ -107,6 +107,8 @@ class Server:
         request = cast(PoolRequest, pickle.loads(data))
         pool = _ForkedPool(socket.socket(fileno=fds[0]))
         self._pools.append(pool)
+        if request.module:
+            _import(request.module)  # what it raises is for a rank to tell
         problem = _why_not_fork()
         if not problem:
             self._fork_all(pool, request, fds[1], fds[2:])

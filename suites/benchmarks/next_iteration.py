@@ -54,7 +54,7 @@ def main() -> None:
     print(f"torch {torch.__version__}, {os.cpu_count()} cores, gloo; {SETS} sets of processes, {given.budget_s:g} s a row")
     print("| ranks | Llama | crossing iterations | in one call | unbucketed | rounds |")
     print("|---|---|---|---|---|---|")
-    pools = Pools(warm=("pytest_fxbucket.bench.job",))
+    pools = Pools()
     try:
         for ranks in given.ranks:
             for size in SIZES:

@@ -71,7 +71,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=60, help="steps of each variant")
     given = parser.parse_args()
     print(f"torch {torch.__version__}, {os.cpu_count()} cores, {RANKS} ranks over gloo, float32; {given.rounds} rounds")
-    pools = Pools(warm=("pytest_fxbucket.bench.job",))
+    pools = Pools()
     try:
         for size in SIZES:
             for line in _lines(pools, size, given.rounds):

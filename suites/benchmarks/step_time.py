@@ -67,7 +67,7 @@ def main() -> None:
     print(f"torch {torch.__version__}, {os.cpu_count()} cores, gloo, float32; {SETS} sets of processes, {budget_s:g} s a row")
     print("| ranks | Llama | parameters | bucketed | unbucketed | torch's pass | FSDP2 eager | rounds |")
     print("|---|---|---|---|---|---|---|---|")
-    pools = Pools(warm=("pytest_fxbucket.bench.job", *WARM))
+    pools = Pools(warm=WARM)
     try:
         for ranks in given.ranks:
             for size in SIZES:

@@ -10,13 +10,7 @@ from typing import Any
 
 import pytest
 
-from pytest_fxbucket.checks.bitwise import check
 from pytest_fxbucket.cli.__main__ import main
-from pytest_fxbucket.cli.mutation_workers import scored_by_workers
-from pytest_fxbucket.mutate.scoring import Asked
-from pytest_fxbucket.plan.load import load_plans
-from pytest_fxbucket.run import PlanRun
-from pytest_fxbucket.settings import RunSettings
 from suites.plans.llama import LLAMA
 
 OWN = "suites.mutate.own_operators"
@@ -107,15 +101,6 @@ def test_workers_come_to_the_same(mutate: Run) -> None:
     words = ("--operators", f"wait_dropped,{OWN}:doubled_loss", "--at-most", "4", "--json")
     alone, together = (json.loads(mutate(*words, "-n", workers)[1]) for workers in ("1", "2"))
     assert alone == together
-
-
-def test_what_bitwise_runs_is_imported_once_and_not_by_each_rank(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "plan.toml").write_text(TEXT)
-    (plan,) = load_plans(tmp_path / "plan.toml")
-    monkeypatch.setattr(PlanRun, "mutated", lambda self, _: iter([self._pools._warm]))
-    settings = RunSettings(tmp_path, tmp_path, tmp_path)
-    (imported,) = scored_by_workers(plan, settings, Asked(), 1, print)
-    assert check._JOB.partition(":")[0] in imported
 
 
 def test_ctrl_c_gives_what_was_found_so_far(mutate: Run) -> None:

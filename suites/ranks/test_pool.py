@@ -156,3 +156,16 @@ def test_a_module_to_import_before_that_is_not_there_is_said():
             pools.get(2).start()
     finally:
         pools.close()
+
+
+def test_the_module_of_a_job_of_ours_is_loaded_once_before_ranks_are_forked_and_a_users_by_each():
+    ours, users = "pytest_fxbucket.checks.bitwise.job", "suites.ranks.odd_jobs"
+    pools = Pools()
+    try:
+        for module, loaded in ((users, False), (ours, True)):
+            pool = pools.get(2)
+            pool.start(job=f"{module}:run")
+            assert pool.run(JOBS + "is_loaded", [module] * 2, timeout_s=60) == [loaded] * 2
+            pool.close()
+    finally:
+        pools.close()

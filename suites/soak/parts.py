@@ -201,7 +201,7 @@ def scheduled(count: int, seed: int, say: Say) -> Iterator[str]:
 
 
 def _graphs(name: str, plans: SearchStrategy[Chosen], count: int, seed: int, say: Say) -> Iterator[str]:
-    pools = Pools(warm=("pytest_fxbucket.fuzz.rank_job",))
+    pools = Pools()
     try:
         for world, part in ((3, count), (4, count // 10)):
             found = hunt(pools, world, part, seed, plans)

@@ -7,7 +7,6 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from pytest_fxbucket.checks.bitwise import WARM
 from pytest_fxbucket.errors import FxbucketError
 from pytest_fxbucket.ranks.pools import Pools
 from pytest_fxbucket.run import PlanRun
@@ -21,7 +20,7 @@ CHECKS = ("audit", "same", "collectives", "bitwise")
 def pipelines(count: int, seed: int, say: Callable[[str], None]) -> Iterator[str]:
     """`count` models in stages; of each every check, bit for bit on 2 to 4 ranks."""
     equal, refused = Counter[str](), 0
-    pools = Pools(warm=WARM)
+    pools = Pools()
     try:
         for done, number in enumerate(range(seed * 10_000, seed * 10_000 + count), 1):
             plan = plan_of(number)

@@ -1,6 +1,3 @@
 """Is it still the same program? The unbucketed and the bucketed step on the same ranks and batches, bit for bit."""
 
 from __future__ import annotations
-
-WARM = ("pytest_fxbucket.checks.bitwise.job",)
-"""What ranks import for it."""
