@@ -56,7 +56,7 @@ class Rig:
 @contextmanager
 def ranks_of() -> Iterator[Pools]:
     """Warm ranks, ended when the part is."""
-    pools = Pools()
+    pools = Pools(warm=["pytest_fxbucket.bench.measure"])  # jobs of these parts read plans' steps by it
     try:
         yield pools
     finally:
