@@ -36,7 +36,9 @@ def stoppable() -> Iterator[None]:
     if threading.current_thread() is not threading.main_thread():  # only there can Python handle signals
         yield
         return
-    before = {number: signal.signal(number, stop) for number in _STOPPING}
+    # What whoever started it has it ignore, as nohup does, it goes on ignoring.
+    heeded = [number for number in _STOPPING if signal.getsignal(number) is not signal.SIG_IGN]
+    before = {number: signal.signal(number, stop) for number in heeded}
     try:
         yield
     finally:

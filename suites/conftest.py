@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import signal
 import sys
 from collections.abc import Iterator
 
@@ -50,6 +51,16 @@ def warm_runs() -> Iterator[WarmRuns]:
 def warm(warm_runs: WarmRuns, pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> None:
     """``pytester.runpytest_subprocess`` starts such runs."""
     monkeypatch.setattr(pytester, "popen", of_pytester(warm_runs, pytester))
+
+
+@pytest.fixture
+def ctrl_c() -> Iterator[None]:
+    """Ctrl-C and SIGHUP are heeded here and by what a test starts, also where a shell or nohup has the suites ignore them."""
+    heeding = {signal.SIGINT: signal.default_int_handler, signal.SIGHUP: signal.SIG_DFL}
+    before = {number: signal.signal(number, handler) for number, handler in heeding.items()}
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
 
 
 @pytest.fixture(autouse=True, scope="session")

@@ -173,6 +173,8 @@ def _told(one: Passed) -> Sequence[Bucket]:
     parts: dict[tuple[str, str, str], tuple[Bucket, Member]] = {
         (bucket.direction, bucket.kind, member.fqn): (bucket, member) for bucket in known.values() for member in bucket.members
     }
+    # Several launches of a triple (a gather of each microbatch) are told alike: names need no more of a bucket than the triples
+    # that it has, and times are those of the flights. Rounds, levels and groups here may be those of another launch.
     for said in one.bucketed.report.buckets:
         found = [parts[said.direction, said.kind, fqn] for fqn in said.members if (said.direction, said.kind, fqn) in parts]
         if len(found) < len(said.members) or not found:  # of what has several names

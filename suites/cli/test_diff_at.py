@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from pytest_fxbucket.cli.__main__ import main
+from pytest_fxbucket.commit import stoppable
 from pytest_fxbucket.golden.store import render
 from suites.cli.small_repository import BODY, OTHER_PLAN, PLAN, SHOWN, SmallRepository, command, environment
 from suites.pytest_plugin.processes import ends
@@ -96,6 +97,7 @@ def test_in_a_hook_of_a_linked_worktree_the_commit_is_that_of_the_plan_s_reposit
     assert done.returncode == 0
 
 
+@pytest.mark.usefixtures("ctrl_c")
 @pytest.mark.parametrize(("number", "status"), [(signal.SIGTERM, 143), (signal.SIGINT, 130), (signal.SIGHUP, 129)])
 def test_a_signal_leaves_no_worktree_no_process_and_no_file(
     repository: SmallRepository, untouched: None, tmp_path: Path, number: int, status: int
@@ -115,6 +117,15 @@ def test_a_signal_leaves_no_worktree_no_process_and_no_file(
         assert process.wait(timeout=30) == status
         assert ends(child, limit_s=0)
     assert repository.state() == before
+
+
+@pytest.mark.usefixtures("ctrl_c")
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGHUP])
+def test_a_signal_that_whoever_started_it_ignores_is_ignored(number: int) -> None:
+    signal.signal(number, signal.SIG_IGN)
+    with stoppable():
+        signal.raise_signal(number)
+    assert signal.getsignal(number) is signal.SIG_IGN
 
 
 @pytest.mark.parametrize("meanwhile", ["worktree add", "worktree list", "worktree remove"])

@@ -73,6 +73,7 @@ def test_losses_that_are_no_numbers_show_nothing(plan: Path, capsys: pytest.Capt
     assert re.search(r"from step \d on the loss is no number, whose bits show nothing", lines[-1])
 
 
+@pytest.mark.usefixtures("ctrl_c")
 def test_ctrl_c_says_what_was_compared_and_leaves_no_rank(plan: Path) -> None:
     words = command("parity", str(plan), "--steps", "100000")
     with subprocess.Popen(

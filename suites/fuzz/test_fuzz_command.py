@@ -169,6 +169,7 @@ def test_an_error_of_the_search_itself_loses_no_find(folder: Path, monkeypatch: 
     assert "ZeroDivisionError: of its own" in said.err
 
 
+@pytest.mark.usefixtures("ctrl_c")
 def test_a_real_ctrl_c_ends_it_with_what_was_found(folder: Path) -> None:
     (folder / "mine.py").write_text("from pathlib import Path\n" + HEAD + BROKEN["exception"] + SAYS)
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
@@ -184,6 +185,7 @@ def test_a_real_ctrl_c_ends_it_with_what_was_found(folder: Path) -> None:
     assert "stopped, this is what was found so far" in said
 
 
+@pytest.mark.usefixtures("ctrl_c")
 def test_a_ctrl_c_that_an_import_or_a_pass_swallows_ends_it_all_the_same(folder: Path, capsys: Capsys) -> None:
     passes = "broken = well\n", "\n\ndef broken(gm, plans):\n    swallow()\n    return well(gm, plans)\n"
     for text, where in zip((f"{SWALLOWS}{HEAD}swallow()\n{passes[0]}", f"{SWALLOWS}{HEAD}{passes[1]}"), (0, 1), strict=True):
@@ -196,6 +198,7 @@ def test_a_ctrl_c_that_an_import_or_a_pass_swallows_ends_it_all_the_same(folder:
         assert "Traceback" not in said.err
 
 
+@pytest.mark.usefixtures("ctrl_c")
 def test_a_ctrl_c_within_a_text_that_is_executed_gives_130_and_not_the_signal(folder: Path) -> None:
     """Python ends by the signal if KeyboardInterrupt has left such a text, though it was caught then."""
     (folder / "mine.py").write_text(f"import signal\nexec('signal.raise_signal(signal.SIGINT)')\n{MENDED}")
@@ -205,6 +208,7 @@ def test_a_ctrl_c_within_a_text_that_is_executed_gives_130_and_not_the_signal(fo
     assert "0 programs tried" in done.stdout
 
 
+@pytest.mark.usefixtures("ctrl_c")
 def test_a_ctrl_c_before_the_command_has_begun_is_no_traceback(monkeypatch: pytest.MonkeyPatch, capsys: Capsys) -> None:
     def interrupted(name: str) -> ModuleType:
         signal.raise_signal(signal.SIGINT)

@@ -161,6 +161,7 @@ def start(*args: str) -> subprocess.Popen[str]:
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True)
 
 
+@pytest.mark.usefixtures("ctrl_c")
 @pytest.mark.parametrize("how", ["ctrl-c", "kill -9"])
 def test_nothing_is_left_when_pytest_ends_in_the_middle_of_a_plan(plans, trace, monkeypatch, how):
     os.mkfifo("fifo")

@@ -81,6 +81,7 @@ class TestPlans:
 
 
 class TestEnd:
+    @pytest.mark.usefixtures("ctrl_c")
     def test_control_c_ends_with_2_writes_no_golden_and_leaves_no_process(
         self, project: pytest.Pytester, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
     ) -> None:

@@ -42,6 +42,7 @@ ENDS = {
 }
 
 
+@pytest.mark.usefixtures("ctrl_c")
 @pytest.mark.parametrize("name", ENDS)
 def test_nothing_is_left_after(name, watched, tmp_path):
     then, end = ENDS[name]

@@ -186,6 +186,7 @@ def test_where_ranks_part_both_sides_are_told(ranks):
     assert left_out.startswith("rank 1 never launched collective 2 of the job on ranks 0-3; ranks 0, 2-3 launched all_reduce")
 
 
+@pytest.mark.usefixtures("ctrl_c")
 def test_ctrl_c_in_the_middle_ends_the_ranks_and_the_next_job_is_well(ranks, watched, tmp_path):
     os.mkfifo(tmp_path / "fifo")
     announced = os.open(tmp_path / "fifo", os.O_RDWR)

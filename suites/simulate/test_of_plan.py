@@ -81,7 +81,9 @@ def test_ranks_of_one_stage_are_taken_for_alike_without_a_pass_for_each() -> Non
     assert all(other.is_passed(rank) for rank in range(4)), "nobody knows what it does on which rank"
 
 
-@pytest.mark.parametrize("more", ["bucket.cap_mb = 0.001", "bucket.enabled = false", "overlap.gather_group = 'own'"])
+@pytest.mark.parametrize(
+    "more", ["bucket.cap_mb = 0.001", "bucket.enabled = false", "overlap.gather_group = 'own'", "step.microbatches = 2"]
+)
 def test_launches_have_the_names_that_a_reading_gives_them(more: str) -> None:
     """Several of a name, none merged, and all-reduces behind reductions."""
     clip = '[step]\nclip_norm = 0.1\n[optimizer]\nfactory = "torch.optim:SGD"\nargs = { lr = 0.1 }\n'
