@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from pytest_fxbucket.cli.common import add_plan, name_of, working_on
 from pytest_fxbucket.explain.find import find_plan
-from pytest_fxbucket.words import counted, human_bytes, show
+from pytest_fxbucket.words import counted, human_bytes, show, times
 
 if TYPE_CHECKING:
     from pytest_fxbucket.pipeline.of_plan import PlannedStage, PlannedStages
@@ -67,6 +67,9 @@ def _lines(plan: Plan, found: PlannedStages, name: str) -> Iterator[str]:
         yield f"tied: {fqn} in stages {', '.join(map(str, stages))}"
     if found.unread:
         yield f"in no stage, since forward does not read them: {', '.join(found.unread)}"
+    if found.repeated:
+        repeated = [f"{fqn} ({times(found.repeated[fqn])})" for fqn in _outermost([*found.repeated])]
+        yield f"no place for a cut, since forward calls them more than once: {', '.join(repeated)}"
     yield (
         f"crossing: {human_bytes(found.crossing_bytes)} in forward of a microbatch, "
         f"{human_bytes(found.sent_bytes)} of it between ranks"
@@ -122,6 +125,7 @@ def _document(plan: Plan, found: PlannedStages) -> dict[str, Any]:
         "stages": [_stage_data(stage) for stage in found.stages],
         "ties": [{"fqn": fqn, "stages": list(stages)} for fqn, stages in found.ties.items()],
         "unread": list(found.unread),
+        "repeated": [{"fqn": fqn, "calls": calls} for fqn, calls in found.repeated.items()],
         "crossing_bytes": found.crossing_bytes,
         "sent_bytes": found.sent_bytes,
         "bubble": found.bubble,

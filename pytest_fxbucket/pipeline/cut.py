@@ -22,7 +22,7 @@ def cut_places(cuts: Any, calls: Mapping[str, Sequence[Call]], modules: Mapping[
     """
     if isinstance(cuts, str) or not isinstance(cuts, Sequence) or not cuts or not all(isinstance(cut, str) for cut in cuts):
         raise StageError(f"cuts is {show(cuts)}, expected a list of module paths, such as {_example(modules)}")
-    places = [_place(cut, calls, modules) for cut in cuts]
+    places = [_place(cut, calls, modules, work) for cut in cuts]
     ranks = [bisect_left(work, place) for place in places]
     in_order = [cut for _, cut in sorted(zip(ranks, cuts, strict=True), key=lambda pair: pair[0])]
     for (rank, cut), (next_rank, next_cut) in pairwise(zip(ranks, cuts, strict=True)):
@@ -46,6 +46,15 @@ def cut_places(cuts: Any, calls: Mapping[str, Sequence[Call]], modules: Mapping[
     return places
 
 
+def modules_to_cut_behind(calls: Mapping[str, Sequence[Call]], work: Sequence[int]) -> dict[str, int]:
+    """FQNs of modules that are called once, with work before and behind their ends; each with how much comes before.
+
+    What is around others comes first.
+    """
+    ends = {fqn: bisect_left(work, calls[fqn][0][1]) for fqn in calls if fqn and len(calls[fqn]) == 1}
+    return {fqn: ends[fqn] for fqn in sorted(ends, key=lambda fqn: (fqn.count("."), fqn)) if 0 < ends[fqn] < len(work)}
+
+
 @contextmanager
 def naming_plan(plan: Plan) -> Iterator[None]:
     """While inside, a :class:`StageError` names the plan's table."""
@@ -55,7 +64,7 @@ def naming_plan(plan: Plan) -> Iterator[None]:
         raise StageError(f"{plan.path}: [pipeline]: {error}") from error
 
 
-def _place(cut: str, calls: Mapping[str, Sequence[Call]], modules: Mapping[str, str]) -> int:
+def _place(cut: str, calls: Mapping[str, Sequence[Call]], modules: Mapping[str, str], work: Sequence[int]) -> int:
     if cut not in modules:
         raise StageError(f'cut "{cut}" is no module of the model{nearest(cut, [fqn for fqn in modules if fqn])}')
     found = calls.get(modules[cut], ())
@@ -64,16 +73,34 @@ def _place(cut: str, calls: Mapping[str, Sequence[Call]], modules: Mapping[str, 
     called = f"called {times(len(found))}" if found else "never called"
     raise StageError(
         f'cut "{cut}" is {called} in forward, expected once, since a stage ends behind its one call; '
-        f"{_instead(modules[cut], calls)}"
+        f"{_instead(modules[cut], calls, work)}"
     )
 
 
-def _instead(fqn: str, calls: Mapping[str, Sequence[Call]]) -> str:
-    """The nearest module around ``fqn`` that is called once, the root excepted."""
-    while fqn := fqn.rpartition(".")[0]:
-        if len(calls.get(fqn, ())) == 1:
-            return f"{fqn}, which it is part of, is"
-    return "name a module that is"
+def _instead(fqn: str, calls: Mapping[str, Sequence[Call]], work: Sequence[int]) -> str:
+    """What to cut behind: what ends next to the first call of ``fqn``; if it has none, what is in it or around it."""
+    ends = modules_to_cut_behind(calls, work)
+    if not ends:
+        return "no module of the model is a place for a cut"
+    if near := _next_to_call(calls[fqn][0], ends, work) if fqn in calls else []:
+        return f"cut behind {', or '.join(near)}"
+    if within := [other for other in ends if other.startswith(f"{fqn}.")]:
+        return f'cut behind "{max(within, key=ends.__getitem__)}", which is part of it'
+    around = [other for other in ends if fqn.startswith(f"{other}.")]
+    return (
+        f'cut behind "{around[-1]}", which it is part of' if around else f'cut behind one that is, such as "{next(iter(ends))}"'
+    )
+
+
+def _next_to_call(call: Call, ends: Mapping[str, int], work: Sequence[int]) -> list[str]:
+    """The module that ends last before ``call``, and the one that ends first behind it."""
+    begin, end = (bisect_left(work, place) for place in call)
+    before = [fqn for fqn in ends if ends[fqn] <= begin]
+    behind = [fqn for fqn in ends if ends[fqn] >= end and fqn not in before]
+    said = [f'"{max(before, key=ends.__getitem__)}", which ends before its first call'] if before else []
+    if behind:
+        said.append(f'"{min(behind, key=ends.__getitem__)}", which ends behind {"it" if said else "its first call"}')
+    return said
 
 
 def _example(modules: Mapping[str, str]) -> str:

@@ -56,6 +56,8 @@ class PlannedStages:
     """FQN of each parameter or buffer that several stages read, and which."""
     unread: tuple[str, ...]
     """FQNs of parameters and buffers that forward does not read, which are in no stage."""
+    repeated: Mapping[str, int]
+    """FQN of each module that forward calls more than once, behind which no stage can end, and how many times."""
     bubble: float
     """The share of the ranks' time that they idle where backward takes twice as long as forward and transfers take none."""
     by_the_book: float | None
@@ -101,6 +103,7 @@ def planned_stages(plan: Plan, say: Callable[[str], None] = lambda _: None) -> P
         stages=tuple(_planned(stage.summary, plan, pipeline, sizes) for stage in stages),
         ties={tie.fqn: tie.stages for tie in stages.ties},
         unread=stages.unread,
+        repeated=_repeated(forward),
         bubble=bubble(table_of(pipeline.schedule, plan.stages, plan.parallel.pp, plan.step.microbatches)),
         by_the_book=bubble_by_the_book(pipeline.schedule, plan.parallel.pp, plan.step.microbatches),
     )
@@ -181,6 +184,12 @@ class _Traced:
         for fqn in units_of(self.model, plan.bucket.plan):
             self.model.get_submodule(fqn).register_forward_pre_hook(cast_inputs, prepend=True, with_kwargs=True)
         self.args, self.kwargs = each_tensor(cast, self.args), each_tensor(cast, self.kwargs)
+
+
+def _repeated(forward: Forward) -> dict[str, int]:
+    """By their first calls, what is around others first."""
+    calls = {fqn: calls for fqn, calls in forward.calls.items() if fqn and len(calls) > 1}
+    return {fqn: len(calls[fqn]) for fqn in sorted(calls, key=lambda fqn: (calls[fqn][0][0], fqn.count(".")))}
 
 
 def _planned(summary: Summary, plan: Plan, pipeline: Pipeline, sizes: Mapping[str, tuple[int, int]]) -> PlannedStage:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from bisect import bisect_left, bisect_right
+from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import accumulate
@@ -12,6 +12,7 @@ from torch import fx, nn
 
 from pytest_fxbucket.errors import StageError
 from pytest_fxbucket.graph.flops import flops_of
+from pytest_fxbucket.pipeline.cut import modules_to_cut_behind
 from pytest_fxbucket.pipeline.seconds import seconds_of_parts
 from pytest_fxbucket.pipeline.split import forward_of, work_of
 from pytest_fxbucket.pipeline.trace import PLACE, Forward
@@ -78,14 +79,11 @@ def _ends(forward: Forward, outermost: bool) -> dict[int, str]:
     work = work_of(forward)
     found: dict[int, str] = {}
     numbered = {fqn for fqn in forward.calls if fqn.rpartition(".")[2].isdigit()}
-    for fqn in sorted(forward.calls, key=lambda fqn: (fqn.count("."), fqn)):
+    for fqn, before in modules_to_cut_behind(forward.calls, work).items():
         around = fqn.split(".")
         is_inner = any(".".join(around[:depth]) in numbered for depth in range(1, len(around)))
-        if len(forward.calls[fqn]) != 1 or (outermost and (fqn not in numbered or is_inner)):
-            continue
-        rank = bisect_left(work, forward.calls[fqn][0][1])
-        if fqn and 0 < rank < len(work):
-            found.setdefault(work[rank], fqn)  # of several that end there the outermost
+        if not outermost or (fqn in numbered and not is_inner):
+            found.setdefault(work[before], fqn)  # of several that end there the outermost
     return found
 
 

@@ -41,6 +41,13 @@ def hooked() -> Net:
     return net
 
 
+def shared() -> Net:
+    """The second of its layers is the third, too."""
+    net = Net(tied=False, unread=False)
+    net.layers[1] = net.layers[2] = nn.Sequential(nn.Linear(DIM, DIM))
+    return net
+
+
 def batch(rank: int, step: int) -> dict[str, Tensor]:
     drawn = torch.randint(VOCAB, (2, ROWS, LENGTH), generator=torch.Generator().manual_seed(1000 * step + rank))
     return {"tokens": drawn[0], "labels": drawn[1]}

@@ -159,6 +159,17 @@ def test_parameters_that_forward_does_not_read_are_in_no_stage(plan: Path, capsy
     assert "in no stage, since forward does not read them: spare.weight, spare.bias" in lines(capsys, str(plan))
 
 
+def test_modules_that_are_called_more_than_once_are_no_place_for_a_cut(plan: Path, capsys: Capsys) -> None:
+    changed(plan, ("nets:build", "nets:shared"), ('"layers.0", "layers.2"', '"layers.0", "layers.3"'))
+    found = document(capsys, str(plan))
+    assert found["repeated"] == [{"fqn": "layers.1", "calls": 2}, {"fqn": "layers.1.0", "calls": 2}]
+    said = "no place for a cut, since forward calls them more than once: layers.1 (2 times)"
+    assert said in lines(capsys, str(plan))
+    changed(plan, ("nets:shared", "nets:build"))
+    assert document(capsys, str(plan))["repeated"] == []
+    assert "no place" not in "\n".join(lines(capsys, str(plan)))
+
+
 def test_values_cross_in_the_dtype_that_modules_compute_in(plan: Path, capsys: Capsys) -> None:
     changed(plan, ("pp = 3", 'pp = 3\nparam_dtype = "bfloat16"'))
     found = document(capsys, str(plan))

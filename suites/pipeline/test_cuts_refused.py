@@ -51,17 +51,17 @@ def refused(sentence: str, model: Any, cuts: Any, batch: Any = None, error: type
         (
             ["blocks.0.again"],
             'cut "blocks.0.again" is called 2 times in forward, expected once, since a stage ends behind its one call; '
-            "blocks.0, which it is part of, is",
+            'cut behind "blocks.0.linear", which ends before its first call, or "blocks.0", which ends behind it',
         ),
         (
             ["blocks.0.never"],
             'cut "blocks.0.never" is never called in forward, expected once, since a stage ends behind its one call; '
-            "blocks.0, which it is part of, is",
+            'cut behind "blocks.0", which it is part of',
         ),
         (
             ["blocks"],
             'cut "blocks" is never called in forward, expected once, since a stage ends behind its one call; '
-            "name a module that is",
+            'cut behind "blocks.1", which is part of it',
         ),
         (
             ["blocks.0", "blocks.1.nothing"],
@@ -86,6 +86,38 @@ def refused(sentence: str, model: Any, cuts: Any, batch: Any = None, error: type
 )
 def test_cuts_that_part_nothing(cuts: Any, sentence: str) -> None:
     refused(sentence, Net(), cuts)
+
+
+SHARED, LINEAR, OTHER, LAST = linears(4)
+
+
+@pytest.mark.parametrize(
+    ("layers", "instead"),
+    [
+        ([LINEAR, OTHER, SHARED, SHARED, LAST], 'cut behind "1", which ends before its first call'),
+        ([nn.Identity(), SHARED, LINEAR, SHARED], 'cut behind "2", which ends behind its first call'),
+        ([SHARED, SHARED], "no module of the model is a place for a cut"),
+    ],
+    ids=["nothing to cut behind after it", "nothing before it", "alone"],
+)
+def test_a_cut_behind_a_shared_module_has_those_next_to_it_that_part_the_model(layers: list[nn.Module], instead: str) -> None:
+    cut = str(layers.index(SHARED))
+    refused(
+        f'cut "{cut}" is called 2 times in forward, expected once, since a stage ends behind its one call; {instead}',
+        nn.Sequential(*layers),
+        [cut],
+    )
+
+
+def test_a_cut_that_is_never_called_and_in_nothing_that_is() -> None:
+    model = Net()
+    model.never = nn.Linear(DIM, DIM)
+    refused(
+        'cut "never" is never called in forward, expected once, since a stage ends behind its one call; cut behind one that '
+        'is, such as "blocks.0"',
+        model,
+        ["never"],
+    )
 
 
 def test_what_is_scripted_cannot_be_seen_and_what_is_compiled_can() -> None:
