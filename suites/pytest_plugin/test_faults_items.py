@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from suites.pytest_plugin.processes import Trace
+from suites.pytest_plugin.processes import Trace, ends
 from suites.ranks.fault_jobs import FAULTS
 
 ROOT = str(Path(__file__).resolve().parents[2])
@@ -161,12 +161,19 @@ def start(*args: str) -> subprocess.Popen[str]:
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True)
 
 
-@pytest.mark.usefixtures("ctrl_c")
-@pytest.mark.parametrize("how", ["ctrl-c", "kill -9"])
-def test_nothing_is_left_when_pytest_ends_in_the_middle_of_a_plan(plans, trace, monkeypatch, how):
+@pytest.fixture
+def announced(plans, monkeypatch):
+    """Can be read once a rank of plans/waits.toml waits."""
     os.mkfifo("fifo")
     monkeypatch.setenv("FIFO", str(Path("fifo").resolve()))
-    announced = os.open("fifo", os.O_RDWR)
+    fifo = os.open("fifo", os.O_RDWR)
+    yield fifo
+    os.close(fifo)
+
+
+@pytest.mark.usefixtures("ctrl_c")
+@pytest.mark.parametrize("how", ["ctrl-c", "kill -9"])
+def test_nothing_is_left_when_pytest_ends_in_the_middle_of_a_plan(announced, trace, how):
     process = start("plans/waits.toml::bitwise", "plans/plain.toml::bitwise")
     os.read(announced, 1)
     pids = trace.processes()
@@ -176,8 +183,22 @@ def test_nothing_is_left_when_pytest_ends_in_the_middle_of_a_plan(plans, trace, 
     else:
         process.kill()
     output, _ = process.communicate(timeout=60)
-    os.close(announced)
     assert process.returncode == (pytest.ExitCode.INTERRUPTED if how == "ctrl-c" else -signal.SIGKILL), output
     assert trace.left(pids) == []
     if how == "ctrl-c":
         assert "KeyboardInterrupt" in output
+
+
+@pytest.mark.usefixtures("ctrl_c")
+def test_nothing_is_left_when_the_controller_of_workers_is_killed_in_the_middle_of_a_plan(announced, trace):
+    """execnet interrupts a worker that still runs 5 s after its controller has gone."""
+    pytest.importorskip("xdist", reason="-n needs pytest-xdist")
+    controller = start("-n2", "--fxbucket-plans=plans/waits.toml", "-k", "bitwise")
+    os.read(announced, 1)
+    pids = trace.processes()
+    # The controller, two workers, a server, the ranks; and the idle worker's server, if it has not ended yet.
+    assert len(pids) in (4 + WORLD, 5 + WORLD)
+    controller.kill()
+    controller.communicate(timeout=60)
+    assert [pid for pid in pids if not ends(pid, limit_s=60)] == []
+    assert trace.left(pids) == []
