@@ -2,26 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import replace
-from pathlib import Path
-
 import pytest
 
-from pytest_fxbucket.artifacts import Folder
-from pytest_fxbucket.checks.context import Context
-from pytest_fxbucket.explain.find import find_plan
-from pytest_fxbucket.mutate.judge import Judge
-from pytest_fxbucket.mutate.mutant import Mutant, Spoiling, mutants_of
-from pytest_fxbucket.mutate.registry import operators_of
+from pytest_fxbucket.mutate.mutant import Mutant, Spoiling
 from pytest_fxbucket.passes.passed import Passed
-from pytest_fxbucket.plan.schema import Checks
-from pytest_fxbucket.plan_on_mesh import PlanOnMesh, mesh_of
+from pytest_fxbucket.plan_on_mesh import PlanOnMesh
 from pytest_fxbucket.ranks.pools import Pools
-from pytest_fxbucket.run import PlanRun
-from pytest_fxbucket.settings import RunSettings
+from suites.mutate.broken_plans import ROOT, BrokenPlan
 
-ROOT = Path(__file__).parents[2]
 FOUND_BY = {
     "buffer_not_written": {"gpt": "same"},
     "carried_stale": {"iterations": "audit"},
@@ -53,32 +41,14 @@ FOUND_BY = {
 """By operator: plans that have places for it, with a check that finds the first of them."""
 ROWS = [(operator, plan, check) for operator, found in FOUND_BY.items() for plan, check in found.items()]
 PLANS = sorted({plan for _, plan, _ in ROWS})
-IN_PROCESS = Checks(golden=False, bitwise=False, eager=False)
 
 
-@pytest.fixture(scope="module", name="judges")
-def _judges(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Judge]]:
-    """By plan, each built when it is asked for."""
+@pytest.fixture(scope="module", name="plans")
+def _plans(tmp_path_factory: pytest.TempPathFactory, pools: Pools) -> dict[str, BrokenPlan]:
+    """Each captured when it is asked for. The checks of ``FOUND_BY`` ask no ranks: none are started."""
     folder = tmp_path_factory.mktemp("mutants")
-    settings = RunSettings(ROOT, folder / "golden", folder / "artifacts")
-    pools = Pools()
-
-    class Judges(dict[str, Judge]):
-        def __missing__(self, name: str) -> Judge:
-            plan, _ = find_plan(str(ROOT / "fixtures" / "plans" / (name if "::" in name else f"{name}.toml")))
-            plan = replace(plan, checks=IN_PROCESS)
-            world = PlanOnMesh(plan, mesh_of(plan, run=True), "manual", lambda _: None)
-            times = PlanRun(plan, settings, pools)
-            kept = Folder(settings.artifacts, times.name, "mutation")
-            self[name] = Judge(Context(plan, name, settings, world, lambda: world, pools, kept, lambda _: None, times))
-            return self[name]
-
-    yield Judges()
-    pools.close()
-
-
-def mutants(judge: Judge, operator: str) -> list[Mutant]:
-    return mutants_of(judge.context.run_world, operators_of([operator]), 0)
+    files = {name: name if "::" in name else f"{name}.toml" for name in PLANS}
+    return {name: BrokenPlan(f"{ROOT}/fixtures/plans/{file}", pools, folder) for name, file in files.items()}
 
 
 def graph(world: PlanOnMesh, mutant: Mutant) -> Passed:
@@ -88,24 +58,27 @@ def graph(world: PlanOnMesh, mutant: Mutant) -> Passed:
 
 @pytest.mark.parametrize(("operator", "plan", "check"), ROWS)
 def test_a_graph_is_broken_alike_each_time_and_a_check_says_so(
-    judges: dict[str, Judge], operator: str, plan: str, check: str
+    plans: dict[str, BrokenPlan], operator: str, plan: str, check: str
 ) -> None:
-    judge = judges[plan]
-    mutant = mutants(judge, operator)[0]
-    world = judge.context.run_world
-    broken = {graph(Spoiling(world, mutant).world(world), mutant).digest for _ in range(2)}
-    assert len(broken - {graph(world, mutant).digest}) == len(broken) == 1
-    judged = judge.judged(mutant)
-    assert judged.fate == "found"
-    assert check in judged.found
+    as_it_is = plans[plan]
+    mutant = as_it_is.mutants(operator)[0]
+    worlds = [as_it_is.broken(mutant) for _ in range(2)]
+    broken = {graph(world, mutant).digest for world in worlds}
+    assert len(broken - {graph(as_it_is.world, mutant).digest}) == len(broken) == 1
+    assert as_it_is.said_of(check, worlds[0]).outcome == "failed"
+
+
+@pytest.mark.parametrize(("plan", "check"), sorted({(plan, check) for _, plan, check in ROWS}))
+def test_the_graphs_as_they_are_pass(plans: dict[str, BrokenPlan], plan: str, check: str) -> None:
+    assert plans[plan].said(check).outcome == "passed"
 
 
 @pytest.mark.parametrize("plan", PLANS)
-def test_every_place_can_be_broken(judges: dict[str, Judge], plan: str) -> None:
+def test_every_place_can_be_broken(plans: dict[str, BrokenPlan], plan: str) -> None:
     """Graphs are linted as they are broken."""
-    world = judges[plan].context.run_world
+    world = plans[plan].world
     for operator in (operator for operator, found in FOUND_BY.items() if plan in found):
-        for mutant in mutants(judges[plan], operator)[:4]:
+        for mutant in plans[plan].mutants(operator)[:4]:
             rank = world.mesh.ranks(0, "pp")[mutant.stage]
             spoiling = Spoiling(world, mutant)
             spoiling(rank, mutant.phase, graph(world, mutant).bucketed)
