@@ -51,7 +51,7 @@ LAUNCH = re.compile(r"made\.call\(torch\.ops\._c10d_functional\.(?!wait)")
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, pools: Pools) -> Iterator[Path]:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("pytest_fxbucket.ranks.pools.Pools", lambda warm: pools)
+    monkeypatch.setattr("pytest_fxbucket.ranks.pools.Pools", lambda: pools)
     monkeypatch.setattr(pools, "close", lambda: None)
     monkeypatch.setattr(confirmed, "LIMIT_S", 3.0)
     monkeypatch.setattr(search, "_SHRINKING_S", 1.0)
