@@ -90,7 +90,7 @@ class ForkServer:
             raise self.late("start", START_LIMIT_S, "importing torch takes too long")
         problem = self._last_words() if message is None else message.problem
         if problem:
-            raise RankError(f"the rank server could not start ({problem}); expected an importable torch with gloo")
+            raise RankError(f"the rank server could not start: {problem}")
         self._ready = True
 
     def _last_words(self) -> str:

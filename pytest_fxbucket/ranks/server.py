@@ -166,7 +166,7 @@ def _import(name: str) -> str:
     except ModuleNotFoundError as error:
         if f"{name}.".startswith(f"{error.name}."):
             return f"there is no module {name}, which it has to import before it forks ranks"
-    except ImportError:
+    except Exception:
         pass
     return ""
 
@@ -177,9 +177,9 @@ def _import_torch(warm: list[str]) -> str:
         import torch
         import torch.distributed as dist
     except Exception as error:
-        return f"{type(error).__name__}: {error}"
+        return f"{type(error).__name__}: {error}; expected a torch that can be imported"
     if not dist.is_available() or not dist.is_gloo_available():
-        return "this torch has no gloo"
+        return "this torch has no gloo; expected one that was built with it"
     torch.set_num_threads(1)
     importlib.import_module("pytest_fxbucket.ranks.worker")
     for name in warm:

@@ -10,6 +10,7 @@ import torch
 
 from pytest_fxbucket.errors import RankError
 from pytest_fxbucket.ranks import mark
+from pytest_fxbucket.ranks.pool import RankFailure
 from pytest_fxbucket.ranks.pools import Pools
 
 JOBS = "suites.ranks.jobs:"
@@ -150,9 +151,7 @@ def test_a_module_to_import_before_that_is_not_there_is_said():
     """Each rank would import what it is called now, and nobody would see why that takes so long."""
     pools = Pools(warm=("fixtures.reference.missing.deeper",))
     try:
-        with pytest.raises(
-            RankError, match=r"could not start \(there is no module fixtures\.reference\.missing\.deeper, which"
-        ):
+        with pytest.raises(RankError, match=r"could not start: there is no module fixtures\.reference\.missing\.deeper, which"):
             pools.get(2).start()
     finally:
         pools.close()
@@ -167,5 +166,17 @@ def test_the_module_of_a_job_of_ours_is_loaded_once_before_ranks_are_forked_and_
             pool.start(job=f"{module}:run")
             assert pool.run(JOBS + "is_loaded", [module] * 2, timeout_s=60) == [loaded] * 2
             pool.close()
+    finally:
+        pools.close()
+
+
+def test_what_a_module_to_import_before_raises_is_left_for_the_rank_whose_job_needs_it():
+    """The server would end with it, and with all ranks; a newer torch without a private name raises AttributeError."""
+    pools = Pools(warm=("suites.ranks.raises_at_import",))
+    try:
+        ranks = pools.get(2)
+        assert ranks.run(JOBS + "threads", [None] * 2, timeout_s=30) == [1, 1]
+        with pytest.raises(RankFailure, match="raised AttributeError: torch has no such name"):
+            ranks.run("suites.ranks.raises_at_import:job", [None] * 2, timeout_s=30)
     finally:
         pools.close()
