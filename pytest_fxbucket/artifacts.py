@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from pytest_fxbucket.files import digest
 
 if TYPE_CHECKING:
-    from pytest_fxbucket.passes.passed import Passed
+    from pytest_fxbucket.passes.result import Passed
     from pytest_fxbucket.step.roles import Phase, StepGraph
 
 

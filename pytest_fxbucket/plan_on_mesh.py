@@ -21,8 +21,8 @@ from pytest_fxbucket.graph.buckets import GraphAnalysis
 from pytest_fxbucket.graph.groups import members_of_groups
 from pytest_fxbucket.graph.reading import read_given
 from pytest_fxbucket.passes.keep_order import without_kept_order
-from pytest_fxbucket.passes.passed import Passed
 from pytest_fxbucket.passes.registry import Bucketed, PassJob, run_pass
+from pytest_fxbucket.passes.result import Passed
 from pytest_fxbucket.pipeline.captured import StagedStep, capture_stages
 from pytest_fxbucket.pipeline.composed import Composed, composed
 from pytest_fxbucket.pipeline.of_plan import with_cuts
@@ -37,7 +37,7 @@ from pytest_fxbucket.step.pipelined import stage_of
 from pytest_fxbucket.step.portable import PortableGraph, digest, encode, own_copy
 from pytest_fxbucket.transforms.rank_pipeline import RankPipeline, ToPass, state_of, with_first_state
 from pytest_fxbucket.transforms.registry import Stage, Staged, Stages, State, run_stages, stages_of
-from pytest_fxbucket.transforms.traits import traits_of
+from pytest_fxbucket.transforms.transformation import traits_of
 
 if TYPE_CHECKING:
     from pytest_fxbucket.passes.auto.estimates import Key

@@ -6,7 +6,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, cast
 
-from pytest_fxbucket.as_one import as_run
 from pytest_fxbucket.bench.job import Timed, TimingTask
 from pytest_fxbucket.bench.staged_tasks import pipeline_facts, stage_readings, staged_graphs, staged_task
 from pytest_fxbucket.bench.stats import Pacing, Series
@@ -16,6 +15,7 @@ from pytest_fxbucket.bench.timeline.spans import Steps, exposed, middle_step
 from pytest_fxbucket.checks.bitwise.crossing import crosses, crossing_graphs
 from pytest_fxbucket.checks.on_ranks import final_values
 from pytest_fxbucket.errors import BenchmarkError
+from pytest_fxbucket.joined_step import as_run
 from pytest_fxbucket.step.portable import digest
 from pytest_fxbucket.step_runner import PhaseGraph, fields_of
 

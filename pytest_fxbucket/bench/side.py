@@ -81,7 +81,7 @@ def _side(asked: Mapping[str, Any], stack: ExitStack) -> TimedSide:
     pools.start()
     stack.enter_context(first_on_path(folders))
     backend = _backend(plan, asked["backend"])  # which may refuse, before the step is traced
-    from pytest_fxbucket.as_one import as_run
+    from pytest_fxbucket.joined_step import as_run
     from pytest_fxbucket.plan_on_mesh import PlanOnMesh, mesh_of
 
     pass_name = plan.pass_name if asked.get("as_planned") else asked["pass"]

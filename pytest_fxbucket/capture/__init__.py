@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from pytest_fxbucket.capture.described import joint_step
-from pytest_fxbucket.capture.traced import TracedStep
+from pytest_fxbucket.capture.given_graphs import TracedStep
+from pytest_fxbucket.capture.roles_by_descriptor import joint_step
 from pytest_fxbucket.step.mesh import Mesh
 from pytest_fxbucket.step.roles import StepGraph
 
 if TYPE_CHECKING:
     from pytest_fxbucket.capture.override.overrides import Override, Subgraph
-    from pytest_fxbucket.capture.placed import placed_step
+    from pytest_fxbucket.capture.roles_by_placement import placed_step
 
 __all__ = ["Mesh", "Override", "StepGraph", "Subgraph", "TracedStep", "joint_step", "placed_step"]
 
@@ -23,7 +23,7 @@ def __getattr__(name: str) -> Any:
 
         return getattr(overrides, name)
     if name == "placed_step":
-        from pytest_fxbucket.capture import placed
+        from pytest_fxbucket.capture import roles_by_placement
 
-        return placed.placed_step
+        return roles_by_placement.placed_step
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -13,6 +13,7 @@ from torch import fx, nn
 
 from pytest_fxbucket.capture.batch import first_batch, own_loss
 from pytest_fxbucket.capture.clip import Clip
+from pytest_fxbucket.capture.given_graphs import take_step
 from pytest_fxbucket.capture.joint import Joint, JointStep, trace_joint
 from pytest_fxbucket.capture.model import build, fake_twins, in_modules
 from pytest_fxbucket.capture.optimizers.optimizer import Optimizing, optimizing_of
@@ -20,7 +21,6 @@ from pytest_fxbucket.capture.optimizers.update import TracedUpdate, trace_update
 from pytest_fxbucket.capture.override.overrides import Overrides, overrides_of
 from pytest_fxbucket.capture.parallel.forwards import Forwards, forwards_of
 from pytest_fxbucket.capture.parallel.parts import Parts
-from pytest_fxbucket.capture.traced import take_step
 from pytest_fxbucket.compat.fake_tensors import KernelFakeMode
 from pytest_fxbucket.compat.fx import uncompiled
 from pytest_fxbucket.plan.factories import import_callable

@@ -9,11 +9,11 @@ from pytest_fxbucket.checks.bitwise.crossing import crossing_notes, crossing_pro
 from pytest_fxbucket.checks.context import capped, looked_at, said_once
 from pytest_fxbucket.checks.promises.apart import kept_apart
 from pytest_fxbucket.checks.promises.automatic import automatic_problems
-from pytest_fxbucket.checks.promises.beside import Beside, done_beside
 from pytest_fxbucket.checks.promises.expectations import promise_of
 from pytest_fxbucket.checks.promises.kept import audit, left_out
 from pytest_fxbucket.checks.promises.metadata import metadata_problems
 from pytest_fxbucket.checks.promises.order import order_problems
+from pytest_fxbucket.checks.promises.other_changes import Beside, done_beside
 from pytest_fxbucket.checks.verdict import Verdict, failed, passed
 from pytest_fxbucket.errors import CaptureError
 from pytest_fxbucket.pipeline.composed import parameter_problems
@@ -21,7 +21,7 @@ from pytest_fxbucket.words import counted
 
 if TYPE_CHECKING:
     from pytest_fxbucket.checks.context import Context
-    from pytest_fxbucket.passes.passed import Passed
+    from pytest_fxbucket.passes.result import Passed
     from pytest_fxbucket.plan_on_mesh import PlanOnMesh
     from pytest_fxbucket.step.roles import Phase, StepGraph
 

@@ -16,12 +16,12 @@ from pytest_fxbucket.pipeline.schedules import table_of, table_problems
 from pytest_fxbucket.plan.consistency import refuse_too_many_ranks
 from pytest_fxbucket.plan.folders import folders_of
 from pytest_fxbucket.ranks import machine as machines
-from pytest_fxbucket.transforms.traits import BUCKET
+from pytest_fxbucket.transforms.transformation import BUCKET
 from pytest_fxbucket.words import counted
 
 if TYPE_CHECKING:
     from pytest_fxbucket.artifacts import Folder
-    from pytest_fxbucket.passes.passed import Passed
+    from pytest_fxbucket.passes.result import Passed
     from pytest_fxbucket.plan.schema import Plan
     from pytest_fxbucket.plan_on_mesh import PlanOnMesh
     from pytest_fxbucket.ranks.pools import Pools

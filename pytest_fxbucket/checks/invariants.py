@@ -25,7 +25,7 @@ from pytest_fxbucket.graph.gradients import returned
 from pytest_fxbucket.graph.pairing import mixed_launches
 from pytest_fxbucket.graph.preserved import lost, other_bytes, other_readers
 from pytest_fxbucket.graph.reading import read_given, read_graph
-from pytest_fxbucket.graph_view.bare import bare_values
+from pytest_fxbucket.graph_view.roles_by_tracer import bare_values
 from pytest_fxbucket.passes.keep_order import without_kept_order
 
 if TYPE_CHECKING:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from pytest_fxbucket.cli.blocks import Draft
+from pytest_fxbucket.cli.first_entries import Draft
 from pytest_fxbucket.cli.first_failure import MOST_OVERRIDES, first_failure
 from pytest_fxbucket.plan import parse_plans
 from pytest_fxbucket.plan.toml_text import to_toml

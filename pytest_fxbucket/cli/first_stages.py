@@ -7,7 +7,7 @@ from dataclasses import replace
 from math import gcd
 from pathlib import Path
 
-from pytest_fxbucket.cli.blocks import Draft
+from pytest_fxbucket.cli.first_entries import Draft
 from pytest_fxbucket.cli.first_plan import PlanSource, StagesDraft, plan_text
 from pytest_fxbucket.plan import parse_plans
 from pytest_fxbucket.user_code import user_code

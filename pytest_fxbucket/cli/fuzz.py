@@ -126,7 +126,7 @@ class _Hunt:
         from pytest_fxbucket.fuzz.confirmed import on_real_ranks
         from pytest_fxbucket.fuzz.corpus import files_in, keep, replayed
         from pytest_fxbucket.fuzz.search import Search
-        from pytest_fxbucket.fuzz.subject import subject_of
+        from pytest_fxbucket.fuzz.tried_pass import subject_of
         from pytest_fxbucket.ranks.pools import Pools
 
         options = self.options

@@ -9,7 +9,7 @@ from contextlib import redirect_stdout
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pytest_fxbucket.cli.blocks import BlockNames, Draft, draft
+from pytest_fxbucket.cli.first_entries import BlockNames, Draft, draft
 from pytest_fxbucket.cli.first_plan import PlanSource, Tried, plan_text, tried
 from pytest_fxbucket.cli.first_stages import said_of, stages_draft
 from pytest_fxbucket.cli.module_tree import module_tree

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from torch import fx
 
     from pytest_fxbucket.graph.buckets import Bucket, GraphAnalysis, Member
-    from pytest_fxbucket.passes.passed import Passed
+    from pytest_fxbucket.passes.result import Passed
     from pytest_fxbucket.plan.schema import Plan
     from pytest_fxbucket.simulate.of_plan import NamedFlight
     from pytest_fxbucket.step.pipelined import Pipelined

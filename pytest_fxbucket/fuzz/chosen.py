@@ -10,7 +10,7 @@ from pytest_fxbucket.cost.costs import launched_bytes
 from pytest_fxbucket.fuzz.crossing import NAME as CROSSES
 from pytest_fxbucket.fuzz.groups import fake_groups
 from pytest_fxbucket.fuzz.inputs import has_symbolic
-from pytest_fxbucket.fuzz.ours import run_pass
+from pytest_fxbucket.fuzz.our_pass import run_pass
 from pytest_fxbucket.fuzz.program import copied
 from pytest_fxbucket.fuzz.roles import step_of
 from pytest_fxbucket.fuzz.transformed import fit

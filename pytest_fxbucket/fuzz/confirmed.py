@@ -14,8 +14,8 @@ from pytest_fxbucket.step.portable import encode, encode_module
 
 if TYPE_CHECKING:
     from pytest_fxbucket.fuzz.finds import Find
-    from pytest_fxbucket.fuzz.subject import Subject
     from pytest_fxbucket.fuzz.trial import Trial
+    from pytest_fxbucket.fuzz.tried_pass import Subject
     from pytest_fxbucket.ranks.pools import Pools
 
 LIMIT_S = 20.0

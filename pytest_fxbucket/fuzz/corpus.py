@@ -15,8 +15,8 @@ from pytest_fxbucket.fuzz.printed import text_of_test, trial_in
 
 if TYPE_CHECKING:
     from pytest_fxbucket.fuzz.finds import Find
-    from pytest_fxbucket.fuzz.subject import Subject
     from pytest_fxbucket.fuzz.trial import Trial
+    from pytest_fxbucket.fuzz.tried_pass import Subject
 
 
 @dataclass(frozen=True)

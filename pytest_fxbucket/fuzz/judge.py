@@ -15,10 +15,10 @@ from pytest_fxbucket.fuzz import kept, lockstep
 from pytest_fxbucket.fuzz.features import features_of
 from pytest_fxbucket.fuzz.finds import DIFFERS, HANG, PLAN, RAISED, TWICE, VALUES, Find, up_to
 from pytest_fxbucket.fuzz.groups import fake_groups, members_of
-from pytest_fxbucket.fuzz.limited import limited
 from pytest_fxbucket.fuzz.program import copied
-from pytest_fxbucket.fuzz.subject import Subject, subject_of
+from pytest_fxbucket.fuzz.time_limit import limited
 from pytest_fxbucket.fuzz.transformed import before_the_pass
+from pytest_fxbucket.fuzz.tried_pass import Subject, subject_of
 from pytest_fxbucket.graph.calls import Call, calls_of, joint_problems
 from pytest_fxbucket.graph.reading import read_graph
 from pytest_fxbucket.passes.keep_order import without_kept_order

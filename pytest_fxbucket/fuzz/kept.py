@@ -14,7 +14,7 @@ from pytest_fxbucket.checks.promises.automatic import in_flight_problems
 from pytest_fxbucket.cost.memory import liveness_of
 from pytest_fxbucket.errors import FxbucketError
 from pytest_fxbucket.fuzz.groups import fake_groups
-from pytest_fxbucket.fuzz.ours import run_pass
+from pytest_fxbucket.fuzz.our_pass import run_pass
 from pytest_fxbucket.fuzz.program import copied
 from pytest_fxbucket.graph import collectives
 from pytest_fxbucket.passes.carried import carried
@@ -26,8 +26,8 @@ from pytest_fxbucket.same.two_graphs import ends
 if TYPE_CHECKING:
     from torch import fx
 
-    from pytest_fxbucket.fuzz.subject import Subject
     from pytest_fxbucket.fuzz.trial import Trial
+    from pytest_fxbucket.fuzz.tried_pass import Subject
 
 _RULES = {one.name for one in fields(Overlap)}
 

@@ -23,9 +23,9 @@ from pytest_fxbucket.fuzz.drawn import NAMES, TRAINING, drawn
 from pytest_fxbucket.fuzz.finds import PLAN, TWICE, VALUES, Find
 from pytest_fxbucket.fuzz.judge import judged
 from pytest_fxbucket.fuzz.smaller import smaller
-from pytest_fxbucket.fuzz.subject import Subject
 from pytest_fxbucket.fuzz.sweep import sweeps
 from pytest_fxbucket.fuzz.trial import Trial
+from pytest_fxbucket.fuzz.tried_pass import Subject
 
 _EXAMPLES = 40
 _SHRINKING_S = 20.0

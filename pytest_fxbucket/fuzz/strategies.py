@@ -15,10 +15,10 @@ from hypothesis import strategies as st
 from pytest_fxbucket.fuzz.chosen import BYTES, PLANS, WRONG, Chosen
 from pytest_fxbucket.fuzz.drawing import Step
 from pytest_fxbucket.fuzz.drawn import NAMES, drawn
-from pytest_fxbucket.fuzz.packing import JOINED
-from pytest_fxbucket.fuzz.subject import Subject, subject_of
 from pytest_fxbucket.fuzz.transformed import ROUNDS, SAME_BITS
 from pytest_fxbucket.fuzz.trial import Trial
+from pytest_fxbucket.fuzz.tried_pass import Subject, subject_of
+from pytest_fxbucket.fuzz.users_packer import JOINED
 
 _MODES = (None, None, "default", "custom_ops", "custom_ops_multidtype")
 KEYWORDS: dict[str, tuple[Any, ...]] = {

@@ -14,14 +14,14 @@ from pytest_fxbucket.fuzz.chosen import Chosen
 from pytest_fxbucket.fuzz.drawing import Step
 from pytest_fxbucket.fuzz.drawn import drawn
 from pytest_fxbucket.fuzz.program import Program
+from pytest_fxbucket.fuzz.small_programs import OFTEN, OTHER, STEP, Build, programs
 from pytest_fxbucket.fuzz.training_steps import UPDATES
-from pytest_fxbucket.fuzz.twists import OFTEN, OTHER, STEP, Build, programs
 from pytest_fxbucket.graph.collectives import launch_kind
 from pytest_fxbucket.graph.modules import module_stack
 
 if TYPE_CHECKING:
-    from pytest_fxbucket.fuzz.subject import Subject
     from pytest_fxbucket.fuzz.trial import Trial
+    from pytest_fxbucket.fuzz.tried_pass import Subject
 
 
 def sweeps(ranks: int, subject: Subject) -> Iterator[Iterator[Trial]]:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from torch import fx
 
     from pytest_fxbucket.graph.buckets import GraphAnalysis
-    from pytest_fxbucket.passes.passed import Passed
+    from pytest_fxbucket.passes.result import Passed
     from pytest_fxbucket.step.mesh import Mesh
     from pytest_fxbucket.step.roles import Phase, Value
 

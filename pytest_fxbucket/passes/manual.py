@@ -20,8 +20,8 @@ from pytest_fxbucket.graph.collectives import REDUCTIONS
 from pytest_fxbucket.graph.ops import dtype_name
 from pytest_fxbucket.graph.order import displaced
 from pytest_fxbucket.graph.updates import update_nodes
-from pytest_fxbucket.graph_view.bare import bare_values
-from pytest_fxbucket.passes.auto.moved import hiding_of, peak_of, reorder_by_itself
+from pytest_fxbucket.graph_view.roles_by_tracer import bare_values
+from pytest_fxbucket.passes.auto.by_itself import hiding_of, peak_of, reorder_by_itself
 from pytest_fxbucket.passes.auto.room import NoRoomError
 from pytest_fxbucket.passes.bucketer import Bucketer, asked
 from pytest_fxbucket.passes.compute import Labels, Overlapped, gathered_lives, labels_of, overlapped

@@ -6,7 +6,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator
 from itertools import zip_longest
 
-from pytest_fxbucket.pipeline.hangs import hang_of
+from pytest_fxbucket.pipeline.deadlocks import hang_of
 from pytest_fxbucket.pipeline.table import (
     BACKWARD,
     FORWARD,

@@ -12,12 +12,12 @@ from typing import Protocol, TypeVar
 
 from pytest_fxbucket.backends import BACKENDS
 from pytest_fxbucket.ranks import stacks, wire
+from pytest_fxbucket.ranks.conversation import Talk
 from pytest_fxbucket.ranks.failure import RankFailure, RankState, failure_of, has_failed
 from pytest_fxbucket.ranks.launch import START_LIMIT_S, PoolProcesses, import_path, oom_kills
 from pytest_fxbucket.ranks.machine import Lease, spread
 from pytest_fxbucket.ranks.messages import Job, PoolRequest
 from pytest_fxbucket.ranks.output import Output
-from pytest_fxbucket.ranks.talk import Talk
 
 Packed = TypeVar("Packed")
 

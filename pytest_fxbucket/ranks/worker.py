@@ -21,10 +21,10 @@ from pytest_fxbucket.compat import c10d
 from pytest_fxbucket.compat.c10d import destroy_subgroups
 from pytest_fxbucket.ranks import call_job, flight_recorder, output, wire
 from pytest_fxbucket.ranks.failure import RankState
-from pytest_fxbucket.ranks.fresh import Interpreter, JobEnvironment, SharedState
 from pytest_fxbucket.ranks.machine import use_device
 from pytest_fxbucket.ranks.messages import Job, PoolRequest, Reply, StoreAddress
 from pytest_fxbucket.ranks.process_groups import nccl, sums
+from pytest_fxbucket.ranks.reset import Interpreter, JobEnvironment, SharedState
 
 # Longer than any job (see pool.LONGEST_S): the parent is the one that looks at the clock.
 _NEVER = timedelta(days=31)

@@ -18,7 +18,7 @@ from pytest_fxbucket.step.pipelined import TIES, UPDATE
 if TYPE_CHECKING:
     from pytest_fxbucket.cost.cluster import Cluster
     from pytest_fxbucket.graph.buckets import Bucket, Member
-    from pytest_fxbucket.passes.passed import Passed
+    from pytest_fxbucket.passes.result import Passed
     from pytest_fxbucket.plan.schema import Plan
     from pytest_fxbucket.plan_on_mesh import PlanOnMesh
     from pytest_fxbucket.step.roles import Direction, Phase, StepGraph

@@ -16,7 +16,7 @@ from pytest_fxbucket.graph.modules import direction_of
 from pytest_fxbucket.graph.movement import moves_data
 from pytest_fxbucket.graph.ops import is_view, operator_name
 from pytest_fxbucket.process import collector
-from pytest_fxbucket.simulate.held import memory_of
+from pytest_fxbucket.simulate.held_memory import memory_of
 from pytest_fxbucket.simulate.timeline import HIDDEN, Flight, Living, Ran, Timeline, Why
 
 if TYPE_CHECKING:

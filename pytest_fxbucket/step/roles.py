@@ -21,7 +21,7 @@ Direction = Literal["forward", "backward", "optimizer"]
 Phase = str
 """Name of a graph of a step: joint; forward and backward; setup, steady and cleanup of a step whose work crosses iterations:
 its first call, each later one, what finishes the last; of pipeline stages as :mod:`pytest_fxbucket.step.pipelined` has them;
-where somebody split FSDP's collectives off, as :mod:`pytest_fxbucket.step.handed` has them.
+where somebody split FSDP's collectives off, as :mod:`pytest_fxbucket.step.graph_sequence` has them.
 """
 
 

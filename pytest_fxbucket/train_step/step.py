@@ -24,7 +24,7 @@ from pytest_fxbucket.train_step.parallel import BatchDim, Parallel, Parted, part
 from pytest_fxbucket.train_step.trace import Traced, trace_call
 from pytest_fxbucket.train_step.transforming import Crossing, described, iterating_of, transformed
 from pytest_fxbucket.transforms.registry import Transform
-from pytest_fxbucket.transforms.traits import traits_of
+from pytest_fxbucket.transforms.transformation import traits_of
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh

@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from pytest_fxbucket.transforms.traits import Traits, transformation
+from pytest_fxbucket.transforms.transformation import Traits, transformation
 
 __all__ = ["Traits", "transformation"]

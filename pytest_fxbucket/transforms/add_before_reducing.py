@@ -23,7 +23,7 @@ from pytest_fxbucket.step.roles import Phase, StepGraph, Transformed
 from pytest_fxbucket.transforms.merge_duplicates import brings_too, erase
 from pytest_fxbucket.transforms.merge_duplicates.mergeable import Labels, Launched, Writes, named, read
 from pytest_fxbucket.transforms.merge_duplicates.values import form_of
-from pytest_fxbucket.transforms.traits import transformation
+from pytest_fxbucket.transforms.transformation import transformation
 
 _OPERATORS = frozenset({"_c10d_functional::reduce_scatter_tensor", "_c10d_functional::all_reduce"})
 _LINEAR = ("sum", "avg")

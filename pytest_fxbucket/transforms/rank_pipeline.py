@@ -11,7 +11,7 @@ import torch
 from pytest_fxbucket.compat.fake_tensors import FakeTensorMode
 
 if TYPE_CHECKING:
-    from pytest_fxbucket.passes.passed import Passed
+    from pytest_fxbucket.passes.result import Passed
     from pytest_fxbucket.step.roles import Phase, StepGraph
     from pytest_fxbucket.transforms.registry import Staged, State
 

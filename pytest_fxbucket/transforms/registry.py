@@ -16,7 +16,7 @@ from pytest_fxbucket.plan.schema import Plan
 from pytest_fxbucket.step.portable import own_copy
 from pytest_fxbucket.step.roles import Phase, StepGraph
 from pytest_fxbucket.transforms.fit import Looked, look, refuse_broken, refuse_unpaired
-from pytest_fxbucket.transforms.traits import BUCKET, Traits, traits_of
+from pytest_fxbucket.transforms.transformation import BUCKET, Traits, traits_of
 from pytest_fxbucket.user_frame import naming_user_frame
 
 BUILT_IN = {

@@ -33,7 +33,7 @@ from pytest_fxbucket.graph.calls import calls_of
 from pytest_fxbucket.graph.reading import read_graph
 from pytest_fxbucket.graph_view import GraphView
 from pytest_fxbucket.passes import manual_overlap_bucketing
-from pytest_fxbucket.passes.passed import Passed
+from pytest_fxbucket.passes.result import Passed
 from pytest_fxbucket.plan_on_mesh import PlanOnMesh
 from pytest_fxbucket.process import collector
 from pytest_fxbucket.same.step import Side, compared

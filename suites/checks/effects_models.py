@@ -10,7 +10,7 @@ from torch import Tensor, fx, nn
 
 from fixtures.models import traced
 from pytest_fxbucket.capture import StepGraph
-from pytest_fxbucket.capture.traced import TracedStep
+from pytest_fxbucket.capture.given_graphs import TracedStep
 from pytest_fxbucket.passes import packers
 from pytest_fxbucket.passes.new_nodes import Maker
 from pytest_fxbucket.passes.packers import Packing, Unpack

@@ -45,7 +45,7 @@ GROUPS = """
 import torch
 import torch.distributed as dist
 from torch.fx.experimental.proxy_tensor import make_fx
-from pytest_fxbucket.capture.traced import TracedStep
+from pytest_fxbucket.capture.given_graphs import TracedStep
 
 c10d = torch.ops._c10d_functional
 

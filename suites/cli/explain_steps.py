@@ -8,7 +8,7 @@ import torch
 import torch.distributed as dist
 from torch import fx
 
-from pytest_fxbucket.capture.traced import TracedStep
+from pytest_fxbucket.capture.given_graphs import TracedStep
 from pytest_fxbucket.fuzz.program import COLUMNS, Program, aten
 from pytest_fxbucket.passes import manual_overlap_bucketing
 from suites.graph.whole_steps import WholeStep, passed

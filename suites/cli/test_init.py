@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from pytest_fxbucket.cli.__main__ import main
-from pytest_fxbucket.cli.blocks import BlockNames, draft
+from pytest_fxbucket.cli.first_entries import BlockNames, draft
 from pytest_fxbucket.plan import Plan, Resolution, load_plans, parse_entries, resolve
 from pytest_fxbucket.plan.toml_text import from_toml, to_toml
 

@@ -11,7 +11,7 @@ from torch import fx
 from pytest_fxbucket.cost import memory
 from pytest_fxbucket.cost.memory import Liveness, liveness_of
 from pytest_fxbucket.graph.collectives import tensors
-from pytest_fxbucket.simulate.held import memory_of
+from pytest_fxbucket.simulate.held_memory import memory_of
 from pytest_fxbucket.step.roles import StepGraph
 from suites.graph.handmade import Handmade, aten
 

@@ -17,8 +17,8 @@ from pytest_fxbucket.fuzz.drawn import TRAINING, drawn
 from pytest_fxbucket.fuzz.judge import judged, made_of
 from pytest_fxbucket.fuzz.on_ranks import compare
 from pytest_fxbucket.fuzz.strategies import by_hand, crossing, steps
-from pytest_fxbucket.fuzz.subject import subject_of
 from pytest_fxbucket.fuzz.sweep import sweeps
+from pytest_fxbucket.fuzz.tried_pass import subject_of
 from pytest_fxbucket.graph.collectives import launch_kind
 from pytest_fxbucket.ranks.pools import Pools
 

@@ -19,8 +19,8 @@ from pytest_fxbucket.fuzz.finds import VALUES
 from pytest_fxbucket.fuzz.judge import judged, made_of
 from pytest_fxbucket.fuzz.printed import text_of_test, trial_in
 from pytest_fxbucket.fuzz.search import Search
-from pytest_fxbucket.fuzz.subject import subject_of
 from pytest_fxbucket.fuzz.sweep import training
+from pytest_fxbucket.fuzz.tried_pass import subject_of
 from pytest_fxbucket.step.portable import digest, encode_module
 from pytest_fxbucket.transforms.next_iteration import graphs
 from pytest_fxbucket.transforms.next_iteration.graphs import Cut

@@ -18,11 +18,11 @@ from pytest_fxbucket.fuzz.finds import KINDS, PLAN, RAISED, TWICE, VALUES, Find,
 from pytest_fxbucket.fuzz.judge import judged, problems
 from pytest_fxbucket.fuzz.printed import text_of_test, trial_in
 from pytest_fxbucket.fuzz.program import aten
+from pytest_fxbucket.fuzz.small_programs import FORMS
 from pytest_fxbucket.fuzz.smaller import smaller
 from pytest_fxbucket.fuzz.strategies import by_hand, steps, trials
-from pytest_fxbucket.fuzz.subject import subject_of
 from pytest_fxbucket.fuzz.transformed import SAME_BITS
-from pytest_fxbucket.fuzz.twists import FORMS
+from pytest_fxbucket.fuzz.tried_pass import subject_of
 from pytest_fxbucket.graph.collectives import is_wait, launch_kind
 from pytest_fxbucket.graph.effects import written_arguments
 from pytest_fxbucket.step.portable import digest, encode_module

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from pytest_fxbucket.mutate.mutant import Mutant, Spoiling
-from pytest_fxbucket.passes.passed import Passed
+from pytest_fxbucket.passes.result import Passed
 from pytest_fxbucket.plan_on_mesh import PlanOnMesh
 from pytest_fxbucket.ranks.pools import Pools
 from suites.mutate.broken_plans import ROOT, BrokenPlan

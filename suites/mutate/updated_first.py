@@ -8,7 +8,7 @@ from torch.fx import traceback
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from fixtures.models import traced
-from pytest_fxbucket.capture.traced import TracedStep
+from pytest_fxbucket.capture.given_graphs import TracedStep
 
 PLAN = """
 [graph]

@@ -14,8 +14,8 @@ from pytest_fxbucket.capture.from_plan import capture_plan
 from pytest_fxbucket.graph import collectives
 from pytest_fxbucket.graph.buckets import Bucket as Launched
 from pytest_fxbucket.graph.buckets import GraphAnalysis
-from pytest_fxbucket.passes.passed import Passed
 from pytest_fxbucket.passes.report import BucketReport, PassReport
+from pytest_fxbucket.passes.result import Passed
 from pytest_fxbucket.plan.entries import parse_entries
 from pytest_fxbucket.plan.schema import Bucket, Model, Overlap, Parallel, Plan
 from pytest_fxbucket.plan_on_mesh import PlanOnMesh, mesh_of

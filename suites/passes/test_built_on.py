@@ -14,7 +14,7 @@ from torch import fx
 from pytest_fxbucket.compat.c10d import fake_world
 from pytest_fxbucket.cost.costs import Roofline
 from pytest_fxbucket.errors import PlanError
-from pytest_fxbucket.fuzz.ours import CLUSTER
+from pytest_fxbucket.fuzz.our_pass import CLUSTER
 from pytest_fxbucket.fuzz.program import copied
 from pytest_fxbucket.passes import Bucketer, Scheduler, manual_overlap_bucketing, schedule_overlap_bucketing
 from pytest_fxbucket.passes.auto.estimates import Estimates

@@ -10,7 +10,7 @@ from torch import fx
 
 from pytest_fxbucket.fuzz.judge import problems
 from pytest_fxbucket.fuzz.on_ranks import compare
-from pytest_fxbucket.fuzz.ours import run_pass
+from pytest_fxbucket.fuzz.our_pass import run_pass
 from pytest_fxbucket.fuzz.program import Program, aten
 from pytest_fxbucket.ranks.pools import Pools
 from suites.passes.programs import Passed, through

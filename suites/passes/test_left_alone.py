@@ -12,7 +12,7 @@ from torch import fx
 
 from pytest_fxbucket.compat.c10d import fake_world
 from pytest_fxbucket.errors import PassError
-from pytest_fxbucket.fuzz.ours import run_pass
+from pytest_fxbucket.fuzz.our_pass import run_pass
 from pytest_fxbucket.fuzz.program import COLUMNS, Program, aten, c10d
 from pytest_fxbucket.passes import manual_overlap_bucketing
 from pytest_fxbucket.passes.targets import by_parameter

@@ -9,7 +9,7 @@ import pytest
 from torch import fx
 
 from pytest_fxbucket.errors import PlanError
-from pytest_fxbucket.fuzz.ours import run_pass
+from pytest_fxbucket.fuzz.our_pass import run_pass
 from pytest_fxbucket.fuzz.program import COLUMNS, Program, aten
 from pytest_fxbucket.graph import collectives
 from pytest_fxbucket.graph.reading import read_graph

@@ -15,7 +15,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from pytest_fxbucket.compat.c10d import fake_world
 from pytest_fxbucket.fuzz.differing import differences
 from pytest_fxbucket.fuzz.lockstep import run
-from pytest_fxbucket.fuzz.ours import run_pass
+from pytest_fxbucket.fuzz.our_pass import run_pass
 from pytest_fxbucket.fuzz.program import Program, aten, c10d
 from suites.passes.packing import assert_same, integers, packed
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import fx
 
-from pytest_fxbucket.fuzz.ours import run_pass
+from pytest_fxbucket.fuzz.our_pass import run_pass
 from pytest_fxbucket.fuzz.program import COLUMNS, Program, c10d
 from pytest_fxbucket.graph.order import order_of
 from pytest_fxbucket.passes.bucketer import Bucketer

@@ -13,7 +13,7 @@ from torch import fx, nn
 from fixtures.models import traced
 from pytest_fxbucket.compat.c10d import fake_world
 from pytest_fxbucket.errors import PlanError, UsageError
-from pytest_fxbucket.graph_view.bare import group_names
+from pytest_fxbucket.graph_view.roles_by_tracer import group_names
 from pytest_fxbucket.pytest_plugin.expectations.texts import text_of
 
 c10d = torch.ops._c10d_functional

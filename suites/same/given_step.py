@@ -7,7 +7,7 @@ import torch.distributed as dist
 from torch import Tensor, fx
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from pytest_fxbucket.capture.traced import TracedStep
+from pytest_fxbucket.capture.given_graphs import TracedStep
 from pytest_fxbucket.compat.c10d import c10d_functional
 
 GIVEN: list[fx.GraphModule] = []

@@ -9,7 +9,7 @@ from pytest_fxbucket.checks.bitwise.check import task_of
 from pytest_fxbucket.plan.schema import Plan
 from pytest_fxbucket.plan_on_mesh import PlanOnMesh, mesh_of
 from pytest_fxbucket.ranks.pools import Pools
-from pytest_fxbucket.simulate.held import memory_of
+from pytest_fxbucket.simulate.held_memory import memory_of
 
 JOB = "suites.simulate.allocation_jobs:count"
 PARTING = 0.03

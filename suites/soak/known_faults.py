@@ -15,8 +15,8 @@ from collections.abc import Iterable, Sequence
 from pytest_fxbucket.fuzz.finds import PLAN, Find
 from pytest_fxbucket.fuzz.judge import judged
 from pytest_fxbucket.fuzz.search import Search
-from pytest_fxbucket.fuzz.subject import Subject, subject_of
 from pytest_fxbucket.fuzz.trial import Trial
+from pytest_fxbucket.fuzz.tried_pass import Subject, subject_of
 from suites.passes.partings import PARTINGS, Parting
 
 WRONG = {

@@ -11,7 +11,7 @@ from pytest_fxbucket.fuzz.program import Program, aten, copied
 from pytest_fxbucket.graph.collectives import is_wait
 from pytest_fxbucket.passes.new_nodes import LAUNCHES
 from pytest_fxbucket.transforms.add_before_reducing import add_before_reducing
-from pytest_fxbucket.transforms.traits import traits_of
+from pytest_fxbucket.transforms.transformation import traits_of
 from suites.graph.handmade import Handmade
 from suites.transforms.duplicates import Changed, changed, step_of
 

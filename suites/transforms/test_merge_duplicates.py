@@ -13,7 +13,7 @@ from pytest_fxbucket.fuzz.program import Program, aten, c10d
 from pytest_fxbucket.graph.collectives import is_wait
 from pytest_fxbucket.passes.new_nodes import LAUNCHES
 from pytest_fxbucket.transforms.merge_duplicates import merge_duplicates
-from pytest_fxbucket.transforms.traits import traits_of
+from pytest_fxbucket.transforms.transformation import traits_of
 from suites.graph.handmade import Handmade
 from suites.transforms.duplicates import Changed, changed, step_of
 

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from pytest_fxbucket.checks.bitwise.localise import bits
-from pytest_fxbucket.cli.blocks import draft
+from pytest_fxbucket.cli.first_entries import draft
 from pytest_fxbucket.errors import FxbucketError
 from pytest_fxbucket.plan import parse_plans
 from pytest_fxbucket.plan.schema import Plan

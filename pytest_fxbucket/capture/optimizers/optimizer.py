@@ -9,9 +9,9 @@ from typing import Any, cast
 import torch
 from torch.optim import Optimizer
 
+from pytest_fxbucket.capture.given_graphs import modules_of
 from pytest_fxbucket.capture.optimizers.schedule import scheduled_rates, without_memory
 from pytest_fxbucket.capture.optimizers.state import first_step_differs, make_state, rates, state_tensors
-from pytest_fxbucket.capture.traced import modules_of
 from pytest_fxbucket.errors import PlanError, named
 from pytest_fxbucket.plan import schema
 from pytest_fxbucket.plan.consistency import entries_of

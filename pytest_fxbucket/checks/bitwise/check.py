@@ -9,7 +9,6 @@ from dataclasses import replace
 from functools import cached_property
 from typing import TYPE_CHECKING, cast
 
-from pytest_fxbucket.as_one import as_run
 from pytest_fxbucket.capture.parallel.parts import Parts
 from pytest_fxbucket.checks.bitwise import judge
 from pytest_fxbucket.checks.bitwise.compiled import launched_later, launches_of, other_launches
@@ -24,6 +23,7 @@ from pytest_fxbucket.checks.bitwise.crossing import (
 from pytest_fxbucket.checks.bitwise.job import FEWEST_STEPS, BitwiseOutcome, BitwiseTask
 from pytest_fxbucket.checks.on_ranks import OnRanks, added_state, final_values, refuse_too_large, removed_state
 from pytest_fxbucket.checks.verdict import Verdict, failed, failed_on_ranks, passed, skipped
+from pytest_fxbucket.joined_step import as_run
 from pytest_fxbucket.ranks.failure import RankFailure
 from pytest_fxbucket.step.portable import digest
 from pytest_fxbucket.step_runner import fields_of

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from pytest_fxbucket.graph.buckets import GraphAnalysis
-    from pytest_fxbucket.passes.passed import Passed
+    from pytest_fxbucket.passes.result import Passed
     from pytest_fxbucket.plan_on_mesh import PlanOnMesh
     from pytest_fxbucket.step.roles import Phase
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from pytest_fxbucket.step.handed import is_handed_on
+from pytest_fxbucket.step.graph_sequence import is_handed_on
 
 if TYPE_CHECKING:
     from pytest_fxbucket.checks.promises.expectations import Expectations

@@ -12,10 +12,10 @@ from collections import Counter
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from pytest_fxbucket.checks.promises.beside import Beside, stayed_computes
 from pytest_fxbucket.checks.promises.expectations import DIRECTIONS, Expectations, of_kind
 from pytest_fxbucket.checks.promises.launch_order import launch_order_problems
 from pytest_fxbucket.checks.promises.launches import launch_problems
+from pytest_fxbucket.checks.promises.other_changes import Beside, stayed_computes
 from pytest_fxbucket.checks.promises.overlap import memory_problems, overlap_problems
 from pytest_fxbucket.checks.promises.updates import update_problems
 from pytest_fxbucket.compat.c10d import twin_name, untwinned

@@ -11,14 +11,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pytest_fxbucket.cli.blocks import BlockNames, draft
+from pytest_fxbucket.cli.first_entries import BlockNames, draft
+from pytest_fxbucket.cli.hugging_face.advice import way_out
 from pytest_fxbucket.cli.hugging_face.experts import may_be_idle
 from pytest_fxbucket.cli.hugging_face.module_text import module_text
 from pytest_fxbucket.cli.hugging_face.plan_text import HfPlan, plan_text
 from pytest_fxbucket.cli.hugging_face.read_config import described_by
 from pytest_fxbucket.cli.hugging_face.rehearsal import loaded, rehearsed
 from pytest_fxbucket.cli.hugging_face.trial import Trial, tried
-from pytest_fxbucket.cli.hugging_face.ways_out import way_out
 from pytest_fxbucket.cli.module_tree import module_tree
 from pytest_fxbucket.cli.new_file import write_new
 from pytest_fxbucket.cli.written_module import module_beside

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from pytest_fxbucket.cli.blocks import Draft
+from pytest_fxbucket.cli.first_entries import Draft
 from pytest_fxbucket.plan.toml_text import to_toml
 
 DP_SHARD, RUN_SHARD = 8, 2

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pytest_fxbucket.cli.blocks import BlockNames, Draft, draft
+from pytest_fxbucket.cli.first_entries import BlockNames, Draft, draft
 from pytest_fxbucket.cli.first_failure import MOST_OVERRIDES, Problem, first_failure
 from pytest_fxbucket.cli.module_tree import module_tree
 from pytest_fxbucket.cli.new_file import write_new

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from pytest_fxbucket.cli.blocks import Draft
+from pytest_fxbucket.cli.first_entries import Draft
 from pytest_fxbucket.cli.torchtitan.registry import Chosen
 from pytest_fxbucket.plan.toml_text import to_toml
 

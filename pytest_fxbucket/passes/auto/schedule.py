@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING
 from pytest_fxbucket.cost.needs import Needs
 from pytest_fxbucket.errors import PlanError
 from pytest_fxbucket.graph.order import order_of
+from pytest_fxbucket.passes.auto.fill_waits import filled
 from pytest_fxbucket.passes.auto.latest import DRIFT, ideal, latest
 from pytest_fxbucket.passes.auto.machine import COMPUTE, Machine, machine_of
 from pytest_fxbucket.passes.auto.movable import Nodes
 from pytest_fxbucket.passes.auto.room import GB, NoRoomError, Room, within
-from pytest_fxbucket.passes.auto.shadow import filled
 from pytest_fxbucket.passes.auto.sweep import Sweep, lazy
 from pytest_fxbucket.passes.auto.windows import Windows
 

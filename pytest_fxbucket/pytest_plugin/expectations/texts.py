@@ -90,7 +90,7 @@ def _signature(graph: fx.Graph) -> tuple[int, tuple[str, ...]]:
 
 def _step_text(step: StepGraph, graphs: Mapping[Phase, fx.Graph], run: PlanRun | None, entries: Entries | None) -> str:
     """Under the step's mesh; with ``run``, whose step it is, also under the plan's name and with its entries and groups."""
-    from pytest_fxbucket.graph_view.bare import bare_values, group_names
+    from pytest_fxbucket.graph_view.roles_by_tracer import bare_values, group_names
 
     schedules = {}
     for phase, graph in graphs.items():
@@ -105,8 +105,8 @@ def _step_text(step: StepGraph, graphs: Mapping[Phase, fx.Graph], run: PlanRun |
 
 
 def _bare_text(graphs: Mapping[Phase, fx.Graph], entries: Entries | None) -> str:
-    from pytest_fxbucket.capture.traced import modules_of
-    from pytest_fxbucket.graph_view.bare import bare_values, group_names
+    from pytest_fxbucket.capture.given_graphs import modules_of
+    from pytest_fxbucket.graph_view.roles_by_tracer import bare_values, group_names
 
     schedules = {}
     for phase, graph in graphs.items():

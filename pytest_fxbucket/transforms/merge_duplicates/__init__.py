@@ -21,7 +21,7 @@ from pytest_fxbucket.step.roles import Phase, StepGraph, Transformed
 from pytest_fxbucket.transforms.merge_duplicates.choosing import Again, Duplicates, Left
 from pytest_fxbucket.transforms.merge_duplicates.mergeable import Labels, Launched
 from pytest_fxbucket.transforms.merge_duplicates.values import form_of
-from pytest_fxbucket.transforms.traits import transformation
+from pytest_fxbucket.transforms.transformation import transformation
 from pytest_fxbucket.words import some
 
 _clone, _view = torch.ops.aten.clone.default, torch.ops.aten.view.default

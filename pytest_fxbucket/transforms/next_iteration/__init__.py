@@ -17,8 +17,8 @@ from pytest_fxbucket.plan.selectors import ResolvedEntry, entry_by_parameter, re
 from pytest_fxbucket.step.roles import StepGraph, Transformed
 from pytest_fxbucket.transforms.next_iteration.block import NAME, Block, block_of, moved_reductions, refuse_illegal
 from pytest_fxbucket.transforms.next_iteration.graphs import Cut
-from pytest_fxbucket.transforms.next_iteration.steady import place_late
-from pytest_fxbucket.transforms.traits import BUCKET, transformation
+from pytest_fxbucket.transforms.next_iteration.steady_graph import place_late
+from pytest_fxbucket.transforms.transformation import BUCKET, transformation
 
 __all__ = ["next_iteration"]
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from pytest_fxbucket.passes.registry import Bucketed
 from pytest_fxbucket.plan_on_mesh import PlanOnMesh
-from pytest_fxbucket.step.handed import as_one, is_handed_on
+from pytest_fxbucket.step.graph_sequence import as_one, is_handed_on
 from pytest_fxbucket.step.mesh import fake_mesh
 from pytest_fxbucket.transforms.rank_pipeline import RankPipeline
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from pytest_fxbucket.capture.traced import TracedStep
+from pytest_fxbucket.capture.given_graphs import TracedStep
 from pytest_fxbucket.errors import CaptureError
 from pytest_fxbucket.graph.modules import within
 

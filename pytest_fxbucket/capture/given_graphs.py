@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, get_args
 
 from pytest_fxbucket.capture.group_names import name_as_the_mesh_does, refuse_other_mesh
 from pytest_fxbucket.errors import CaptureError
-from pytest_fxbucket.step.handed import HANDED, ORDER, refuse_unfitting
+from pytest_fxbucket.step.graph_sequence import HANDED, ORDER, refuse_unfitting
 from pytest_fxbucket.step.roles import WITHIN, Parameter, Phase, Role, StepGraph, Value
 from pytest_fxbucket.words import nearest
 

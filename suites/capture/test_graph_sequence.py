@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from pytest_fxbucket.capture.traced import TracedStep, take_step
+from pytest_fxbucket.capture.given_graphs import TracedStep, take_step
 from pytest_fxbucket.compat.c10d import fake_world
 from pytest_fxbucket.errors import CaptureError
 from pytest_fxbucket.plan.load import load_plans
@@ -18,7 +18,7 @@ from pytest_fxbucket.plan.tables import Transform
 from pytest_fxbucket.ranks.pools import Pools
 from pytest_fxbucket.run import PlanRun
 from pytest_fxbucket.settings import RunSettings
-from pytest_fxbucket.step.handed import as_one
+from pytest_fxbucket.step.graph_sequence import as_one
 from pytest_fxbucket.step.mesh import shard_mesh
 from suites.capture.placed_graphs import init_device_mesh, parted, parted_step, traced
 

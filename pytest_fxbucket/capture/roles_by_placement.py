@@ -12,10 +12,10 @@ import torch
 import torch.distributed as dist
 from torch import fx
 
-from pytest_fxbucket.capture.traced import TracedStep
+from pytest_fxbucket.capture.given_graphs import TracedStep
 from pytest_fxbucket.compat.pytree import tree_leaves
 from pytest_fxbucket.errors import CaptureError
-from pytest_fxbucket.step.handed import ORDER
+from pytest_fxbucket.step.graph_sequence import ORDER
 from pytest_fxbucket.step.roles import Phase
 from pytest_fxbucket.words import counted, nearest
 

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from fixtures.models import traced
 from pytest_fxbucket.capture.from_plan import capture_plan
-from pytest_fxbucket.capture.traced import TracedStep, take_step
+from pytest_fxbucket.capture.given_graphs import TracedStep, take_step
 from pytest_fxbucket.checks.verdict import Verdict
 from pytest_fxbucket.compat.c10d import fake_world
 from pytest_fxbucket.errors import CaptureError

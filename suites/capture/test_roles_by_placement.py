@@ -12,7 +12,7 @@ import torch
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
 
 from fixtures.models import placed
-from pytest_fxbucket.capture.traced import take_step
+from pytest_fxbucket.capture.given_graphs import take_step
 from pytest_fxbucket.compat.c10d import fake_world
 from pytest_fxbucket.errors import CaptureError
 from pytest_fxbucket.graph.collectives import read_launch

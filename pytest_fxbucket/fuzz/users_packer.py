@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from pytest_fxbucket.passes.packers import Packing, Unpack
 
 aten = torch.ops.aten
-JOINED = "pytest_fxbucket.fuzz.packing:joined"
+JOINED = "pytest_fxbucket.fuzz.users_packer:joined"
 """As ``packer`` names it."""
 
 
