@@ -27,7 +27,7 @@ from pytest_fxbucket.pipeline.captured import StagedStep, capture_stages
 from pytest_fxbucket.pipeline.composed import Composed, composed
 from pytest_fxbucket.pipeline.of_plan import with_cuts
 from pytest_fxbucket.pipeline.text import stage_lines
-from pytest_fxbucket.plan.consistency import entries_of
+from pytest_fxbucket.plan.pass_consistency import entries_of
 from pytest_fxbucket.plan.selectors import Resolution, entry_by_parameter
 from pytest_fxbucket.process import collector
 from pytest_fxbucket.process.state import fresh_state

@@ -21,13 +21,14 @@ from pytest_fxbucket.bench.stats import Estimate, ratio_of
 from pytest_fxbucket.bench.timeline.marks import IN_ONE_CALL, UNBUCKETED
 from pytest_fxbucket.checks.verdict import Verdict, passed, skipped
 from pytest_fxbucket.errors import BenchmarkError, FxbucketError
-from pytest_fxbucket.plan.consistency import refuse_too_many_ranks
+from pytest_fxbucket.plan.mesh_consistency import refuse_too_many_ranks
 
 if TYPE_CHECKING:
     from pytest_fxbucket.bench.record import Record
     from pytest_fxbucket.bench.timeline.marks import Span
     from pytest_fxbucket.checks.context import Context
-    from pytest_fxbucket.plan.schema import Benchmark, Plan
+    from pytest_fxbucket.plan.check_tables import Benchmark
+    from pytest_fxbucket.plan.schema import Plan
     from pytest_fxbucket.plan_on_mesh import PlanOnMesh
     from pytest_fxbucket.ranks.pools import Pools
     from pytest_fxbucket.settings import RunSettings

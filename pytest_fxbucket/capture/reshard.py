@@ -14,7 +14,7 @@ from pytest_fxbucket.graph.effects import written_arguments
 from pytest_fxbucket.graph.movement import joins, moves_data
 from pytest_fxbucket.graph.reading import read_graph
 from pytest_fxbucket.graph.walks import ancestors, readers_of
-from pytest_fxbucket.plan.consistency import entries_of
+from pytest_fxbucket.plan.pass_consistency import entries_of
 from pytest_fxbucket.plan.schema import Plan
 from pytest_fxbucket.plan.selectors import GatherAgain, entry_by_parameter, kept_entries
 from pytest_fxbucket.step.roles import Value

@@ -13,8 +13,8 @@ from pytest_fxbucket.checks.verdict import Verdict, failed, skipped
 from pytest_fxbucket.errors import CaptureError
 from pytest_fxbucket.graph.calls import joint_problems
 from pytest_fxbucket.pipeline.schedules import table_of, table_problems
-from pytest_fxbucket.plan.consistency import refuse_too_many_ranks
 from pytest_fxbucket.plan.folders import folders_of
+from pytest_fxbucket.plan.mesh_consistency import refuse_too_many_ranks
 from pytest_fxbucket.ranks import machine as machines
 from pytest_fxbucket.transforms.transformation import BUCKET
 from pytest_fxbucket.words import counted

@@ -21,7 +21,7 @@ from pytest_fxbucket.cli.compare_report import SidesCompared, new_by_old
 from pytest_fxbucket.cli.separate_process import Tree
 from pytest_fxbucket.commit import Commit, Repository, worktree_of
 from pytest_fxbucket.errors import BenchmarkError, FxbucketError, UsageError
-from pytest_fxbucket.plan.schema import Benchmark
+from pytest_fxbucket.plan.check_tables import Benchmark
 from pytest_fxbucket.progress import on_stderr
 
 _NOT_SLOWER, _SLOWER, _UNTOLD = 0, 1, 2

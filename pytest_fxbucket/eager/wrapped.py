@@ -20,8 +20,8 @@ from pytest_fxbucket.capture.parallel.forwards import forwards_of
 from pytest_fxbucket.compat.fsdp import gradients_of_parameters
 from pytest_fxbucket.compat.tracing import without_onednn
 from pytest_fxbucket.eager.tensor_parallel import parallelize
-from pytest_fxbucket.plan.consistency import entries_of
 from pytest_fxbucket.plan.factories import dtype_named
+from pytest_fxbucket.plan.pass_consistency import entries_of
 from pytest_fxbucket.plan.selectors import ResolvedEntry
 from pytest_fxbucket.ranks import device
 

@@ -24,13 +24,14 @@ from pytest_fxbucket.passes.keep_order import AFTER, forget_order, without_kept_
 from pytest_fxbucket.passes.manual import ManualPass, within_room
 from pytest_fxbucket.passes.report import PassReport
 from pytest_fxbucket.passes.targets import Targets, by_module, by_parameter, by_size
-from pytest_fxbucket.plan.consistency import agree_with_entries
+from pytest_fxbucket.plan.pass_consistency import agree_with_entries
 from pytest_fxbucket.plan.selectors import entry_by_parameter
 from pytest_fxbucket.step.portable import own_copy
 
 if TYPE_CHECKING:
     from pytest_fxbucket.graph.buckets import GraphAnalysis
-    from pytest_fxbucket.plan.schema import Bucket, Plan
+    from pytest_fxbucket.plan.pass_tables import Bucket
+    from pytest_fxbucket.plan.schema import Plan
     from pytest_fxbucket.plan.selectors import ResolvedEntry
     from pytest_fxbucket.step.roles import Parameter, Phase, StepGraph
 

@@ -18,7 +18,7 @@ from pytest_fxbucket.passes.auto.estimates import of_cluster, refuse_symbolic
 from pytest_fxbucket.passes.keep_order import forget_order
 from pytest_fxbucket.passes.manual import ManualPass
 from pytest_fxbucket.passes.targets import Targets, by_module, by_size
-from pytest_fxbucket.plan.consistency import agree_with_entries
+from pytest_fxbucket.plan.pass_consistency import agree_with_entries
 from pytest_fxbucket.plan.selectors import ROOT, resolve
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from pytest_fxbucket.capture.names import single_selectors
 from pytest_fxbucket.errors import PlanError
-from pytest_fxbucket.plan.consistency import entries_of
+from pytest_fxbucket.plan.pass_consistency import entries_of
 from pytest_fxbucket.plan.schema import Plan
 from pytest_fxbucket.plan.selectors import entry_by_parameter, kept_entries, resolve
 from pytest_fxbucket.plan_on_mesh import PlanOnMesh, mesh_of

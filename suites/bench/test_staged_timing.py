@@ -14,8 +14,8 @@ from pytest_fxbucket.bench.step_time import StepTime
 from pytest_fxbucket.bench.timeline.bubble import idle_share, lane_of, measured_bubble
 from pytest_fxbucket.bench.timeline.marks import Kind, Span
 from pytest_fxbucket.bench.timeline.spans import chrome_trace, rows_of
+from pytest_fxbucket.plan.check_tables import Benchmark
 from pytest_fxbucket.plan.load import parse_plans
-from pytest_fxbucket.plan.schema import Benchmark
 from pytest_fxbucket.ranks.pools import Pools
 from pytest_fxbucket.run import PlanRun
 from pytest_fxbucket.settings import RunSettings

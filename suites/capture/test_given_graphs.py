@@ -17,7 +17,8 @@ from pytest_fxbucket.checks.verdict import Verdict
 from pytest_fxbucket.compat.c10d import fake_world
 from pytest_fxbucket.errors import CaptureError
 from pytest_fxbucket.plan.load import load_plans
-from pytest_fxbucket.plan.schema import Graph, Plan
+from pytest_fxbucket.plan.schema import Plan
+from pytest_fxbucket.plan.traced_tables import Graph
 from pytest_fxbucket.ranks.pools import Pools
 from pytest_fxbucket.run import PlanRun
 from pytest_fxbucket.settings import RunSettings

@@ -12,7 +12,7 @@ import pytest
 from pytest_fxbucket.checks.bitwise.check import lacks_compiler
 from pytest_fxbucket.checks.bitwise.compiled import launched_later, launches_in, other_launches
 from pytest_fxbucket.checks.verdict import Verdict
-from pytest_fxbucket.plan.schema import Run
+from pytest_fxbucket.plan.check_tables import Run
 from suites.checks.conftest import PLAN
 from suites.plan.plan_texts import BUCKET, MODEL, PARALLEL, refusal
 

@@ -12,7 +12,7 @@ from torch import fx
 from pytest_fxbucket.pipeline.captured import StagedStep
 from pytest_fxbucket.plan.entries import parse_entries
 from pytest_fxbucket.plan.load import load_plans
-from pytest_fxbucket.plan.schema import Optimizer
+from pytest_fxbucket.plan.traced_tables import Optimizer
 from pytest_fxbucket.step.mesh import Mesh
 from pytest_fxbucket.step.roles import StepGraph
 from suites.eager.eager_net import ROOT, Run

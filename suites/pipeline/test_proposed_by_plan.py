@@ -10,7 +10,8 @@ import pytest
 from pytest_fxbucket.errors import FxbucketError
 from pytest_fxbucket.pipeline.of_plan import planned_stages, with_cuts
 from pytest_fxbucket.plan.load import parse_plans
-from pytest_fxbucket.plan.schema import Pipeline, Plan
+from pytest_fxbucket.plan.schema import Plan
+from pytest_fxbucket.plan.traced_tables import Pipeline
 from pytest_fxbucket.plan_on_mesh import PlanOnMesh, mesh_of
 
 PLAN = """

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from pytest_fxbucket.plan import PlanError
-from pytest_fxbucket.plan.consistency import agree_with_entries
+from pytest_fxbucket.plan.pass_consistency import agree_with_entries
 from suites.plan.plan_texts import MODEL, PARALLEL, plan_of, plans_of, refusal
 
 HEAD = f"{MODEL}{PARALLEL}[bucket]"

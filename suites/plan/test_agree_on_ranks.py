@@ -6,7 +6,7 @@ import pytest
 
 from pytest_fxbucket.backends import MAX_RANKS
 from pytest_fxbucket.plan import Plan, PlanError
-from pytest_fxbucket.plan.consistency import refuse_too_many_ranks
+from pytest_fxbucket.plan.mesh_consistency import refuse_too_many_ranks
 from pytest_fxbucket.plan.schema import rule_of
 from suites.plan.plan_texts import BUCKET, MODEL
 from suites.plan.plan_texts import plan_of as read

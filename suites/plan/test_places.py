@@ -7,7 +7,7 @@ import pickle
 import pytest
 
 from pytest_fxbucket.plan import PlanError
-from pytest_fxbucket.plan.consistency import agree_with_entries
+from pytest_fxbucket.plan.pass_consistency import agree_with_entries
 from suites.plan.plan_texts import MODEL, PARALLEL, plan_of, plans_of, refusal
 
 PLAN = f"{MODEL}{PARALLEL}" + '[bucket]\nplan = ["embed", "layers.[0-3]", "norm+output"]\n'

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from pytest_fxbucket.plan.check_tables import Run
 from pytest_fxbucket.plan.load import load_plans
-from pytest_fxbucket.plan.schema import Run
 from pytest_fxbucket.ranks.pools import Pools
 from pytest_fxbucket.run import PlanRun
 from pytest_fxbucket.settings import RunSettings

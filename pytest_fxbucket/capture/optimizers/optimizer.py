@@ -13,9 +13,10 @@ from pytest_fxbucket.capture.given_graphs import modules_of
 from pytest_fxbucket.capture.optimizers.schedule import scheduled_rates, without_memory
 from pytest_fxbucket.capture.optimizers.state import first_step_differs, make_state, rates, state_tensors
 from pytest_fxbucket.errors import PlanError, named
-from pytest_fxbucket.plan import schema
-from pytest_fxbucket.plan.consistency import entries_of
+from pytest_fxbucket.plan import traced_tables
 from pytest_fxbucket.plan.factories import import_callable
+from pytest_fxbucket.plan.pass_consistency import entries_of
+from pytest_fxbucket.plan.schema import Plan
 from pytest_fxbucket.plan.selectors import Entry, ResolvedEntry, resolve
 from pytest_fxbucket.step.roles import Parameter
 from pytest_fxbucket.words import nearest
@@ -27,7 +28,7 @@ _UNSUPPORTED = {
 
 
 def build_optimizers(
-    specs: Sequence[schema.Optimizer],
+    specs: Sequence[traced_tables.Optimizer],
     parameters: Mapping[str, torch.Tensor],
     entries: Sequence[ResolvedEntry] = (),
     names: Optimizing | None = None,
@@ -94,7 +95,7 @@ def _selected(entries: Sequence[Entry], fqns: Sequence[str], where: str, names: 
 
 
 def _grouped(
-    spec: schema.Optimizer, where: str, fqns: Sequence[str], entries: Sequence[ResolvedEntry], names: Optimizing | None
+    spec: traced_tables.Optimizer, where: str, fqns: Sequence[str], entries: Sequence[ResolvedEntry], names: Optimizing | None
 ) -> list[tuple[list[str], dict[str, Any]]]:
     """Parameters and options of each group of one optimizer."""
     if spec.groups == "one":
@@ -119,7 +120,7 @@ def _grouped(
 
 
 def _build(
-    spec: schema.Optimizer,
+    spec: traced_tables.Optimizer,
     where: str,
     groups: Sequence[tuple[list[str], dict[str, Any]]],
     parameters: Mapping[str, torch.Tensor],
@@ -164,7 +165,7 @@ def _refuse_other_options(where: str, groups: Sequence[Mapping[str, Any]], made:
 class Optimizing:
     """What makes the optimizers; plain data that goes to the ranks."""
 
-    specs: tuple[schema.Optimizer, ...]
+    specs: tuple[traced_tables.Optimizer, ...]
     trainable: tuple[str, ...]
     """FQNs in registration order."""
     entries: tuple[ResolvedEntry, ...]
@@ -194,7 +195,7 @@ class Optimizing:
         return found | {("hyper", fqn): torch.tensor(rate, dtype=torch.float64) for fqn, rate in rates(optimizers).items()}
 
 
-def optimizing_of(plan: schema.Plan, parameters: Sequence[Parameter], modules: Sequence[str]) -> Optimizing:
+def optimizing_of(plan: Plan, parameters: Sequence[Parameter], modules: Sequence[str]) -> Optimizing:
     """What makes the optimizers of ``plan``. Raises PlanError for entries that cannot be resolved."""
     aliases = {alias: parameter.fqn for parameter in parameters for alias in parameter.aliases}
     entries = entries_of(plan, [parameter.fqn for parameter in parameters], modules, aliases).entries
