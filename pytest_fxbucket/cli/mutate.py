@@ -75,8 +75,8 @@ def run(options: Namespace) -> int:
 
 def _scores(plan: Plan, options: Namespace) -> Iterator[Score]:
     from pytest_fxbucket.cli.mutation_workers import scored_by_workers
+    from pytest_fxbucket.mutate.judge import Asked
     from pytest_fxbucket.mutate.registry import operators_of
-    from pytest_fxbucket.mutate.scoring import Asked
     from pytest_fxbucket.settings import RunSettings
 
     names = tuple(name.strip() for name in options.operators.split(",") if name.strip())
@@ -92,7 +92,7 @@ def _scores(plan: Plan, options: Namespace) -> Iterator[Score]:
 
 
 def _lines(plan: Plan, score: Score, stopped: bool) -> Iterator[str]:
-    from pytest_fxbucket.mutate.words import sums, undecided_lines
+    from pytest_fxbucket.mutate.score import sums, undecided_lines
 
     width = max(len("operator"), *(len(name) for name in score.by_operator()))
     yield f"{'operator':<{width}}{'found':>8}{'survived':>10}{'equivalent':>12}{'undecided':>11}"
@@ -115,7 +115,7 @@ def _lines(plan: Plan, score: Score, stopped: bool) -> Iterator[str]:
 
 
 def _survivor(one: Judged) -> Iterator[str]:
-    from pytest_fxbucket.mutate.words import survivor_lines
+    from pytest_fxbucket.mutate.score import survivor_lines
 
     yield from survivor_lines(one)
     yield from (f"    {line[:_WIDTH]}" for line in one.diff)

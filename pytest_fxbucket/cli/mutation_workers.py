@@ -17,7 +17,7 @@ from pytest_fxbucket.run import PlanRun
 if TYPE_CHECKING:
     from multiprocessing.queues import Queue
 
-    from pytest_fxbucket.mutate.scoring import Asked
+    from pytest_fxbucket.mutate.judge import Asked
     from pytest_fxbucket.plan.schema import Plan
     from pytest_fxbucket.settings import RunSettings
 

@@ -6,9 +6,8 @@ from typing import TYPE_CHECKING
 
 from pytest_fxbucket.checks.context import capped
 from pytest_fxbucket.checks.verdict import Verdict, failed, passed
-from pytest_fxbucket.mutate.score import Score
-from pytest_fxbucket.mutate.scoring import Asked, scored
-from pytest_fxbucket.mutate.words import sums, survivor_lines, undecided_lines
+from pytest_fxbucket.mutate.judge import Asked, scored
+from pytest_fxbucket.mutate.score import Score, sums, survivor_lines, undecided_lines
 from pytest_fxbucket.words import counted
 
 if TYPE_CHECKING:

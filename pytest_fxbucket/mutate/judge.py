@@ -1,9 +1,12 @@
-"""What a plan's checks say of one mutant, and whether it is one that nobody could find."""
+"""What a plan's checks say of its mutants, one after the other, and whether one is such that nobody could find it."""
 
 from __future__ import annotations
 
+import time
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
+from math import inf
 from typing import TYPE_CHECKING
 
 from pytest_fxbucket.checks.bitwise.job import FEWEST_STEPS
@@ -13,8 +16,9 @@ from pytest_fxbucket.cost.presets import cluster_named, cluster_of
 from pytest_fxbucket.errors import FxbucketError, RankError, named, text_of
 from pytest_fxbucket.golden.accept import accepts
 from pytest_fxbucket.golden.store import GoldenStore
-from pytest_fxbucket.mutate.mutant import CannotMakeError, Spoiling, diff_of
-from pytest_fxbucket.mutate.score import OTHER_ORDER, SAME_STEP, Harmless, Judged
+from pytest_fxbucket.mutate.mutant import CannotMakeError, Spoiling, diff_of, mutants_of
+from pytest_fxbucket.mutate.registry import operators_of
+from pytest_fxbucket.mutate.score import OTHER_ORDER, SAME_STEP, Harmless, Judged, Score
 from pytest_fxbucket.plan_on_mesh import text_of as golden_text_of
 from pytest_fxbucket.simulate.of_plan import bucketed
 
@@ -162,3 +166,40 @@ class Judge:
     @cached_property
     def _cluster(self) -> Cluster:
         return cluster_of(self.context.plan) or cluster_named(_DEFAULT, self.context.plan.path.parent)
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """Which mutants are to be judged; plain data."""
+
+    operators: tuple[str, ...] = ()
+    """Their names; all of ours if there are none."""
+    seed: int = 0
+    at_most: int = 100
+    seconds: float = inf
+    """After which no more are made."""
+    worker: int = 0
+    workers: int = 1
+    """Of so many each takes every so manieth mutant."""
+
+
+def scored(context: Context, asked: Asked) -> Iterator[Score]:
+    """The score so far, after each mutant of the plan that ``context`` is of.
+
+    Raises FxbucketError for a plan that does not pass its own checks, UsageError for an operator that there is not.
+    """
+    end = time.monotonic() + asked.seconds
+    operators = operators_of(asked.operators)
+    judge = Judge(context)
+    context.say("running the checks on the graph as it is")
+    judge.refuse_red()
+    mutants = mutants_of(context.run_world, operators, asked.seed)
+    own = mutants[: asked.at_most][asked.worker :: asked.workers]
+    judged: list[Judged] = []
+    for number, mutant in enumerate(own, 1):
+        if judged and time.monotonic() > end:
+            break
+        score = Score(judged, len(mutants))
+        context.say(f"mutant {number} of {len(own)}, {mutant.name}; found {score.found} of {len(score.made)}")
+        judged.append(judge.judged(mutant))
+        yield Score(tuple(judged), len(mutants))

@@ -11,9 +11,8 @@ import time
 from pathlib import Path
 
 from pytest_fxbucket.explain.find import find_plan
-from pytest_fxbucket.mutate.score import Score
-from pytest_fxbucket.mutate.scoring import Asked
-from pytest_fxbucket.mutate.words import percent, survivor_lines
+from pytest_fxbucket.mutate.judge import Asked
+from pytest_fxbucket.mutate.score import Score, percent, survivor_lines
 from pytest_fxbucket.ranks.pools import Pools
 from pytest_fxbucket.run import PlanRun
 from pytest_fxbucket.settings import RunSettings

@@ -10,8 +10,7 @@ import pytest
 from pytest_fxbucket.checks.registry import Check
 from pytest_fxbucket.errors import RankError
 from pytest_fxbucket.mutate.judge import Judge
-from pytest_fxbucket.mutate.score import Judged, Score
-from pytest_fxbucket.mutate.words import sums, undecided_lines
+from pytest_fxbucket.mutate.score import Judged, Score, sums, undecided_lines
 from pytest_fxbucket.plan.check_tables import Checks
 from pytest_fxbucket.ranks.failure import RankState, failure_of
 from pytest_fxbucket.ranks.flight_recorder import RankPosition, RecordedGroup, RecordedLaunch

@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from pytest_fxbucket.pipeline.carrier import Carrier
 from pytest_fxbucket.pipeline.stages import Crossing
+from pytest_fxbucket.pipeline.targets.carrier import Carrier
 from suites.pipeline.running import bits
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from pytest_fxbucket.graph.collectives import REDUCTIONS
@@ -11,6 +11,7 @@ from pytest_fxbucket.plan.factories import dtype_named
 from pytest_fxbucket.plan.pass_tables import Bucket as BucketTable
 from pytest_fxbucket.plan.pass_tables import Overlap
 from pytest_fxbucket.plan.selectors import GatherAgain, entry_by_parameter
+from pytest_fxbucket.step.graph_sequence import is_handed_on
 from pytest_fxbucket.step.mesh import mesh_with
 from pytest_fxbucket.words import some
 
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
     from pytest_fxbucket.graph.buckets import Bucket, GraphAnalysis
     from pytest_fxbucket.plan.schema import Plan
     from pytest_fxbucket.plan.selectors import Resolution
-    from pytest_fxbucket.step.roles import Direction, Parameter
+    from pytest_fxbucket.step.roles import Direction, Parameter, StepGraph
 
 KINDS = ("all_gather", *REDUCTIONS)
 DIRECTIONS: tuple[Direction, Direction] = ("forward", "backward")
@@ -114,3 +115,17 @@ def stages_of(promise: Expectations, buckets: Sequence[Bucket], when: Callable[[
             if entry and bucket.wait is not None:
                 stages.setdefault(entry, []).append(bucket)
     return stages
+
+
+def kept_apart(promise: Expectations, step: StepGraph) -> tuple[Expectations, str]:
+    """``promise`` without what graphs that run apart cannot keep, and a clause that says what was left out; empty: nothing.
+
+    What a launch placed by hand needs, compute in its graph, the pass itself finds missing.
+    """
+    if not is_handed_on(step):
+        return promise, ""
+    names = (
+        ["overlap with compute"] if promise.reshard_after_forward is None else ["overlap with compute", "reshard_after_forward"]
+    )
+    said = f"left out, since whoever calls the graphs decides it: {' and '.join(names)}"
+    return replace(promise, reshard_after_forward=None), said

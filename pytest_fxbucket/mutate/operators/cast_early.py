@@ -11,8 +11,8 @@ import torch
 from pytest_fxbucket.graph.collectives import waits_of
 from pytest_fxbucket.graph.movement import moves_data
 from pytest_fxbucket.graph.walks import reached
+from pytest_fxbucket.mutate.launches import plain_launches, sent_otherwise
 from pytest_fxbucket.mutate.operator import Broken, Seen, Site
-from pytest_fxbucket.mutate.plain_launches import plain_launches, sent_otherwise
 from pytest_fxbucket.mutate.values import dtype_of_cast, tensor
 
 if TYPE_CHECKING:

@@ -7,8 +7,8 @@ from functools import partial
 
 import torch
 
+from pytest_fxbucket.mutate.launches import plain_launches, sent_otherwise
 from pytest_fxbucket.mutate.operator import Broken, Seen, Site
-from pytest_fxbucket.mutate.plain_launches import plain_launches, sent_otherwise
 from pytest_fxbucket.mutate.values import dtype_of_cast
 
 

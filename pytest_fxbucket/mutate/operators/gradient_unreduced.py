@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 import torch
 
 from pytest_fxbucket.graph.collectives import REDUCTIONS, is_wait, launch_kind
+from pytest_fxbucket.mutate.launches import plain_launches
 from pytest_fxbucket.mutate.operator import Broken, Seen, Site
-from pytest_fxbucket.mutate.plain_launches import plain_launches
 from pytest_fxbucket.mutate.values import results, tensor
 
 if TYPE_CHECKING:

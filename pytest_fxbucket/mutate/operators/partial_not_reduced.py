@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from functools import partial
 
+from pytest_fxbucket.mutate.launches import leave_out_launch
 from pytest_fxbucket.mutate.norms import other_sums
 from pytest_fxbucket.mutate.operator import Seen, Site
-from pytest_fxbucket.mutate.plain_launches import leave_out_launch
 
 
 def sites(seen: Seen) -> Iterator[Site]:
