@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from pytest_fxbucket.plan.schema import Plan
     from pytest_fxbucket.simulate.calibrate import Calibrated
     from pytest_fxbucket.simulate.of_plan import NamedFlight, SimulatedRank
-    from pytest_fxbucket.simulate.schedule import StagedTimeline
+    from pytest_fxbucket.simulate.stages import StagedTimeline
     from pytest_fxbucket.simulate.timeline import Timeline
 
     _Sides = list[tuple[SimulatedRank, Timeline]]

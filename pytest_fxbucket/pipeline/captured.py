@@ -22,7 +22,7 @@ from pytest_fxbucket.errors import CaptureError, StageError
 from pytest_fxbucket.pipeline.cut import cut_places, naming_plan
 from pytest_fxbucket.pipeline.microbatch import Microbatch, trace_microbatch, trace_reduce, trace_unshard
 from pytest_fxbucket.pipeline.partition import Parted, part_microbatch
-from pytest_fxbucket.plan.schedules import rank_of_stage
+from pytest_fxbucket.plan.pipeline_schedules import rank_of_stage
 from pytest_fxbucket.plan.schema import Plan
 from pytest_fxbucket.step.mesh import Mesh, fake_mesh
 from pytest_fxbucket.step.pipelined import TIES, UPDATE, Pipelined, Work, phase_of

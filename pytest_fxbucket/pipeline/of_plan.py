@@ -25,7 +25,7 @@ from pytest_fxbucket.pipeline.split import split_forward
 from pytest_fxbucket.pipeline.stages import Summary
 from pytest_fxbucket.pipeline.trace import Forward, trace_forward
 from pytest_fxbucket.plan.factories import dtype_named
-from pytest_fxbucket.plan.schedules import rank_of_stage
+from pytest_fxbucket.plan.pipeline_schedules import rank_of_stage
 from pytest_fxbucket.plan.schema import Plan
 from pytest_fxbucket.plan.traced_tables import Pipeline
 from pytest_fxbucket.step.mesh import mesh_with

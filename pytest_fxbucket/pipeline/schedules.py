@@ -9,7 +9,7 @@ from pytest_fxbucket.errors import StageError
 from pytest_fxbucket.errors import text_of as error_text
 from pytest_fxbucket.pipeline.problems import table_problems
 from pytest_fxbucket.pipeline.table import BACKWARD, FORWARD, INPUT_GRADS, WEIGHT_GRADS, Action, Table, leaves
-from pytest_fxbucket.plan.schedules import SCHEDULES, fits_ranks, microbatches_problem, rank_of_stage
+from pytest_fxbucket.plan.pipeline_schedules import SCHEDULES, fits_ranks, microbatches_problem, rank_of_stage
 from pytest_fxbucket.words import counted, nearest, one_or_other, show
 
 if TYPE_CHECKING:

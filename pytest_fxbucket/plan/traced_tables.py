@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from pytest_fxbucket.plan.entries import Entry, entry_list
+from pytest_fxbucket.plan.pipeline_schedules import SCHEDULES
 from pytest_fxbucket.plan.rules import (
     callable_name,
     keyword_arguments,
@@ -14,7 +15,6 @@ from pytest_fxbucket.plan.rules import (
     switch,
     whole,
 )
-from pytest_fxbucket.plan.schedules import SCHEDULES
 from pytest_fxbucket.plan.selectors import GatherAgain
 from pytest_fxbucket.plan.table_rules import Path as InputPath
 from pytest_fxbucket.plan.table_rules import (

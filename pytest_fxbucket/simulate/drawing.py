@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Literal
 from pytest_fxbucket.simulate.simulator import COMPUTE, COPIES
 
 if TYPE_CHECKING:
-    from pytest_fxbucket.simulate.schedule import StagedTimeline
+    from pytest_fxbucket.simulate.stages import StagedTimeline
     from pytest_fxbucket.simulate.timeline import Timeline
     from pytest_fxbucket.step.roles import Phase
 

@@ -10,8 +10,8 @@ from pytest_fxbucket.compat.fx import uncompiled
 from pytest_fxbucket.cost.of_plan import own_cost
 from pytest_fxbucket.golden.schedule import named_buckets
 from pytest_fxbucket.graph.collectives import launch_kind
-from pytest_fxbucket.simulate.schedule import StagedTimeline, simulate_stages
 from pytest_fxbucket.simulate.simulator import simulate
+from pytest_fxbucket.simulate.stages import StagedTimeline, simulate_stages
 from pytest_fxbucket.simulate.timeline import Flight, Timeline
 from pytest_fxbucket.step.pipelined import TIES, UPDATE
 

@@ -6,7 +6,7 @@ import pytest
 
 from pytest_fxbucket.errors import StageError
 from pytest_fxbucket.pipeline.schedules import table_of
-from pytest_fxbucket.plan.schedules import SCHEDULES, fits_ranks, microbatches_problem, rank_of_stage
+from pytest_fxbucket.plan.pipeline_schedules import SCHEDULES, fits_ranks, microbatches_problem, rank_of_stage
 
 
 @pytest.mark.parametrize("schedule", SCHEDULES)

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch.distributed.pipelining.schedules import PipelineScheduleMulti, get_schedule_class
 
-from pytest_fxbucket.plan.schedules import (
+from pytest_fxbucket.plan.pipeline_schedules import (
     SCHEDULES,
     fits_ranks,
     fitting_ranks,

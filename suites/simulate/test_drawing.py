@@ -11,7 +11,7 @@ from pytest_fxbucket.simulate.drawing import Piece, pieces_of, staged_pieces
 from pytest_fxbucket.simulate.simulator import simulate
 from suites.graph.handmade import Handmade, aten
 from suites.simulate.test_calibrate import ASSUMED, step_of
-from suites.simulate.test_schedule import simulated, stage
+from suites.simulate.test_stages_of_schedules import simulated, stage
 
 
 def test_what_ran_and_what_blocked_stands_on_its_stream() -> None:

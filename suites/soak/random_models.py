@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from pytest_fxbucket.plan.load import parse_plans
-from pytest_fxbucket.plan.schedules import SCHEDULES, fitting_ranks, microbatches_problem
+from pytest_fxbucket.plan.pipeline_schedules import SCHEDULES, fitting_ranks, microbatches_problem
 from pytest_fxbucket.plan.schema import Plan
 
 DIM, ROWS, CLASSES = 4, 12, 4

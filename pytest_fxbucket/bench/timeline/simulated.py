@@ -10,8 +10,8 @@ from pytest_fxbucket.bench.timeline.bubble import lane_of
 from pytest_fxbucket.bench.timeline.marks import Mark, Span, marks_of
 from pytest_fxbucket.simulate.drawing import pieces_of, staged_pieces
 from pytest_fxbucket.simulate.of_plan import bucketed_step
-from pytest_fxbucket.simulate.schedule import simulate_stages
 from pytest_fxbucket.simulate.simulator import simulate
+from pytest_fxbucket.simulate.stages import simulate_stages
 
 if TYPE_CHECKING:
     from torch import fx

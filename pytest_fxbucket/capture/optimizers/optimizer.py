@@ -10,7 +10,7 @@ import torch
 from torch.optim import Optimizer
 
 from pytest_fxbucket.capture.given_graphs import modules_of
-from pytest_fxbucket.capture.optimizers.schedule import scheduled_rates, without_memory
+from pytest_fxbucket.capture.optimizers.learning_rates import scheduled_rates, without_memory
 from pytest_fxbucket.capture.optimizers.state import first_step_differs, make_state, rates, state_tensors
 from pytest_fxbucket.errors import PlanError, named
 from pytest_fxbucket.plan import traced_tables
