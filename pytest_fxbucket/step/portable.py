@@ -91,7 +91,13 @@ def decode(portable: PortableGraph) -> fx.GraphModule:
         real_kwargs = _mapped(kwargs, lambda ref: nodes[ref.index])
         nodes.append(graph.create_node(op, _callable(target), real_args, real_kwargs, name))
     root = torch.nn.Module()
-    for name, value in portable.attributes.items():
+    fill(root, portable.attributes)
+    return fx.GraphModule(root, graph)
+
+
+def fill(root: torch.nn.Module, attributes: Mapping[str, Any]) -> None:
+    """Give ``root`` those of a portable graph, in the place of what it has by their names."""
+    for name, value in attributes.items():
         *path, last = name.split(".")
         holder = root
         for part in path:
@@ -99,7 +105,6 @@ def decode(portable: PortableGraph) -> fx.GraphModule:
                 holder.add_module(part, torch.nn.Module())
             holder = getattr(holder, part)
         setattr(holder, last, decode(value) if isinstance(value, PortableGraph) else value)
-    return fx.GraphModule(root, graph)
 
 
 def digest(portable: PortableGraph) -> str:

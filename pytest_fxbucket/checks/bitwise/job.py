@@ -19,8 +19,9 @@ from pytest_fxbucket.pipeline.running import PipelinedRun, PipelinedTask
 from pytest_fxbucket.process import collector
 from pytest_fxbucket.ranks import device
 from pytest_fxbucket.ranks.process_groups.nccl import record
+from pytest_fxbucket.step.decoded import DecodedGraphs
 from pytest_fxbucket.step.mesh import make_groups
-from pytest_fxbucket.step.portable import PortableGraph, decode, digest, encode_module
+from pytest_fxbucket.step.portable import PortableGraph, digest, encode_module
 from pytest_fxbucket.step_runner import (
     KEPT,
     Key,
@@ -38,6 +39,9 @@ from pytest_fxbucket.step_runner import (
 if TYPE_CHECKING:
     from pytest_fxbucket.pipeline.rank_stage import Crossed
     from pytest_fxbucket.step.roles import Value
+
+
+_DECODED = DecodedGraphs()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -200,7 +204,8 @@ def graphs_of(
     sent = {**others, **({"bucketed": task.bucketed} if task.bucketed is not None else {})}
     sent |= {one.phase: one.graph for one in (task.pipelined.graphs if task.pipelined else task.crossing)}
     with collector.paused():
-        graphs = {name: decode(one) for name, one in sent.items()}
+        # On a device graphs are changed below, and a compiler changes those that it is given.
+        graphs = _DECODED.take(sent, keep=device() == "cpu" and task.compiler == "none")
         digests = tuple(digest(encode_module(graph)) for graph in graphs.values())
     make_groups(task.mesh, rank)
     for graph in graphs.values():

@@ -1,0 +1,53 @@
+"""Graphs that this process decoded last: a rank is sent the same again, for another check of a plan or another row.
+
+To decode takes some 0.1 ms a node, as long as three steps of a small model; to find a graph again a tenth of that.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import pickle
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from pytest_fxbucket.step.portable import PortableGraph, decode, fill
+
+if TYPE_CHECKING:
+    from torch import fx
+
+_MOST_NODES = 30_000
+
+
+class DecodedGraphs:
+    """What was decoded, by what it was decoded from; the oldest are forgotten first."""
+
+    def __init__(self) -> None:
+        self._kept: dict[bytes, tuple[tuple[Any, ...], fx.GraphModule]] = {}
+
+    def take(self, sent: Mapping[str, PortableGraph], *, keep: bool) -> dict[str, fx.GraphModule]:
+        """The graphs of ``sent`` with their attributes, each a module of its own, though two be equal.
+
+        ``keep`` says that the caller changes none but in its attributes, and is done with them when it takes others.
+        """
+        keys = {name: _key(one) for name, one in sent.items()}
+        graphs = {name: self._found(keys[name], one) or decode(one) for name, one in sent.items()}
+        if keep:
+            for name, one in sent.items():
+                if not one.modules:  # which register operators, and may be imported anew before the next job
+                    self._kept[keys[name]] = one.rows, graphs[name]
+            while sum(len(rows) for rows, _ in self._kept.values()) > _MOST_NODES:
+                del self._kept[next(iter(self._kept))]
+        return graphs
+
+    def _found(self, key: bytes, portable: PortableGraph) -> fx.GraphModule | None:
+        rows, module = self._kept.pop(key, (None, None))
+        # A pickle has the names of functions alone, also of a user's module that was imported anew.
+        if module is None or rows != portable.rows:
+            return None
+        fill(module, portable.attributes)
+        return module
+
+
+def _key(portable: PortableGraph) -> bytes:
+    """Of all but attributes, with names and types of numbers: 1 and 1.0 are equal, and not the same argument."""
+    return hashlib.sha256(pickle.dumps((portable.rows, portable.modules))).digest()
