@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -26,25 +27,15 @@ from pytest_fxbucket.step.mesh import Mesh, fake_mesh
 from pytest_fxbucket.step.portable import own_copy
 from pytest_fxbucket.step.roles import Phase, StepGraph, Value
 from suites.benchmarks.lower_bound import COMPUTE, Order, Task
+from suites.plans.llama import MIXED, llama
 
-_LLAMA = """
-[model]
-factory = "fixtures.models.llama:build"
-args = {{ layers = {layers}, dim = 4096, heads = 32, kv_heads = 8, vocab = 128256 }}
-batch = "fixtures.models.llama:batch_of_a_gpu"
-loss = "fixtures.models.llama:loss"
-
-[bucket]
-plan = ["tok_embeddings", "layers.*", "norm+output"]
-
-[parallel]
-param_dtype = "bfloat16"
-reduce_dtype = "float32"
-"""
-_TWO_DIMENSIONS = """
-dp_shard = 16
-tp = 4
-
+_LLAMA = partial(
+    llama,
+    "layers = LAYERS, dim = 4096, heads = 32, kv_heads = 8, vocab = 128256",
+    batch="fixtures.models.llama:batch_of_a_gpu",
+    **MIXED,
+)
+_TP_PLAN = """
 [parallel.tp_plan]
 "layers.*.attention.wq" = "colwise"
 "layers.*.attention.wk" = "colwise"
@@ -54,15 +45,10 @@ tp = 4
 "layers.*.feed_forward.w3" = "colwise"
 "layers.*.feed_forward.w2" = "rowwise"
 """
-_HYBRID = """
-mode = "hybrid_shard"
-dp_replicate = 8
-dp_shard = 8
-"""
 _MOE = """
 [model]
 factory = "suites.benchmarks.auto_steps:moe"
-args = {{ layers = {layers} }}
+args = { layers = LAYERS }
 batch = "suites.benchmarks.auto_steps:tokens"
 loss = "fixtures.models.moe:loss"
 
@@ -76,7 +62,11 @@ dp_shard = 64
 ep = 16
 ep_plan = ["layers.*.experts"]
 """
-PLANS = {"2-D Llama": _LLAMA + _TWO_DIMENSIONS, "MoE": _MOE, "hybrid shard": _LLAMA + _HYBRID}
+PLANS = {
+    "2-D Llama": _LLAMA(16, tp=4) + _TP_PLAN,
+    "MoE": _MOE,
+    "hybrid shard": _LLAMA(8, mode="hybrid_shard", dp_replicate=8),
+}
 """On 64 ranks each: shapes of Llama 8B, 8,192 tokens a rank; 64 experts, of whom a token has two, and 4,096 tokens."""
 MOE = MoeShape(dim=4096, hidden=1024, experts=64, capacity=160, vocab=32000)
 
@@ -93,7 +83,7 @@ def tokens(rank: int, step: int) -> tuple[Tensor]:
 
 def captured(name: str, layers: int) -> tuple[Mesh, StepGraph]:
     """The unbucketed step of ``PLANS[name]``."""
-    (plan,) = parse_plans(PLANS[name].format(layers=layers), Path(__file__).parents[2] / "auto.toml")
+    (plan,) = parse_plans(PLANS[name].replace("LAYERS", str(layers)), Path(__file__).parents[2] / "auto.toml")
     mesh = mesh_of(plan)
     with collector.paused():
         step = capture_plan(plan, mesh, 0)

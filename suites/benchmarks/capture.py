@@ -31,6 +31,7 @@ from pytest_fxbucket.plan.load import parse_plans
 from pytest_fxbucket.plan.schema import Plan
 from pytest_fxbucket.plan_on_mesh import mesh_of
 from pytest_fxbucket.step.mesh import fake_mesh
+from suites.plans.llama import MIXED, llama
 
 DEEP, SHORT, TURNS = 126, 24, 3
 SHAPE = {"dim": 16384, "heads": 128, "kv_heads": 8, "vocab": 128256}
@@ -44,21 +45,7 @@ def batch(rank: int, step: int) -> tuple[Tensor]:
 def plan_of(layers: int) -> Plan:
     """A 405B shape but for its depth, on 512 ranks."""
     args = ", ".join(f"{key} = {value}" for key, value in {"layers": layers, **SHAPE}.items())
-    text = f"""
-[model]
-factory = "fixtures.models.llama:build"
-args = {{ {args} }}
-batch = "suites.benchmarks.capture:batch"
-loss = "fixtures.models.llama:loss"
-
-[parallel]
-dp_shard = 512
-param_dtype = "bfloat16"
-reduce_dtype = "float32"
-
-[bucket]
-plan = ["tok_embeddings", "layers.*", "norm+output"]
-"""
+    text = llama(args, 512, batch="suites.benchmarks.capture:batch", **MIXED)
     return parse_plans(text, Path("llama405b.toml"))[0]
 
 

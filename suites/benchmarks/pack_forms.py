@@ -26,6 +26,7 @@ from pytest_fxbucket.ranks.pools import Pools
 from pytest_fxbucket.step.mesh import shard_mesh
 from pytest_fxbucket.step.portable import decode
 from pytest_fxbucket.step_runner import state_and_batches
+from suites.plans.llama import llama
 
 RANKS = 4
 DIMS = {64: ("4,000", 40), 256: ("65,000", 20), 1024: ("1,000,000", 6)}
@@ -113,26 +114,12 @@ def beside(form: Sequence[float], default: Sequence[float]) -> str:
 
 def measure(pools: Pools, dim: int, turns: int) -> list[list[float]]:
     """Seconds of each turn in each form, and unbucketed."""
-    plans = [parse_plans(plan_text(dim, form), Path("pack_forms.toml"))[0] for form in FORMS]
+    text = llama(f"layers = 2, dim = {dim}", RANKS)
+    plans = [parse_plans(f'{text}packer = "{form}"\n', Path("pack_forms.toml"))[0] for form in FORMS]
     worlds = [PlanOnMesh(plan, shard_mesh(RANKS), "manual", lambda _: None) for plan in plans]
     payloads = [(turns, [task_of(world, "joint", rank, "gloo") for world in worlds]) for rank in range(RANKS)]
     told = pools.get(RANKS, "gloo").run("suites.benchmarks.pack_forms:job", payloads, timeout_s=600)
     return [[max(times) for times in zip(*form, strict=True)] for form in zip(*told, strict=True)]
-
-
-def plan_text(dim: int, form: str) -> str:
-    return f"""
-[model]
-factory = "fixtures.models.llama:build"
-args = {{ layers = 2, dim = {dim} }}
-batch = "fixtures.models.llama:batch"
-loss = "fixtures.models.llama:loss"
-[parallel]
-dp_shard = {RANKS}
-[bucket]
-plan = ["tok_embeddings", "layers.[0-1]", "norm+output"]
-packer = "{form}"
-"""
 
 
 def job(rank: int, world: int, payload: tuple[int, Sequence[BitwiseTask]]) -> list[list[float]]:

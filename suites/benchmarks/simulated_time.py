@@ -30,28 +30,12 @@ from pytest_fxbucket.simulate import cluster_named, simulate
 from pytest_fxbucket.simulate.calibrate import Calibrated, calibrate
 from pytest_fxbucket.simulate.of_plan import bucketed_step
 from pytest_fxbucket.step.roles import StepGraph
+from suites.plans.llama import llama
 
 ROOT = Path(__file__).resolve().parents[2]
 RANKS = 2
 DIFFERS = 0.1
 """Variants whose step times differ by more are to come in the right order."""
-PLAN = """
-[model]
-factory = "fixtures.models.llama:build"
-args = {{ layers = {layers}, dim = {dim} }}
-batch = "fixtures.models.llama:batch"
-loss = "fixtures.models.llama:loss"
-
-[parallel]
-dp_shard = 2
-
-[bucket]
-plan = ["tok_embeddings", "layers.*", "norm+output"]
-cap_mb = {cap_mb}
-
-[overlap]
-prefetch = {prefetch}
-"""
 
 
 class Size(NamedTuple):
@@ -116,8 +100,8 @@ def worlds_of(size: Size) -> dict[str, PlanOnMesh]:
 
 
 def _world(size: Size, prefetch: int = 1, cap_mb: float = 0) -> PlanOnMesh:
-    text = PLAN.format(layers=size.layers, dim=size.dim, prefetch=prefetch, cap_mb=cap_mb)
-    (plan,) = parse_plans(text, ROOT / "plan.toml")
+    text = llama(f"layers = {size.layers}, dim = {size.dim}", RANKS)
+    (plan,) = parse_plans(f"{text}cap_mb = {cap_mb}\n[overlap]\nprefetch = {prefetch}\n", ROOT / "plan.toml")
     return PlanOnMesh(plan, mesh_of(plan), "manual", lambda _: None)
 
 

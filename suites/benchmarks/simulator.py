@@ -22,33 +22,23 @@ from pytest_fxbucket.step.mesh import fake_mesh, shard_mesh
 from pytest_fxbucket.step.roles import MeshDim, StepGraph
 from suites.benchmarks.passes import clock, slope
 from suites.graph.handmade import Handmade, aten
+from suites.plans.llama import MIXED, llama
 
 SIZES = (12_500, 25_000, 50_000, 100_000)
 RANKS, ROWS, DIM, WEIGHTS = 8, 16, 64, 9
 TURNS = 3
 AIM_S, AIM_OF_A_PLAN_S = 3, 10
 """Of the largest step, and of the plan."""
-PLAN = """
-[model]
-factory = "fixtures.models.llama:build"
-args = { layers = 126, dim = 16384, heads = 128, kv_heads = 8, vocab = 128256 }
-batch = "suites.benchmarks.capture:batch"
-loss = "fixtures.models.llama:loss"
-
-[parallel]
-mode = "hybrid_shard"
-dp_replicate = 8
-dp_shard = 512
-param_dtype = "bfloat16"
-reduce_dtype = "float32"
-
-[bucket]
-plan = ["tok_embeddings", "layers.*", "norm+output"]
-
+ARGS = "layers = 126, dim = 16384, heads = 128, kv_heads = 8, vocab = 128256"
+HYBRID = {"mode": "hybrid_shard", "dp_replicate": 8, **MIXED}
+PLAN = (
+    llama(ARGS, 512, batch="suites.benchmarks.capture:batch", **HYBRID)
+    + """
 [[optimizer]]
 factory = "torch.optim:AdamW"
 args = { lr = 3e-4, fused = true }
 """
+)
 CLUSTER = Cluster(
     name="generated",
     flops={"float32": 67e12},

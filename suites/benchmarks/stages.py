@@ -24,6 +24,7 @@ from pytest_fxbucket.ranks.pools import Pools
 from pytest_fxbucket.run import PlanRun
 from pytest_fxbucket.settings import RunSettings
 from pytest_fxbucket.step.mesh import fake_mesh
+from suites.plans.llama import llama
 
 DEEP, STAGES, BESIDE = 126, 64, 64
 AIM = 5
@@ -34,25 +35,8 @@ T = TypeVar("T")
 def plan_of(layers: int, stages: int, beside: int) -> Plan:
     """One microbatch: the step that is not in stages grows with them, its stages do not."""
     cuts = [f"layers.{(stage + 1) * layers // stages - 1}" for stage in range(stages - 1)]
-    text = f"""
-[model]
-factory = "fixtures.models.llama:build"
-args = {{ layers = {layers}, dim = 32 }}
-batch = "fixtures.models.llama:batch"
-loss = "fixtures.models.llama:loss"
-
-[parallel]
-pp = {stages}
-dp_shard = {beside}
-
-[pipeline]
-cuts = {cuts!r}
-schedule = "GPipe"
-
-[bucket]
-plan = ["tok_embeddings", "layers.*", "norm+output"]
-"""
-    return parse_plans(text, Path("stages.toml"))[0]
+    text = llama(f"layers = {layers}, dim = 32", beside, pp=stages)
+    return parse_plans(f'{text}[pipeline]\ncuts = {cuts!r}\nschedule = "GPipe"\n', Path("stages.toml"))[0]
 
 
 def main() -> None:

@@ -27,24 +27,12 @@ from pytest_fxbucket.plan.load import parse_plans
 from pytest_fxbucket.plan_on_mesh import PlanOnMesh, mesh_of
 from pytest_fxbucket.ranks.pools import Pools
 from suites.benchmarks.step_time_jobs import FSDP2, Beside
+from suites.plans.llama import llama
 
 ROOT = Path(__file__).resolve().parents[2]
 SETS = 4
 WARM = ("torch.distributed.fsdp", "torch.distributed.tensor.parallel")
 """What the fork server imports once for all ranks."""
-PLAN = """
-[model]
-factory = "fixtures.models.llama:build"
-args = {{ layers = {layers}, dim = {dim} }}
-batch = "fixtures.models.llama:batch"
-loss = "fixtures.models.llama:loss"
-
-[parallel]
-dp_shard = {ranks}
-
-[bucket]
-plan = ["tok_embeddings", "layers.*", "norm+output"]
-"""
 
 
 class Size(NamedTuple):
@@ -77,7 +65,7 @@ def main() -> None:
 
 
 def _row(pools: Pools, ranks: int, size: Size, budget_s: float) -> str:
-    (plan,) = parse_plans(PLAN.format(ranks=ranks, **size._asdict()), ROOT / "plan.toml")
+    (plan,) = parse_plans(llama(f"layers = {size.layers}, dim = {size.dim}", ranks), ROOT / "plan.toml")
     world = PlanOnMesh(plan, mesh_of(plan), "manual", lambda _: None)
     tasks = tasks_of(worlds_of(world, Benchmark(against=("torch",))), Pacing(budget_s / SETS, 0.0))
     payload = _payload(world)

@@ -14,21 +14,12 @@ from pytest_fxbucket.plan_on_mesh import PlanOnMesh, mesh_of
 from pytest_fxbucket.ranks.pools import Pools
 from pytest_fxbucket.run import PlanRun
 from pytest_fxbucket.settings import RunSettings
+from suites.plans.llama import llama
 
 HERE = Path(__file__).parent
-PLAN = """
-[model]
-factory = "fixtures.models.llama:build"
-args = { layers = 1, dim = 32, heads = 2 }
-batch = "fixtures.models.llama:batch"
-loss = "fixtures.models.llama:loss"
-
-[parallel]
-dp_shard = 2
-
-[bucket]
-plan = ["tok_embeddings", "layers.[0-0]", "norm+output"]
-
+PLAN = (
+    llama("layers = 1, dim = 32, heads = 2")
+    + """
 [cluster]
 preset = "h100-sxm"
 
@@ -48,6 +39,7 @@ parallel.tp = 2
 "layers.*.feed_forward.w3" = "colwise"
 "layers.*.feed_forward.w2" = "rowwise"
 """
+)
 Asked = Callable[..., Verdict]
 LEFT = "(left out, since no plan speaks of it: "
 

@@ -10,40 +10,25 @@ import pytest
 from pytest_fxbucket.cost.cluster import Link
 from pytest_fxbucket.cost.presets import cluster_named
 from pytest_fxbucket.plan.load import load_plans, parse_plans
-from pytest_fxbucket.plan.schema import Plan
 from pytest_fxbucket.plan_on_mesh import PlanOnMesh, mesh_of
 from pytest_fxbucket.simulate.of_plan import simulated_ranks, unbucketed
+from suites.plans.llama import llama
 
 ROOT = Path(__file__).parents[2]
-TEXT = """
-[model]
-factory = "fixtures.models.llama:build"
-args = { layers = 1, dim = 16 }
-batch = "fixtures.models.llama:batch"
-loss = "fixtures.models.llama:loss"
-
-[bucket]
-plan = ["tok_embeddings", "layers.*", "norm+output"]
-
-[parallel]
-"""
+HYBRID = {"mode": "hybrid_shard", "dp_replicate": 2}
 H100 = cluster_named("h100-sxm", Path())
 STRADDLED = replace(H100, devices_per_node=3, between=Link(1e6, 1.0))
 """Ranks 0 and 1 are on one node, 2 and 3 on two, far apart."""
 
 
-def plan_of(text: str, row: int = 0) -> Plan:
-    return parse_plans(TEXT + text, ROOT / "p.toml")[row]
-
-
-def on_mesh(text: str, row: int = 0) -> PlanOnMesh:
-    plan = plan_of(text, row)
+def on_mesh(ranks: int, more: str = "", row: int = 0, **parallel: object) -> PlanOnMesh:
+    plan = parse_plans(llama("layers = 1, dim = 16", ranks, **parallel) + more, ROOT / "p.toml")[row]
     return PlanOnMesh(plan, mesh_of(plan), "manual", lambda _: None)
 
 
 @pytest.fixture(scope="module")
 def hybrid() -> PlanOnMesh:
-    return on_mesh('mode = "hybrid_shard"\ndp_shard = 2\ndp_replicate = 2')
+    return on_mesh(2, **HYBRID)
 
 
 def test_a_group_is_where_its_ranks_are(hybrid: PlanOnMesh) -> None:
@@ -70,7 +55,7 @@ def test_ranks_whose_graphs_differ_in_whom_they_send_to_are_told_once() -> None:
 
 
 def test_ranks_of_one_stage_are_taken_for_alike_without_a_pass_for_each() -> None:
-    world = on_mesh("dp_shard = 4")
+    world = on_mesh(4)
     (only,) = simulated_ranks(world, H100, believed=True)
     assert [rank for rank in range(4) if world.is_passed(rank)] == [0]
     assert "reading" not in vars(world.final(0)["joint"]), "it takes as long as the pass and the simulation together"
@@ -87,14 +72,13 @@ def test_ranks_of_one_stage_are_taken_for_alike_without_a_pass_for_each() -> Non
 def test_launches_have_the_names_that_a_reading_gives_them(more: str) -> None:
     """Several of a name, none merged, and all-reduces behind reductions."""
     clip = '[step]\nclip_norm = 0.1\n[optimizer]\nfactory = "torch.optim:SGD"\nargs = { lr = 0.1 }\n'
-    text = f'mode = "hybrid_shard"\ndp_shard = 2\ndp_replicate = 2\n{clip}[[matrix]]\nid = "x"\n{more}'
-    world = on_mesh(text, row=1)
+    world = on_mesh(2, f'{clip}[[matrix]]\nid = "x"\n{more}', row=1, **HYBRID)
     believed, proved = (simulated_ranks(world, H100, believed=one)[0].flights for one in (True, False))
     assert [one.name for one in believed] == [one.name for one in proved]
 
 
 def test_one_rank_of_each_stage_is_looked_at() -> None:
-    world = on_mesh("dp_shard = 8\npp = 8\n[pipeline]\nstages = 8\n[step]\nmicrobatches = 8")
+    world = on_mesh(8, "[pipeline]\nstages = 8\n[step]\nmicrobatches = 8", pp=8)
     assert {world.mesh.at(rank, "pp") for rank in world.ranks()} == set(range(8))
 
 
@@ -105,7 +89,7 @@ def test_reductions_of_two_levels_are_named_by_their_entry_both(hybrid: PlanOnMe
 
 
 def test_an_order_that_is_written_into_the_graph_takes_no_time() -> None:
-    worlds = [on_mesh(f"dp_shard = 4\n[overlap]\ninsert_overlap_deps = {deps}") for deps in ("false", "true")]
+    worlds = [on_mesh(4, f"[overlap]\ninsert_overlap_deps = {deps}") for deps in ("false", "true")]
     plain, pinned = (simulated_ranks(world, H100)[0] for world in worlds)
     assert [one.name for one in plain.flights] == [one.name for one in pinned.flights]
     assert plain.timeline.seconds == pinned.timeline.seconds
@@ -115,7 +99,7 @@ def test_an_order_that_is_written_into_the_graph_takes_no_time() -> None:
 
 def test_norms_that_clipping_sends_are_the_optimizers() -> None:
     found = simulated_ranks(
-        on_mesh('dp_shard = 4\n[step]\nclip_norm = 0.1\n[optimizer]\nfactory = "torch.optim:SGD"\nargs = { lr = 0.1 }'), H100
+        on_mesh(4, '[step]\nclip_norm = 0.1\n[optimizer]\nfactory = "torch.optim:SGD"\nargs = { lr = 0.1 }'), H100
     )[0]
     assert [one.name for one in found.flights if one.direction == "optimizer"] == ["optimizer all_reduce norms"]
 

@@ -18,24 +18,9 @@ from pytest_fxbucket.plan.pass_tables import Transform
 from pytest_fxbucket.plan_on_mesh import PlanOnMesh, mesh_of
 from pytest_fxbucket.step.roles import Transformed
 from suites.graph.handmade import Handmade, aten
+from suites.plans.llama import llama
 from suites.transforms.duplicates import Changed
 
-PLAN = """
-[model]
-factory = "fixtures.models.llama:build"
-args = { layers = 1, dim = 16, heads = 2, kv_heads = 1 }
-batch = "fixtures.models.llama:batch"
-loss = "fixtures.models.llama:loss"
-
-[parallel]
-dp_shard = 2
-reshard_after_forward = RESHARD
-
-[bucket]
-plan = ["tok_embeddings", "layers.0", "norm+output"]
-
-[step]
-"""
 PARAMETERS, BOTH = 12, 23
 """Gathers of a microbatch, in forward and in both: what is embedded is not needed in backward."""
 SIDE = 'backward launches its own instead of keeping it, as reshard_after_forward = true has it; again = "backward" merges it'
@@ -43,7 +28,8 @@ ROUND = 'each round (microbatch) launches its own instead of keeping it; again =
 
 
 def world_of(reshard: bool, step: str, again: Any) -> PlanOnMesh:
-    (plan,) = parse_plans(PLAN.replace("RESHARD", str(reshard).lower()) + step, Path("plan.toml"))
+    text = llama("layers = 1, dim = 16, heads = 2, kv_heads = 1", reshard_after_forward=reshard)
+    (plan,) = parse_plans(f"{text}[step]\n{step}", Path("plan.toml"))
     plan = replace(plan, transform=(Transform("merge_duplicates", {"again": again}),))
     return PlanOnMesh(plan, mesh_of(plan), "manual", lambda _: None)
 

@@ -23,6 +23,7 @@ from pytest_fxbucket.run import PlanRun
 from pytest_fxbucket.settings import RunSettings
 from pytest_fxbucket.simulate.calibrate import calibrate
 from pytest_fxbucket.simulate.simulator import simulate
+from suites.plans.llama import llama
 
 CLUSTER = Cluster(
     name="c",
@@ -34,34 +35,19 @@ CLUSTER = Cluster(
     between=Link(1e8, 1e-5),
     launch=1e-6,
 )
-MODEL = """
-[model]
-factory = "fixtures.models.llama:build"
-args = { layers = 2, dim = 16 }
-batch = "fixtures.models.llama:batch_of_eight"
-loss = "fixtures.models.llama:loss"
-"""
-PLAN = f"""{MODEL}
-[parallel]
-dp_shard = 2
-
-[bucket]
-plan = ["tok_embeddings", "layers.*", "norm+output"]
-"""
-STAGED = f"""{MODEL}
-[parallel]
-pp = 2
-
+ARGS, BATCH = "layers = 2, dim = 16", "fixtures.models.llama:batch_of_eight"
+PLAN = llama(ARGS, batch=BATCH)
+STAGED = (
+    llama(ARGS, 1, batch=BATCH, pp=2)
+    + """
 [pipeline]
 cuts = ["layers.0"]
 schedule = "GPipe"
 
 [step]
 microbatches = 4
-
-[bucket]
-plan = ["tok_embeddings", "layers.*", "norm+output"]
 """
+)
 
 
 def world_of(text: str) -> PlanOnMesh:
