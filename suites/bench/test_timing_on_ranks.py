@@ -23,23 +23,9 @@ from pytest_fxbucket.run import PlanRun, item_names
 from pytest_fxbucket.settings import RunSettings
 from pytest_fxbucket.step.portable import decode, digest
 from suites.bench.timing_jobs import Clocked
+from suites.plans.llama import llama
 
-PLAN = """
-[model]
-factory = "fixtures.models.llama:build"
-args = { layers = 2, dim = 16 }
-batch = "fixtures.models.llama:batch"
-loss = "fixtures.models.llama:loss"
-
-[parallel]
-dp_shard = 2
-
-[optimizer]
-factory = "torch.optim:AdamW"
-
-[bucket]
-plan = ["tok_embeddings", "layers.[0-1]", "norm+output"]
-"""
+PLAN = llama("layers = 2, dim = 16") + '[optimizer]\nfactory = "torch.optim:AdamW"\n'
 ROOT = Path(__file__).parents[2]
 JOB = "suites.bench.timing_jobs:timed"
 CROSSING = """

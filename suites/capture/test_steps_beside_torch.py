@@ -22,24 +22,17 @@ from pytest_fxbucket.plan.schema import Plan
 from suites.capture import override_plans, steps
 from suites.capture.override_plans import override
 from suites.capture.parity import PLANS, ROOT
+from suites.plans.llama import MIXED, llama
 
-LLAMA = """
-[model]
-factory = "fixtures.models.llama:build"
-args = { layers = 1, dim = 16, heads = 2, kv_heads = 1 }
-batch = "fixtures.models.llama:batch"
-loss = "fixtures.models.llama:loss"
-[parallel]
-mode = "replicate"
-dp_replicate = 2
+LLAMA = (
+    llama("layers = 1, dim = 16, heads = 2, kv_heads = 1", 1, mode="replicate", dp_replicate=2)
+    + """
 [step]
 clip_norm = 0.5
 microbatches = 2
 [optimizer]
 factory = "torch.optim:AdamW"
 args = { lr = 0.01 }
-[bucket]
-plan = ["tok_embeddings", "layers.0", "norm+output"]
 [[matrix]]
 id = "uneven_shards"
 parallel = { mode = "fully_shard", dp_replicate = 1, dp_shard = 3, param_dtype = "bfloat16", reduce_dtype = "float32" }
@@ -54,6 +47,7 @@ parallel = { mode = "hybrid_shard", dp_shard = 2, reduce_dtype = "bfloat16" }
 step.checkpoint = ["layers.*"]
 optimizer = { factory = "torch.optim:Adam", args = { lr = 0.01, amsgrad = true } }
 """
+)
 # FSDP2 asks for one dtype in a unit, so norms of float64 are units of their own. A unit called twice is reduced twice, and the
 # averages added; capture reads a parameter once, as FSDP2's root does.
 GPT = """
@@ -100,7 +94,6 @@ eager.rounds_otherwise = ["rowwise_bias"]
 "layers.*.mlp.up" = "colwise"
 "layers.*.mlp.down" = "rowwise"
 """
-MIXED = {"param_dtype": "bfloat16", "reduce_dtype": "float32"}
 
 
 def rows(text: str, first: str) -> dict[str, Plan]:

@@ -14,24 +14,9 @@ from pytest_fxbucket.ranks.pools import Pools
 from pytest_fxbucket.run import PlanRun
 from pytest_fxbucket.settings import RunSettings
 from pytest_fxbucket.step.mesh import shard_mesh
+from suites.plans.llama import llama
 
-PLAN = """
-[model]
-factory = "fixtures.models.llama:build"
-args = { layers = 2, dim = 32, heads = 2, kv_heads = 1 }
-batch = "fixtures.models.llama:batch"
-loss = "fixtures.models.llama:loss"
-
-[parallel]
-dp_shard = 4
-
-[bucket]
-plan = ["tok_embeddings", "layers.[0-1]", "norm+output"]
-
-[run]
-steps = 2
-timeout_s = 60
-"""
+PLAN = llama("layers = 2, dim = 32, heads = 2, kv_heads = 1", 4) + "[run]\nsteps = 2\ntimeout_s = 60\n"
 
 
 def make_project(folder: Path) -> Path:

@@ -11,26 +11,9 @@ from typing import Any
 
 from pytest_fxbucket.plan.toml_text import to_toml
 from suites.docs.blocks import ROOT, TRIED, Block
+from suites.plans.llama import llama
 
-BASE = """
-[model]
-factory = "fixtures.models.llama:build"
-args = { layers = 2, dim = 16 }
-batch = "fixtures.models.llama:batch"
-loss = "fixtures.models.llama:loss"
-
-[parallel]
-dp_shard = 4
-
-[bucket]
-plan = ["tok_embeddings", "layers.[0-1]", "norm+output"]
-
-[checks]
-golden = false
-
-[run]
-world = { dp_shard = 2 }
-"""
+BASE = llama("layers = 2, dim = 16", 4) + "[checks]\ngolden = false\n[run]\nworld = { dp_shard = 2 }\n"
 
 
 def merged(fragment: str) -> str:

@@ -10,20 +10,12 @@ from pytest_fxbucket.plan.load import parse_plans
 from pytest_fxbucket.plan.schema import Plan
 from pytest_fxbucket.tune.moves import Move
 from pytest_fxbucket.tune.search import Score
+from suites.plans.llama import BUCKETS, MIXED, head
 
 ROOT = Path(__file__).parents[2]
-HEAD = """
-[model]
-factory = "fixtures.models.llama:build"
-args = { layers = 4, dim = 64 }
-batch = "fixtures.models.llama:batch"
-loss = "fixtures.models.llama:loss"
-
-[parallel]
-dp_shard = 4
-param_dtype = "bfloat16"
-reduce_dtype = "float32"
-
+HEAD = (
+    head("layers = 4, dim = 64", 4, **MIXED)
+    + """
 [cluster]
 preset = "h100-sxm"
 within = { bandwidth = 2 }
@@ -31,10 +23,11 @@ memory_bandwidth = 20
 tflops = { float32 = 0.05, bfloat16 = 0.05 }
 launch_us = 0
 """
+)
 """Compute takes about as long as communication."""
 SMALL = ("layers = 4, dim = 64", "layers = 2, dim = 32")
 """What to replace, and with what, where the model is really traced."""
-STARS = HEAD + '\n[bucket]\nplan = ["tok_embeddings", "layers.*", "norm+output"]\n'
+STARS = HEAD + BUCKETS
 NAMES = ("tok_embeddings", *(f"layers.{number}" for number in range(4)), "norm+output")
 
 
