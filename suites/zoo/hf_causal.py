@@ -14,28 +14,29 @@ from suites.zoo.shelf import Shelf
 
 SHELF = Shelf("transformers", __name__)
 
-COMMON: dict[str, Any] = dict(
+SMALL: dict[str, Any] = dict(
     vocab_size=VOCAB,
     hidden_size=32,
     intermediate_size=64,
     num_hidden_layers=2,
     num_attention_heads=4,
-    num_key_value_heads=2,
     max_position_embeddings=64,
     pad_token_id=0,
-    bos_token_id=1,
-    eos_token_id=2,
-    use_cache=False,
 )
+COMMON: dict[str, Any] = dict(**SMALL, num_key_value_heads=2, bos_token_id=1, eos_token_id=2, use_cache=False)
+
+
+def headed(model: str, config: str, **settings: Any) -> nn.Module:
+    """The class ``model`` with a ``config`` of ``settings``."""
+    import transformers
+
+    made: nn.Module = getattr(transformers, model)(getattr(transformers, config)(**settings))
+    return made
 
 
 def causal(family: str, **settings: Any) -> nn.Module:
     """``<family>ForCausalLM`` of ``<family>Config``."""
-    import transformers
-
-    config = getattr(transformers, f"{family}Config")
-    model: nn.Module = getattr(transformers, HEADS.get(family, f"{family}ForCausalLM"))(config(**settings))
-    return model
+    return headed(HEADS.get(family, f"{family}ForCausalLM"), f"{family}Config", **settings)
 
 
 @contextmanager

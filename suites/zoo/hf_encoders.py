@@ -6,40 +6,22 @@ from functools import partial
 from typing import Any
 
 import torch
-from torch import Generator, Tensor, nn
+from torch import Generator, Tensor
 
 from suites.zoo.draws import VOCAB, classified, labelled, labelled_pictures, tokens
-from suites.zoo.hf_causal import MASKS, as_traced
+from suites.zoo.hf_causal import MASKS, SMALL, as_traced, headed
 from suites.zoo.shelf import Draw, Shelf
 
 SHELF = Shelf("transformers", __name__)
-
-COMMON: dict[str, Any] = dict(
-    vocab_size=VOCAB,
-    hidden_size=32,
-    intermediate_size=64,
-    num_hidden_layers=2,
-    num_attention_heads=4,
-    max_position_embeddings=64,
-    pad_token_id=0,
-)
-
-
-def headed(model: str, config: str, **settings: Any) -> nn.Module:
-    """The class ``model`` with a ``config`` of ``settings``."""
-    import transformers
-
-    made: nn.Module = getattr(transformers, model)(getattr(transformers, config)(**settings))
-    return made
 
 
 def add(name: str, model: str, config: str, draw: Draw, *, rest: dict[str, Any] | None = None, **settings: Any) -> None:
     SHELF.add(name, partial(headed, model, config, **settings), draw, rounds=MASKS, as_traced=as_traced, **(rest or {}))
 
 
-add("bert", "BertForMaskedLM", "BertConfig", labelled, **COMMON)
-add("roberta", "RobertaForMaskedLM", "RobertaConfig", labelled, **COMMON)
-add("electra", "ElectraForSequenceClassification", "ElectraConfig", classified, embedding_size=16, **COMMON)
+add("bert", "BertForMaskedLM", "BertConfig", labelled, **SMALL)
+add("roberta", "RobertaForMaskedLM", "RobertaConfig", labelled, **SMALL)
+add("electra", "ElectraForSequenceClassification", "ElectraConfig", classified, embedding_size=16, **SMALL)
 add(
     "distilbert",
     "DistilBertForSequenceClassification",
@@ -60,10 +42,10 @@ add(
     relative_attention=True,
     pos_att_type=["c2p", "p2c"],
     position_buckets=8,
-    **COMMON,
+    **SMALL,
 )
-add("albert", "AlbertForMaskedLM", "AlbertConfig", labelled, embedding_size=16, **COMMON)
-add("mpnet", "MPNetForMaskedLM", "MPNetConfig", labelled, **COMMON)
+add("albert", "AlbertForMaskedLM", "AlbertConfig", labelled, embedding_size=16, **SMALL)
+add("mpnet", "MPNetForMaskedLM", "MPNetConfig", labelled, **SMALL)
 add(
     "modernbert",
     "ModernBertForMaskedLM",
@@ -75,7 +57,7 @@ add(
     eos_token_id=2,
     global_attn_every_n_layers=2,
     local_attention=8,
-    **COMMON,
+    **SMALL,
 )
 
 
@@ -242,7 +224,7 @@ def seen_and_read(generator: Generator) -> dict[str, Any]:
     }
 
 
-TEXT = {**COMMON, "bos_token_id": 1, "eos_token_id": 2}
+TEXT = {**SMALL, "bos_token_id": 1, "eos_token_id": 2}
 SIGHT = {key: value for key, value in VIT.items() if key != "num_labels"}
 add("clip", "CLIPModel", "CLIPConfig", seen_and_read, text_config=TEXT, vision_config=SIGHT, projection_dim=16)
 add(
