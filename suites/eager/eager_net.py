@@ -16,7 +16,7 @@ from pytest_fxbucket.plan.schema import Plan
 ROOT = Path(__file__).parents[2]
 Run = Callable[..., Verdict]
 """What the fixture of this name is."""
-TEXT = """
+HEAD = """
 [model]
 factory = "suites.eager.eager_net:build"
 batch = "suites.eager.eager_net:batch"
@@ -25,6 +25,14 @@ loss = "suites.eager.eager_net:loss"
 dp_shard = 2
 param_dtype = "bfloat16"
 reduce_dtype = "float32"
+[bucket]
+plan = ["embed", "layers.[0-1]", "head"]
+[run]
+timeout_s = 60
+"""
+TEXT = (
+    HEAD
+    + """
 [step]
 microbatches = 2
 clip_norm = 0.05
@@ -32,11 +40,8 @@ clip_norm = 0.05
 factory = "torch.optim:AdamW"
 args = { lr = 0.03125, weight_decay = 0.25 }
 groups = [{ params = ["layers.0.norm", "layers.1.norm"], weight_decay = 0.0 }, {}]
-[bucket]
-plan = ["embed", "layers.[0-1]", "head"]
-[run]
-timeout_s = 60
 """
+)
 
 
 class Layer(nn.Module):

@@ -4,24 +4,15 @@ from __future__ import annotations
 
 import pytest
 
-from suites.eager.eager_net import Run
+from suites.eager.eager_net import HEAD, Run
 
-TEXT = """
-[model]
-factory = "suites.eager.eager_net:build"
-batch = "suites.eager.eager_net:batch"
-loss = "suites.eager.eager_net:loss"
-[parallel]
-dp_shard = 2
-param_dtype = "bfloat16"
-reduce_dtype = "float32"
+
+def text(name: str) -> str:
+    """The plan whose step is to be that of the trainer of this name."""
+    return f"""{HEAD}
 [optimizer]
 factory = "torch.optim:AdamW"
 args = {{ lr = 0.03125 }}
-[bucket]
-plan = ["embed", "layers.[0-1]", "head"]
-[run]
-timeout_s = 60
 [eager]
 factory = "suites.eager.own_trainers:{name}"
 """
@@ -29,13 +20,13 @@ factory = "suites.eager.own_trainers:{name}"
 
 @pytest.mark.parametrize("name", ["Right", "OtherClass"])
 def test_a_trainer_whose_step_it_is_is_green(name: str, run: Run) -> None:
-    verdict = run(TEXT.format(name=name))
+    verdict = run(text(name))
     assert verdict, verdict
     assert f"are those of the trainer suites.eager.own_trainers:{name} bit for bit on 2 ranks in 3 steps" in verdict.summary
 
 
 def test_another_step_is_red_and_led_to_its_place(run: Run) -> None:
-    verdict = run(TEXT.format(name="AnotherLoss"))
+    verdict = run(text("AnotherLoss"))
     assert verdict.summary == "the bucketed step is not shown to be that of the trainer suites.eager.own_trainers:AnotherLoss"
     assert verdict.lines[0].startswith("step 0, rank 0: loss: 1 of 1 elements differ")
     assert verdict.lines[-1].startswith("first module whose output differs: the loss (aten.mul.Tensor)")
@@ -51,7 +42,7 @@ NOT_ONE = {
 
 @pytest.mark.parametrize("name", NOT_ONE)
 def test_what_is_no_such_trainer_is_one_sentence(name: str, run: Run) -> None:
-    verdict = run(TEXT.format(name=name))
+    verdict = run(text(name))
     assert verdict.outcome == "failed"
     (line,) = verdict.lines
     assert line.startswith(f"the trainer suites.eager.own_trainers:{name}: {NOT_ONE[name]}")
