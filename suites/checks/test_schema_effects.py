@@ -15,6 +15,8 @@ from pytest_fxbucket.ranks.pools import Pools
 from pytest_fxbucket.run import PlanRun, item_names
 from pytest_fxbucket.settings import RunSettings
 from pytest_fxbucket.step.portable import digest
+from suites.plans.llama import llama
+from suites.plans.traced import TRACED
 
 MODEL = """
 [model]
@@ -32,52 +34,15 @@ plan = ["scale+up", "down"]
 [run]
 steps = 2
 """
-GRAPH = """
-[graph]
-factory = "fixtures.models.traced:step"
-
-[parallel]
-dp_shard = 4
-
-[bucket]
-plan = ["layers.[0-2]"]
-"""
 HYBRID = MODEL.replace("dp_shard = 2", 'mode = "hybrid_shard"\ndp_replicate = 2\ndp_shard = 2')
 REPLICATE = MODEL.replace("dp_shard = 2", 'mode = "replicate"\ndp_replicate = 2')
 STAGES = MODEL.replace("dp_shard = 2", "dp_shard = 2\npp = 2") + '[pipeline]\ncuts = ["scale"]\n[step]\nmicrobatches = 2\n'
 SGD = MODEL + '[optimizer]\nfactory = "torch.optim:SGD"\nargs = { lr = 0.1 }\n'
-TENSOR = """
-[model]
-factory = "fixtures.models.llama:build"
-args = { layers = 1, dim = 16 }
-batch = "fixtures.models.llama:batch"
-loss = "fixtures.models.llama:loss"
-
-[parallel]
-dp_shard = 2
-tp = 2
-
-[parallel.tp_plan]
-"layers.*.feed_forward.w1" = "colwise"
-"layers.*.feed_forward.w3" = "colwise"
-"layers.*.feed_forward.w2" = "rowwise"
-
-[bucket]
-plan = ["tok_embeddings", "layers.*", "norm+output"]
-"""
-CONTEXT = """
-[model]
-factory = "fixtures.models.llama_sdpa:build"
-args = { layers = 1, dim = 16 }
-batch = "fixtures.models.llama_sdpa:batch"
-loss = "fixtures.models.llama_sdpa:loss"
-
-[parallel]
-cp = 2
-
-[bucket]
-plan = ["tok_embeddings", "layers.*", "norm+output"]
-"""
+LINEARS = {"w1": "colwise", "w3": "colwise", "w2": "rowwise"}
+TENSOR = llama(
+    "layers = 1, dim = 16", tp=2, tp_plan={f"layers.*.feed_forward.{name}": style for name, style in LINEARS.items()}
+)
+CONTEXT = llama("layers = 1, dim = 16", 1, cp=2).replace("models.llama:", "models.llama_sdpa:")
 EXPERTS = """
 [model]
 factory = "fixtures.models.moe:build"
@@ -103,24 +68,9 @@ overlap = { exposed_max_ms = 0 }
 memory = { peak_max_gb = 1e-9 }
 """
 )
-
-
-SIMULATED = MODEL + '[cluster]\npreset = "h100-sxm"\n'
-LARGE = """
-[model]
-factory = "fixtures.models.llama:build"
-batch = "fixtures.models.llama:batch"
-loss = "fixtures.models.llama:loss"
-
-[parallel]
-dp_shard = 2
-
-[bucket]
-plan = ["tok_embeddings", "layers.*", "norm+output"]
-
-[cluster]
-preset = "h100-sxm"
-"""
+H100 = '[cluster]\npreset = "h100-sxm"\n'
+SIMULATED = MODEL + H100
+LARGE = llama("") + H100
 AUTO = 'overlap.schedule = "auto"'
 
 
@@ -148,9 +98,9 @@ CASES: dict[tuple[str, str], Case] = {
     ),
     ("model", "may_be_idle"): Case('["scale"]', "bitwise", "passed", also="model.args = { used = 0.0 }"),
     ("graph", "may_be_idle"): Case(
-        '["layers.*"]', "bitwise", "passed", also='graph.factory = "effects_models:unmoved"', base=GRAPH
+        '["layers.*"]', "bitwise", "passed", also='graph.factory = "effects_models:unmoved"', base=TRACED
     ),
-    ("graph", "factory"): Case('"fixtures.models.traced:bare"', "audit", "needs the roles of the graph", base=GRAPH),
+    ("graph", "factory"): Case('"fixtures.models.traced:bare"', "audit", "needs the roles of the graph", base=TRACED),
     ("parallel", "mode"): Case('"replicate"\nparallel.dp_shard = 1\nparallel.dp_replicate = 2', "unbucketed"),
     ("parallel", "dp_shard"): Case("4", "unbucketed"),
     ("parallel", "dp_replicate"): Case("4", "audit", "as planned on 4 ranks", base=REPLICATE),

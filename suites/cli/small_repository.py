@@ -7,17 +7,10 @@ import subprocess
 import sys
 from pathlib import Path
 
+from suites.plans.traced import TRACED
+
 ROOT = Path(__file__).parents[2]
-PLAN = """
-[graph]
-factory = "fixtures.models.traced:step"
-
-[parallel]
-dp_shard = 4
-
-[bucket]
-plan = ["layers.[0-2]"]
-"""
+PLAN = TRACED
 OTHER_PLAN = PLAN.replace('["layers.[0-2]"]', '["layers.0", "layers.1+layers.2"]')
 STUB = """
 import os, sys

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from suites.plans.traced import TRACED
 from suites.pytest_plugin.graphs_project import run, write
 
 GOLDEN = Path("golden/tests/test_x/two.txt")
@@ -241,16 +242,6 @@ class TestNamesAndTexts:
             result.stdout.fnmatch_lines([f"*the fixture {name} works in pytest's own process only*; compare in*"])
 
 
-PLAN = """
-[graph]
-factory = "fixtures.models.traced:step"
-
-[parallel]
-dp_shard = 4
-
-[bucket]
-plan = ["layers.[0-2]"]
-"""
 WITH_PLAN = """
     import pytest
     from pytest_fxbucket.checks.invariants import assert_invariants
@@ -273,7 +264,7 @@ WITH_PLAN = """
 def test_with_a_plan_the_text_is_that_of_the_plans_own_golden(user: pytest.Pytester) -> None:
     write(WITH_PLAN)
     user.mkdir("plans")
-    Path("plans/mlp.toml").write_text(PLAN)
+    Path("plans/mlp.toml").write_text(TRACED)
     # tracing imports much of torch that cannot be imported twice
     result = user.runpytest_subprocess("plans/mlp.toml::golden", "tests", "--accept")
     result.assert_outcomes(passed=3)
