@@ -27,11 +27,6 @@ MIB = 2**-10
 Check = Callable[..., Verdict]
 
 
-@pytest.fixture(scope="module")
-def last_step() -> LastStep:
-    return LastStep()
-
-
 @pytest.fixture
 def check(pools: Pools, tmp_path: Path, last_step: LastStep) -> Check:
     def run(limits: MemoryLimits, plan: Plan = PLAN) -> Verdict:

@@ -36,11 +36,6 @@ ALL = Overlapped(exposed_max_ms=0.0)
 Check = Callable[..., Verdict]
 
 
-@pytest.fixture(scope="module")
-def last_step() -> LastStep:
-    return LastStep()
-
-
 @pytest.fixture
 def check(pools: Pools, tmp_path: Path, last_step: LastStep) -> Check:
     def run(cluster: Cluster, limits: Overlapped, plan: Plan = PLAN, **change: object) -> Verdict:

@@ -15,24 +15,13 @@ from pytest_fxbucket.plan_on_mesh import PlanOnMesh
 from pytest_fxbucket.ranks.pools import Pools
 from pytest_fxbucket.run import PlanRun
 from pytest_fxbucket.settings import RunSettings
+from suites.plans.llama import MIXED, llama
 from suites.simulate import slow_or_fat
 
 ROOT = Path(__file__).parents[2]
-TEXT = """
-[model]
-factory = "fixtures.models.llama:build"
-args = { layers = 3, dim = 64 }
-batch = "fixtures.models.llama:batch"
-loss = "fixtures.models.llama:loss"
-
-[parallel]
-dp_shard = 4
-param_dtype = "bfloat16"
-reduce_dtype = "float32"
-
-[bucket]
-plan = ["tok_embeddings", "layers.[0-2]", "norm+output"]
-
+TEXT = (
+    llama("layers = 3, dim = 64", 4, **MIXED)
+    + """
 [cluster]
 tflops = { float32 = 0.1 }
 memory_bandwidth = 10
@@ -47,6 +36,7 @@ collective_us = 20
 overlap = { exposed_max_ms = 0.4 }
 memory = { increase_max = 0.67 }
 """
+)
 OPTIMIZER = """
 [[optimizer]]
 factory = "torch.optim:SGD"
@@ -95,11 +85,6 @@ PASSES = {
 """The same of passes, by name."""
 
 Ask = Callable[..., Verdict]
-
-
-@pytest.fixture(scope="module")
-def last_step() -> LastStep:
-    return LastStep()
 
 
 @pytest.fixture
