@@ -64,7 +64,7 @@ $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -c 'import sys; sys.exit("Python 3.11 or newer is needed; set PYTHON=..." if sys.version_info < (3, 11) else 0)'
 	$(PYTHON) -m venv .venv
 	$(BIN)/pip install --quiet --no-compile --constraint constraints.txt --editable '.[dev,docs,models,xdist]'
-	-$(BIN)/python -m compileall -qq -j 0 -x '/transformers/models/|/tests?/' .venv/lib  # as pip, but on all cores and without what few import
+	-$(BIN)/python -m compileall -qq -j 0 -x '/(transformers/models|torch/testing/_internal|plotly|selenium|sphinx|docutils|pygments|mypy|setuptools|pip)/|/tests?/' .venv/lib  # as pip, but on all cores and without what few import
 	touch $@
 
 # Beside the environment, not in it: torchvision comes for CUDA alone, and where transformers finds that it fails to import.
