@@ -19,6 +19,7 @@ from pytest_fxbucket.compat.context_parallel import ring_attention, ring_attenti
 from pytest_fxbucket.compat.fake_tensors import TorchDispatchMode
 from pytest_fxbucket.compat.modules import TorchFunctionMode
 from pytest_fxbucket.errors import FxbucketError
+from pytest_fxbucket.process.state import ProcessState
 from pytest_fxbucket.user_frame import at_user_frame
 
 _flash = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
@@ -155,11 +156,13 @@ def parting_of(call: Callable[[Any], Any], whole: Any, part: Any, group: dist.Pr
     bit. Unknown is only whether that step is one of whole sequences, and the summary says so. Raises :class:`PartError`.
     """
     with torch.no_grad(), _Coarsest() as seen:
+        before = ProcessState.take()
         try:
             wholes = _tensors(call(whole))
         except Exception as error:
             # Nobody has values to hold parts against. Ranks along cp have the same wholes: all of them are here, or none.
             return Parting(unasked=f"in float32 the model raises {type(error).__name__}: {_brief(error)}")
+        has_drawn = before.has_drawn()
         try:
             with WholeSequence(group):
                 parts = _tensors(call(part))
@@ -172,6 +175,8 @@ def parting_of(call: Callable[[Any], Any], whole: Any, part: Any, group: dist.Pr
             ) from error
     if seen.is_half:  # a wrong place may be as near as its rounding
         return Parting(unasked="the model computes in 16 bits by itself, whose rounding would hide it")
+    if has_drawn:  # ranks along cp have drawn alike: all of them say this
+        return Parting(unasked="in eval() the model draws random numbers, and of a part it draws others")
     cut = [
         (number, own, all_of_it)
         for number, (own, all_of_it) in enumerate(zip(parts, wholes, strict=False))
