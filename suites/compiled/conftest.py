@@ -20,6 +20,6 @@ def two_fake_ranks() -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def pools() -> Iterator[Pools]:
-    made = Pools(warm=("suites.compiled.rank_jobs_of_compiled", "torch._inductor.compile_fx", "torch._dynamo.backends.common"))
+    made = Pools(warm=("suites.compiled.compiled_once", "torch._dynamo.backends.common"))
     yield made
     made.close()

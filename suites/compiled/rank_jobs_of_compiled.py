@@ -12,7 +12,7 @@ from torch.distributed.tensor import DTensor
 
 from pytest_fxbucket.graph.collectives import read_launch
 from pytest_fxbucket.passes import bucketing_backend, bucketing_post_grad_pass, manual_overlap_bucketing
-from suites.compiled.small_nets import PLAN, loss_of, net, net_of_dtensors, words
+from suites.compiled.small_nets import loss_of, net, net_of_dtensors, words
 
 CASES: dict[str, tuple[dict[str, Any], tuple[Any, ...], dict[str, Any]]] = {
     "tied, a graph break": ({"tied": True, "breaks": "between"}, (["embed+head", "layers.*"],), {}),
@@ -30,6 +30,7 @@ CASES: dict[str, tuple[dict[str, Any], tuple[Any, ...], dict[str, Any]]] = {
     ),
 }
 """How the net is sharded and broken, the plan, and options of the pass."""
+UNEVEN_PLAN = ["embed", "layers.0", "head"]
 WITHOUT_CODE = {"disable_cpp_codegen": True, "compile_threads": 1}
 """Inductor calls ATen's kernels in its own order and memory, and needs no compiler."""
 
@@ -56,7 +57,7 @@ def differing(rank: int, world: int, payload: Mapping[str, Any]) -> dict[str, li
 
 
 def uneven(rank: int, world: int, width: int) -> dict[str, list[str]]:
-    """By way of compiling a net of DTensors whose rows ``world`` does not divide: gradients that the pass changes.
+    """By way of compiling a net of DTensors, one block, whose rows ``world`` does not divide: gradients that the pass changes.
 
     ``launches`` are those that each way makes, forward and backward.
     """
@@ -66,10 +67,10 @@ def uneven(rank: int, world: int, width: int) -> dict[str, list[str]]:
     def drop_in(graph: fx.Graph) -> None:
         gm = graph.owning_module
         assert gm is not None
-        manual_overlap_bucketing(gm, PLAN)
+        manual_overlap_bucketing(gm, UNEVEN_PLAN)
         launches.extend(f"{read.operator} {read.node.meta['val'].shape}" for read in map(read_launch, graph.nodes) if read)
 
-    backend = bucketing_backend(PLAN)
+    backend = bucketing_backend(UNEVEN_PLAN)
     ways: dict[str, dict[str, Any]] = {
         "eager": {"disable": True},
         "backend": {"backend": backend},
@@ -89,7 +90,7 @@ def uneven(rank: int, world: int, width: int) -> dict[str, list[str]]:
 def _gradients(rank: int, world: int, width: int, compiling: Mapping[str, Any]) -> dict[str, Tensor]:
     """Of each parameter's rows on this rank."""
     torch._dynamo.reset()
-    model = net_of_dtensors(world, width)
+    model = net_of_dtensors(world, width, depth=1)
     loss_of(torch.compile(model, **compiling), words(rank=rank)).backward()
     return {name: p.grad.to_local() for name, p in model.named_parameters() if isinstance(p.grad, DTensor)}
 

@@ -38,10 +38,10 @@ class Block(nn.Module):
 class Net(nn.Module):
     """Words (batch, length) to logits (batch, length, WORDS)."""
 
-    def __init__(self, *, tied: bool = False, breaks: str = "", width: int = WIDTH) -> None:
+    def __init__(self, *, tied: bool = False, breaks: str = "", width: int = WIDTH, depth: int = 2) -> None:
         super().__init__()
         self.embed = nn.Embedding(WORDS, width)
-        self.layers = nn.ModuleList(Block(width, breaks == "within") for _ in range(2))
+        self.layers = nn.ModuleList(Block(width, breaks == "within") for _ in range(depth))
         self.head = nn.Linear(width, WORDS, bias=False)
         self.breaks = breaks
         if tied:
@@ -69,10 +69,10 @@ def net(ranks: int = 2, *, tied: bool = False, breaks: str = "", **sharding: Any
     return shard(Net(tied=tied, breaks=breaks).to(device()), mesh_of(ranks), **sharding)
 
 
-def net_of_dtensors(ranks: int = 2, width: int = WIDTH) -> nn.Module:
+def net_of_dtensors(ranks: int = 2, width: int = WIDTH, depth: int = 2) -> nn.Module:
     """Sharded by DTensors that are replicated when they are read, as torchtitan does; ranks need not divide ``width``."""
     torch.manual_seed(0)
-    made, mesh = Net(width=width), mesh_of(ranks)
+    made, mesh = Net(width=width, depth=depth), mesh_of(ranks)
     for module in list(made.modules()):
         own = {name: p for name, p in module._parameters.items() if p is not None}
         for name, parameter in own.items():
