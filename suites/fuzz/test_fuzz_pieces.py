@@ -20,7 +20,7 @@ from pytest_fxbucket.fuzz.printed import text_of_test, trial_in
 from pytest_fxbucket.fuzz.program import aten
 from pytest_fxbucket.fuzz.small_programs import FORMS
 from pytest_fxbucket.fuzz.smaller import smaller
-from pytest_fxbucket.fuzz.strategies import by_hand, steps, trials
+from pytest_fxbucket.fuzz.strategies import by_hand, plans, steps, trials
 from pytest_fxbucket.fuzz.transformed import SAME_BITS
 from pytest_fxbucket.fuzz.tried_pass import subject_of
 from pytest_fxbucket.graph.collectives import is_wait, launch_kind
@@ -94,13 +94,30 @@ def test_a_printed_test_gives_inputs_their_dtypes(tmp_path: Path) -> None:
     assert given.meta["val"].dtype == torch.bfloat16
 
 
+SMALL = [
+    *(
+        Step("module"),
+        Step("gather"),
+        Step("wait"),
+        Step("compute"),
+        Step("module", 1, 1, 1),
+        Step("gather", 1, 1),
+        Step("wait"),
+    ),
+    *(Step("backward"), Step("reduce"), Step("reduce", 2, 2), Step("wait")),
+]
+"""A program in which every option has something to be about."""
+
+
 def test_every_step_and_every_option_is_drawn() -> None:
+    """Options beside one small program: what steps make of a program is the dear part of a trial."""
     options, wrong, names = Counter[str](), Counter[str](), Counter[str]()
 
     @seed(1)
     @drawing(1, 300)
-    @given(trials("manual"), steps())
-    def look(trial: Trial, found: list[Step]) -> None:
+    @given(plans(subject_of("manual")), steps())
+    def look(chosen: Chosen, found: list[Step]) -> None:
+        trial = chosen.trial(drawn(2, SMALL))
         options.update(list(trial.options))
         wrong[trial.wrong] += 1
         names.update(step.what for step in found)
@@ -110,9 +127,26 @@ def test_every_step_and_every_option_is_drawn() -> None:
     assert len(wrong) == 6
     assert set(options) == {
         *("by", "enabled", "dtypes", "layout", "cap_mb", "prefetch", "defer_reduce", "updates", "gather_group"),
-        *("insert_overlap_deps", "launch_at", "wait_before", "transforms", "schedule", "costs"),
-        *("max_prefetch", "max_in_flight_gb", "max_memory_increase", "max_memory_increase_gb", "packer"),
+        *("insert_overlap_deps", "launch_at", "wait_before", "transforms", "schedule", "costs", "max_in_flight_gb"),
+        *("max_prefetch", "max_memory_increase", "max_memory_increase_gb", "packer"),
     }
+
+
+def test_trials_have_programs_options_by_hand_and_found_and_wrong_plans() -> None:
+    launched, options, wrong = Counter[str](), Counter[str](), Counter[bool]()
+
+    @seed(1)
+    @drawing(1, 30)
+    @given(trials("manual"))
+    def look(trial: Trial) -> None:
+        launched.update({kind for node in trial.graph_module.graph.nodes if (kind := launch_kind(node))})
+        options.update(list(trial.options))
+        wrong[trial.wrong != ""] += 1
+
+    look()
+    assert set(launched) >= {"all_gather", "reduce_scatter", "all_reduce"}
+    assert set(options) >= {"prefetch", "schedule"}
+    assert set(wrong) == {False, True}
 
 
 def test_a_trial_that_is_cut_short_stays_legal_and_loses_what_it_does_not_need() -> None:
