@@ -15,24 +15,27 @@ installed = pytest.mark.skipif(
 )
 
 
+@pytest.fixture(scope="module")
+def printed(warm_runs: WarmRuns) -> dict[str, list[str]]:
+    """Lines of each module, by a process of its own, which has the libraries on its path."""
+    ran = warm_runs.run(["-m", "suites.zoo.titan_both"], ROOT, os.environ)
+    print(ran.stderr)
+    assert ran.returncode == 0
+    parts = [part.splitlines() for part in ran.stdout.split("# suites.zoo.")[1:]]
+    return {name: lines for name, *lines in parts}
+
+
 @installed
-def test_torchtitans_own_step_is_the_plans_where_bytes_lie_as_fsdp2_lays_them(warm_runs: WarmRuns) -> None:
-    ring, copies, executed = _printed(warm_runs, "suites.zoo.titan_trainer")
+def test_torchtitans_own_step_is_the_plans_where_bytes_lie_as_fsdp2_lays_them(printed: dict[str, list[str]]) -> None:
+    ring, copies, executed = printed["titan_trainer"]
     assert ring.startswith("round a ring: passed: 107 tensors a step")
     assert copies.startswith("two copies of two, in bfloat16: passed: 107 tensors a step")
     assert executed.startswith("executed order, round a ring: failed: step 0, rank 0: gradient ")
 
 
 @installed
-def test_trainers_of_torchtitan_and_transformers_are_captured_as_they_are(warm_runs: WarmRuns) -> None:
-    assert _printed(warm_runs, "suites.zoo.titan_captured") == [
+def test_trainers_of_torchtitan_and_transformers_are_captured_as_they_are(printed: dict[str, list[str]]) -> None:
+    assert printed["titan_captured"] == [
         "torchtitan: 3 steps as eager's; 61 launches, bucketed 11",
         "transformers: 3 steps as eager's; 121 launches, bucketed 17",
     ]
-
-
-def _printed(warm_runs: WarmRuns, module: str) -> list[str]:
-    """By a process of its own, which has the libraries on its path."""
-    ran = warm_runs.run(["-m", module], ROOT, os.environ)
-    assert ran.returncode == 0, ran.stdout + ran.stderr
-    return ran.stdout.splitlines()

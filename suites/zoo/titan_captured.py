@@ -1,13 +1,12 @@
 """torchtitan's own trainer of Llama 3 and transformers' under FSDP2, captured by one line more.
 
-``python -m suites.zoo.titan_captured`` prints what became of each, a line each.
+``python -m suites.zoo.titan_both`` prints what became of each, a line each.
 """
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -20,6 +19,9 @@ from pytest_fxbucket.passes import manual_overlap_bucketing
 from pytest_fxbucket.train_step import capture_step
 from suites.train_step.step_twins import Run, differing
 from suites.zoo.libraries import FOLDER, provide
+
+if TYPE_CHECKING:
+    from pytest_fxbucket.ranks.pools import Pools
 
 Trained = tuple[Run, Callable[[int, int], Any]]
 """A trainer, and its batch of a rank and a step."""
@@ -110,23 +112,13 @@ def _launches(step: StepGraph) -> int:
     return sum("_c10d_functional" in name and "wait" not in name for name in names)
 
 
-def main() -> None:
-    """Print a line for each case."""
-    from pytest_fxbucket.ranks.pools import Pools
-
+def lines(pools: Pools) -> Iterator[str]:
+    """A line for each case."""
     provide()
     root = str(FOLDER.parents[1])
-    pools = Pools(warm=["suites.zoo.titan_warm"])
-    try:
-        for name in CASES:
-            every = pools.get(RANKS).run(
-                "suites.zoo.titan_captured:train", [{"name": name}] * RANKS, timeout_s=300, paths=[root, str(FOLDER)]
-            )
-            assert every == [every[0]] * RANKS
-            print(f"{name}: {STEPS} steps as eager's; {every[0][0]} launches, bucketed {every[0][1]}")
-    finally:
-        pools.close()
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+    for name in CASES:
+        every = pools.get(RANKS).run(
+            "suites.zoo.titan_captured:train", [{"name": name}] * RANKS, timeout_s=300, paths=[root, str(FOLDER)]
+        )
+        assert every == [every[0]] * RANKS
+        yield f"{name}: {STEPS} steps as eager's; {every[0][0]} launches, bucketed {every[0][1]}"

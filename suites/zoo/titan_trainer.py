@@ -1,20 +1,22 @@
 """torchtitan's own trainer of Llama 3 as the step that ``eager`` holds a plan against: its parallelize function, its clipping.
 
-``python -m suites.zoo.titan_trainer`` prints what became of the plan's items, a line each.
+``python -m suites.zoo.titan_both`` prints what became of the plan's items, a line each.
 """
 
 from __future__ import annotations
 
-import sys
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
 from suites.zoo.titan import SHELF, next_token_loss
+
+if TYPE_CHECKING:
+    from pytest_fxbucket.ranks.pools import Pools
 
 ROOT = Path(__file__).resolve().parents[2]
 PLAN = """
@@ -86,27 +88,18 @@ class Trainer:
         self.optimizers[0].step()
 
 
-def main() -> None:
-    """Print a line for each case: its name, and what its item eager came to."""
+def lines(pools: Pools) -> Iterator[str]:
+    """A line for each case: its name, and what its item eager came to."""
     from pytest_fxbucket.plan import parse_plans
-    from pytest_fxbucket.ranks.pools import Pools
     from pytest_fxbucket.run import PlanRun
     from pytest_fxbucket.settings import RunSettings
     from suites.zoo.libraries import provide
 
     provide()
-    pools = Pools(warm=["suites.zoo.titan_warm"])
-    try:
-        for name, case in CASES.items():
-            (plan,) = parse_plans(PLAN.format(**case), ROOT / "titan.toml")
-            with tempfile.TemporaryDirectory() as folder:
-                settings = RunSettings(ROOT, Path(folder) / "golden", Path(folder), backend="local")
-                verdict = PlanRun(plan, settings, pools).check("eager")
-            said = [line for line in verdict.lines if "moved" in line] or [*verdict.lines, verdict.summary]
-            print(f"{name}: {verdict.outcome}: {said[0]}")
-    finally:
-        pools.close()
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+    for name, case in CASES.items():
+        (plan,) = parse_plans(PLAN.format(**case), ROOT / "titan.toml")
+        with tempfile.TemporaryDirectory() as folder:
+            settings = RunSettings(ROOT, Path(folder) / "golden", Path(folder), backend="local")
+            verdict = PlanRun(plan, settings, pools).check("eager")
+        said = [line for line in verdict.lines if "moved" in line] or [*verdict.lines, verdict.summary]
+        yield f"{name}: {verdict.outcome}: {said[0]}"
