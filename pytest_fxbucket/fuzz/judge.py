@@ -11,7 +11,7 @@ from torch import fx
 
 from pytest_fxbucket.compat.c10d import twin_name
 from pytest_fxbucket.errors import FxbucketError, PassError, text_of
-from pytest_fxbucket.fuzz import kept, lockstep
+from pytest_fxbucket.fuzz import kept_promises, lockstep
 from pytest_fxbucket.fuzz.features import features_of
 from pytest_fxbucket.fuzz.finds import DIFFERS, HANG, PLAN, RAISED, TWICE, VALUES, Find, up_to
 from pytest_fxbucket.fuzz.groups import fake_groups, members_of
@@ -180,7 +180,7 @@ def differs(made: Made) -> Iterator[tuple[str, ...]]:
 
 def broken(made: Made) -> Iterator[tuple[str, ...]]:
     """Launches that the plan merges and the pass left, and limits that it does not keep."""
-    for text in kept.broken(made.trial, made.subject, made.graphs):
+    for text in kept_promises.broken(made.trial, made.subject, made.graphs):
         yield PLAN, text
 
 
@@ -189,7 +189,7 @@ def broken(made: Made) -> Iterator[tuple[str, ...]]:
 
 def again(made: Made) -> Iterator[tuple[str, ...]]:
     """Whether the pass changes what it made; several calls are none that it could be given."""
-    if made.trial.crosses or kept.gathers_anew(made.trial.graph_module.graph):
+    if made.trial.crosses or kept_promises.gathers_anew(made.trial.graph_module.graph):
         return
     trial = made.trial.of(made.after[0])
     try:

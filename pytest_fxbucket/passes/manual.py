@@ -21,8 +21,8 @@ from pytest_fxbucket.graph.ops import dtype_name
 from pytest_fxbucket.graph.order import displaced
 from pytest_fxbucket.graph.updates import update_nodes
 from pytest_fxbucket.graph_view.roles_by_tracer import bare_values
-from pytest_fxbucket.passes.auto.by_itself import hiding_of, peak_of, reorder_by_itself
-from pytest_fxbucket.passes.auto.room import NoRoomError
+from pytest_fxbucket.passes.auto.headroom import NoRoomError
+from pytest_fxbucket.passes.auto.reorder import hiding_of, peak_of, reorder_by_itself
 from pytest_fxbucket.passes.bucketer import Bucketer, asked
 from pytest_fxbucket.passes.compute import Labels, Overlapped, gathered_lives, labels_of, overlapped
 from pytest_fxbucket.passes.grouping import BUCKETED, grouping_of, named
@@ -31,10 +31,10 @@ from pytest_fxbucket.passes.merge import Merged, merge
 from pytest_fxbucket.passes.module_names import ModuleStackFn
 from pytest_fxbucket.passes.new_nodes import shared_meta
 from pytest_fxbucket.passes.overlap import reorder
-from pytest_fxbucket.passes.ready import updates_behind
 from pytest_fxbucket.passes.report import BucketReport, PassReport
 from pytest_fxbucket.passes.scheduler import Scheduler, kept_pairs, overrides, put_on_groups, refuse_unnamed
 from pytest_fxbucket.passes.targets import LeftAlone, by_module
+from pytest_fxbucket.passes.updates import updates_behind
 from pytest_fxbucket.plan.entries import parse_entries
 from pytest_fxbucket.plan.pass_tables import Bucket, Overlap
 from pytest_fxbucket.process import collector

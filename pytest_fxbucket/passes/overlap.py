@@ -5,7 +5,7 @@ ahead of it is waited for, but not before as many others are, of whatever round,
 that stayed gathered is a stage, too, which begins where it computes.
 Reductions: a stage is waited for behind the launches of the next one. A stage is an entry: its buckets are needed together;
 by size, each bucket is one. What the scheduler places by hand (:mod:`pytest_fxbucket.passes.by_hand`) stands there instead.
-Updates of parameters follow the waits, where that is asked for (:mod:`pytest_fxbucket.passes.ready`).
+Updates of parameters follow the waits, where that is asked for (:mod:`pytest_fxbucket.passes.updates`).
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from pytest_fxbucket.graph.collectives import REDUCTIONS, communicates
 from pytest_fxbucket.passes import by_hand
 from pytest_fxbucket.passes.arrange import arranged, blocker, pull_up, readers, readers_before, relink
 from pytest_fxbucket.passes.compute import readers_of
-from pytest_fxbucket.passes.ready import hoist_updates, kept_pairs, waits_of, why_late
 from pytest_fxbucket.passes.reordered import Reordered
 from pytest_fxbucket.passes.targets import LeftAlone
+from pytest_fxbucket.passes.updates import hoist_updates, kept_pairs, waits_of, why_late
 
 if TYPE_CHECKING:
     from torch import fx

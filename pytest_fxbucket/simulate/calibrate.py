@@ -14,7 +14,7 @@ from pytest_fxbucket.errors import SimulationError
 from pytest_fxbucket.graph.collectives import is_wait, launch_kind, read_launch
 from pytest_fxbucket.graph.flops import bytes_of, flops_of
 from pytest_fxbucket.graph.ops import is_view
-from pytest_fxbucket.simulate.solved_figures import Sum, fitted
+from pytest_fxbucket.simulate.fitted_figures import Sum, fitted
 
 if TYPE_CHECKING:
     from torch import fx

@@ -1,9 +1,10 @@
 """Merges collectives as long as what hides them still does.
 
-Collectives of a stream stand one behind the other, each as late as it can be (:mod:`pytest_fxbucket.passes.auto.latest`).
-Two neighbours that may share a launch become one that starts when all of it is there, and must end when the first of it is
-needed; that is done if none then starts before it can, or exposes more than it did. What a merge saves, one latency, moves all
-before it. A bucket whose latency is a small part of its flight has nothing to win from more.
+Collectives of a stream stand one behind the other, each as late as it can be
+(:mod:`pytest_fxbucket.passes.auto.latest_starts`). Two neighbours that may share a launch become one that starts when all of it
+is there, and must end when the first of it is needed; that is done if none then starts before it can, or exposes more than it
+did. What a merge saves, one latency, moves all before it. A bucket whose latency is a small part of its flight has nothing to
+win from more.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from torch import fx
 
 from pytest_fxbucket.compat.c10d import c10d_functional
 from pytest_fxbucket.cost.needs import Needs
-from pytest_fxbucket.passes.auto.latest import DRIFT, ideal, latest
+from pytest_fxbucket.passes.auto.latest_starts import DRIFT, ideal, latest
 from pytest_fxbucket.passes.auto.machine import machine_of
 from pytest_fxbucket.passes.auto.movable import Nodes
 from pytest_fxbucket.passes.auto.sweep import lazy

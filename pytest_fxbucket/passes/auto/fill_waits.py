@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from heapq import heappop, heappush
 from typing import TYPE_CHECKING
 
-from pytest_fxbucket.passes.auto.latest import SPARE
+from pytest_fxbucket.passes.auto.latest_starts import SPARE
 from pytest_fxbucket.passes.auto.machine import WAIT
 
 if TYPE_CHECKING:

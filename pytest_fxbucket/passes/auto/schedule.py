@@ -12,10 +12,10 @@ from pytest_fxbucket.cost.needs import Needs
 from pytest_fxbucket.errors import PlanError
 from pytest_fxbucket.graph.order import order_of
 from pytest_fxbucket.passes.auto.fill_waits import filled
-from pytest_fxbucket.passes.auto.latest import DRIFT, ideal, latest
+from pytest_fxbucket.passes.auto.headroom import GB, Headroom, NoRoomError, within
+from pytest_fxbucket.passes.auto.latest_starts import DRIFT, ideal, latest
 from pytest_fxbucket.passes.auto.machine import COMPUTE, Machine, machine_of
 from pytest_fxbucket.passes.auto.movable import Nodes
-from pytest_fxbucket.passes.auto.room import GB, NoRoomError, Room, within
 from pytest_fxbucket.passes.auto.sweep import Sweep, lazy
 from pytest_fxbucket.passes.auto.windows import Windows
 
@@ -85,7 +85,7 @@ def scheduled(graph: fx.Graph, estimates: Estimates, limits: Limits, before: int
     windows = several[0]
     own = list(range(len(order.nodes)))
     given, peak_before = machine.run(own), needs.peak(own)
-    room = Room(
+    room = Headroom(
         peak=limits.peak(peak_before if before is None else before),
         in_flight=inf if limits.in_flight_gb is None else limits.in_flight_gb * GB,
         gathers=inf if limits.prefetch is None else max(1, limits.prefetch),
@@ -127,7 +127,7 @@ class _Best:
 
     machine: Machine
     needs: Needs
-    room: Room
+    room: Headroom
     order: list[int] | None = None
     exposed: float = inf
     least: float = inf
@@ -158,7 +158,7 @@ class _Best:
                 break
 
 
-def _order(windows: Windows, needs: Needs, room: Room, drift: float) -> list[int]:
+def _order(windows: Windows, needs: Needs, room: Headroom, drift: float) -> list[int]:
     """The order of one sweep; where it needs too much memory, of one that is given less."""
     if not windows.flights:
         return list(range(len(windows.order.nodes)))
@@ -172,11 +172,11 @@ def _order(windows: Windows, needs: Needs, room: Room, drift: float) -> list[int
         over = needs.peak(found) - room.peak
         if over <= 0:
             break
-        allowed = Room(peak=allowed.peak - over, in_flight=room.in_flight, gathers=room.gathers)
+        allowed = Headroom(peak=allowed.peak - over, in_flight=room.in_flight, gathers=room.gathers)
     return found
 
 
-def _refuse(windows: Windows, room: Room, limits: Limits) -> None:
+def _refuse(windows: Windows, room: Headroom, limits: Limits) -> None:
     largest = max(windows.flights, key=lambda one: one.size, default=None)
     if largest is not None and largest.size > room.in_flight:
         raise PlanError(

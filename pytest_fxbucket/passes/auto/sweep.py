@@ -13,11 +13,11 @@ from heapq import heappop, heappush
 from math import inf
 from typing import TYPE_CHECKING
 
-from pytest_fxbucket.passes.auto.latest import SPARE
+from pytest_fxbucket.passes.auto.latest_starts import SPARE
 from pytest_fxbucket.passes.auto.windows import Event, Flight
 
 if TYPE_CHECKING:
-    from pytest_fxbucket.passes.auto.room import Room
+    from pytest_fxbucket.passes.auto.headroom import Headroom
     from pytest_fxbucket.passes.auto.windows import Windows
 
 
@@ -28,7 +28,7 @@ class Sweep:
     windows: Windows
     times: Sequence[float]
     late: Sequence[float]
-    room: Room
+    room: Headroom
     live: list[int]
     """Bytes that live in each slot, of what has been decided and with all others as late as they can be."""
     host: float = 0.0

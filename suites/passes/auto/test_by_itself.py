@@ -17,8 +17,8 @@ from pytest_fxbucket.graph import collectives
 from pytest_fxbucket.graph.collectives import launch_kind
 from pytest_fxbucket.graph.compute import multiplies
 from pytest_fxbucket.graph.ops import operator_name
-from pytest_fxbucket.passes.auto.by_itself import reorder_by_itself
 from pytest_fxbucket.passes.auto.estimates import Estimates
+from pytest_fxbucket.passes.auto.reorder import reorder_by_itself
 from pytest_fxbucket.passes.auto.schedule import Limits, Scheduled, scheduled
 from pytest_fxbucket.plan.pass_tables import Overlap
 from suites.benchmarks.simulator import CLUSTER, generated

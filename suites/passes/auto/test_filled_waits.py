@@ -7,7 +7,7 @@ from torch import fx
 
 from pytest_fxbucket.cost.needs import Needs
 from pytest_fxbucket.graph.order import order_of
-from pytest_fxbucket.passes.auto.latest import ideal
+from pytest_fxbucket.passes.auto.latest_starts import ideal
 from pytest_fxbucket.passes.auto.machine import machine_of
 from pytest_fxbucket.passes.auto.movable import Nodes
 from pytest_fxbucket.passes.auto.schedule import Limits

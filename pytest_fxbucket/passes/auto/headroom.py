@@ -18,7 +18,7 @@ GB = 1 << 30
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Room:
+class Headroom:
     """What a schedule may take."""
 
     peak: float = inf
@@ -45,7 +45,7 @@ class TogetherError(NoRoomError):
     """Collectives that must be in flight at once are more than may be."""
 
 
-def within(room: Room, windows: Windows, order: Sequence[int]) -> list[int]:
+def within(room: Headroom, windows: Windows, order: Sequence[int]) -> list[int]:
     """``order``; before each launch that there is no room for, those that were launched first are waited for.
 
     Raises :class:`TogetherError` where those can only be waited for behind it.
@@ -62,7 +62,7 @@ def within(room: Room, windows: Windows, order: Sequence[int]) -> list[int]:
 class _Placed:
     """An order that is made node by node."""
 
-    room: Room
+    room: Headroom
     windows: Windows
     place: dict[int, int]
     """Of each node in the order that is asked for."""
