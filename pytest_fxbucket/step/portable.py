@@ -106,6 +106,8 @@ def fill(root: torch.nn.Module, attributes: Mapping[str, Any]) -> None:
             if not hasattr(holder, part):
                 holder.add_module(part, torch.nn.Module())
             holder = getattr(holder, part)
+        if hasattr(holder, last):  # a parameter and a graph would take only their like in their place
+            delattr(holder, last)
         setattr(holder, last, decode(value) if isinstance(value, PortableGraph) else value)
 
 

@@ -44,6 +44,14 @@ def test_a_graph_is_found_again_with_the_attributes_that_were_sent_now():
     assert again(X).tolist() == [3, 3]
 
 
+def test_a_parameter_and_a_plain_tensor_take_each_others_place():
+    graphs = DecodedGraphs()
+    kinds = (nn.Parameter(torch.ones(2)), torch.full((2,), 2.0), nn.Parameter(torch.full((2,), 3.0)))
+    made = [taken(graphs, plus(None, one)) for one in kinds]
+    assert made[0] is made[1] is made[2]
+    assert made[0](X).tolist() == [3, 3]
+
+
 def test_equal_graphs_of_one_call_are_modules_of_their_own():
     graphs = DecodedGraphs()
     for _ in range(2):
