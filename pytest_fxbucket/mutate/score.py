@@ -78,8 +78,8 @@ class Score:
     @property
     def without_golden(self) -> tuple[int, int]:
         """How many audit, collectives and bitwise find, of how many that are not harmless."""
-        counted = [one for one in self.made if not one.harmless and (one.without_golden or not one.undecided)]
-        return sum(one.without_golden for one in counted), len(counted)
+        asked = [one for one in self.made if not one.harmless and (one.without_golden or not one.undecided)]
+        return sum(one.without_golden for one in asked), len(asked)
 
     def of(self, fate: Fate) -> list[Judged]:
         """Mutants of that fate."""

@@ -21,12 +21,6 @@ from pytest_fxbucket.plan.table_rules import (
     places,
 )
 
-_DTYPES = ("float32", "bfloat16", "float16", "float64")
-_MAY_BE_IDLE = entry_list(
-    "parameters whose gradients may be zero, on every rank in every step: of experts that may get no token, or by the model's "
-    "design; bitwise learns nothing about those that are, and says so; it fails where another's is zero"
-)
-
 
 @dataclass(frozen=True, slots=True)
 class Bucket:

@@ -1,6 +1,6 @@
 """What a key of a plan file takes: readers that check a value and turn it into the schema's type.
 
-A rule is data: :mod:`pytest_fxbucket.plan.schema` hangs one on each field, the loader calls its ``read``.
+A rule is data: each field of a plan's tables has one, the loader calls its ``read``.
 """
 
 from __future__ import annotations

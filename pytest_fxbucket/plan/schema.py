@@ -1,4 +1,4 @@
-"""The schema of a plan file: a dataclass for each table, a field for each key.
+"""The schema of a plan file: a field for each table, whose dataclasses are in the modules ``*_tables`` and ``cluster``.
 
 The schema is the type: an unknown key is one that is no field, and each field's metadata holds the rule that reads it.
 """

@@ -1,12 +1,13 @@
-"""Graphs that this process decoded last: a rank is sent the same again, for another check of a plan or another row.
+"""Graphs that this rank decoded last: it is sent the same again, for another check of a plan or another row.
 
-To decode takes some 0.1 ms a node, as long as three steps of a small model; to find a graph again a tenth of that.
+To decode the graph of a small model takes as long as three of its steps do.
 """
 
 from __future__ import annotations
 
 import hashlib
 import pickle
+import threading
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -18,8 +19,11 @@ if TYPE_CHECKING:
 _MOST_NODES = 30_000
 
 
-class DecodedGraphs:
-    """What was decoded, by what it was decoded from; the oldest are forgotten first."""
+class DecodedGraphs(threading.local):
+    """What was decoded, by what it was decoded from; the oldest are forgotten first.
+
+    Of each thread its own: ranks of one process are threads of it, and each fills in attributes of its own.
+    """
 
     def __init__(self) -> None:
         self._kept: dict[bytes, tuple[tuple[Any, ...], fx.GraphModule]] = {}
@@ -27,7 +31,8 @@ class DecodedGraphs:
     def take(self, sent: Mapping[str, PortableGraph], *, keep: bool) -> dict[str, fx.GraphModule]:
         """The graphs of ``sent`` with their attributes, each a module of its own, though two be equal.
 
-        ``keep`` says that the caller changes none but in its attributes, and is done with them when it takes others.
+        ``keep`` says that the caller changes nothing of them but tensors in their attributes, and is done with them when it
+        takes others.
         """
         keys = {name: _key(one) for name, one in sent.items()}
         graphs = {name: self._found(keys[name], one) or decode(one) for name, one in sent.items()}

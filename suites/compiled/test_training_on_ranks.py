@@ -23,6 +23,12 @@ def run(pools: Pools, job: str, payload: Any) -> list[Any]:
     return list(pools.get(2).run(f"{JOBS}:{job}", [payload] * 2, timeout_s=120))
 
 
+def test_ranks_are_forked_with_what_a_first_compilation_makes(pools: Pools) -> None:
+    """What it raises is left for a rank whose job imports it, and none does."""
+    module = "suites.compiled.compiled_once"
+    assert pools.get(2).run("suites.ranks.jobs:is_loaded", [module] * 2, timeout_s=60) == [True, True]
+
+
 @pytest.mark.parametrize(
     ("cases", "inductor"), [(["tied, a graph break", "bfloat16, kept", "hidden"], False), (["by size", "scheduled"], True)]
 )

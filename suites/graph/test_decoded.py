@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pickle
 import sys
+from threading import Thread
 from types import ModuleType
 from typing import Any
 
@@ -57,6 +58,16 @@ def test_equal_graphs_of_one_call_are_modules_of_their_own():
     for _ in range(2):
         one, other = graphs.take({"a": plus(None, torch.ones(2)), "b": plus(None, torch.full((2,), 2.0))}, keep=True).values()
         assert (one(X).tolist(), other(X).tolist()) == ([1, 1], [2, 2])
+
+
+def test_ranks_that_are_threads_of_one_process_have_graphs_of_their_own():
+    graphs = DecodedGraphs()
+    mine = taken(graphs, plus(None, torch.ones(2)))
+    theirs: list[fx.GraphModule] = []
+    rank = Thread(target=lambda: theirs.append(taken(graphs, plus(None, torch.full((2,), 2.0)))))
+    rank.start()
+    rank.join()
+    assert (mine(X).tolist(), theirs[0](X).tolist()) == ([1, 1], [2, 2])
 
 
 @pytest.mark.parametrize("others", [(1, 1.0), (1, True), (0.0, -0.0)])

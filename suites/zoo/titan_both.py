@@ -1,4 +1,4 @@
-"""``python -m suites.zoo.titan_both``: torchtitan's trainer as it is eager's, then as it is captured, a line for each case.
+"""``python -m suites.zoo.titan_both``: torchtitan's trainer as eager's, then trainers as they are captured, a line a case.
 
 In one process and on one server of ranks, since the libraries take longest to import.
 """
@@ -12,9 +12,9 @@ from pytest_fxbucket.ranks.pools import Pools
 from suites.zoo import titan_captured, titan_trainer
 
 
-def main() -> None:
+def main() -> int:
     """Print them below the name of the module that has the cases; one that breaks off leaves the other its lines."""
-    pools = Pools(warm=["suites.zoo.titan_warm"])
+    pools, status = Pools(warm=["suites.zoo.titan_warm"]), 0
     try:
         for module in (titan_trainer, titan_captured):
             print(f"# {module.__name__}")
@@ -23,8 +23,10 @@ def main() -> None:
                     print(line)
             except Exception:
                 traceback.print_exc()
+                status = 1
     finally:
         pools.close()
+    return status
 
 
 if __name__ == "__main__":
