@@ -9,6 +9,7 @@ import sys
 from collections.abc import Iterator
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 from pytest_fxbucket.eager import WARM
 from pytest_fxbucket.ranks.pools import Pools
@@ -24,6 +25,9 @@ def pytest_configure() -> None:
     """
     os.environ.pop("CI", None)
     os.environ["OMP_NUM_THREADS"] = "1"
+    # Nothing may hang on the clock: ranks of other tests take the cores while numbers are drawn.
+    settings.register_profile("suites", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+    settings.load_profile("suites")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
