@@ -16,10 +16,7 @@ from pytest_fxbucket.plan.rules import (
     switch,
     whole,
 )
-from pytest_fxbucket.plan.table_rules import (
-    Places,
-    places,
-)
+from pytest_fxbucket.plan.table_rules import Places, places
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,10 +16,7 @@ from pytest_fxbucket.pass_names import listed
 from pytest_fxbucket.plan.check_tables import Checks, Eager, Run
 from pytest_fxbucket.plan.cluster import Cluster
 from pytest_fxbucket.plan.pass_tables import Bucket, Overlap, Passes, Transform
-from pytest_fxbucket.plan.rules import (
-    DEGREES,
-    Rule,
-)
+from pytest_fxbucket.plan.rules import DEGREES, Rule
 from pytest_fxbucket.plan.traced_tables import Graph, Model, Optimizer, Override, Parallel, Pipeline, Step
 
 

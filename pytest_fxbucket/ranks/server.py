@@ -166,7 +166,7 @@ def _import(name: str) -> str:
     except ModuleNotFoundError as error:
         if f"{name}.".startswith(f"{error.name}."):
             return f"there is no module {name}, which it has to import before it forks ranks"
-    except Exception:
+    except Exception:  # of a newer torch, say; the rank that needs it raises it again
         pass
     return ""
 
