@@ -209,8 +209,8 @@ class PlanRun:
         if self.plan.cluster is None:
             return {}
         from pytest_fxbucket.bench.timeline.simulated import simulated_step
-        from pytest_fxbucket.cost.of_plan import own_cost
-        from pytest_fxbucket.cost.presets import cluster_of
+        from pytest_fxbucket.cost.cluster import cluster_of
+        from pytest_fxbucket.cost.costs import own_cost
 
         with self._its_code():
             world, cluster = self._run_world, cluster_of(self.plan)

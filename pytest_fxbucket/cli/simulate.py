@@ -9,9 +9,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from pytest_fxbucket.cli.cluster_options import add_cluster, cluster_asked, on_world, refuse_preset, save_preset
 from pytest_fxbucket.cli.common import add_pass, add_plan, name_of, refuse_no_pass, working_on
-from pytest_fxbucket.cli.on_cluster import add_cluster, cluster_asked, on_world
-from pytest_fxbucket.cli.preset_file import refuse_preset, save_preset
 from pytest_fxbucket.explain.find import find_plan
 from pytest_fxbucket.golden.text import ranges_text
 from pytest_fxbucket.words import counted, human_bytes

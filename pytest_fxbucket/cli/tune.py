@@ -9,8 +9,8 @@ from argparse import ArgumentParser, Namespace
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
+from pytest_fxbucket.cli.cluster_options import add_cluster, cluster_asked, on_world
 from pytest_fxbucket.cli.common import STOPPED, add_plan, name_of, refuse_not_above, typed, working_on
-from pytest_fxbucket.cli.on_cluster import add_cluster, cluster_asked, on_world
 from pytest_fxbucket.errors import FxbucketError, UsageError
 from pytest_fxbucket.explain.find import find_plan
 from pytest_fxbucket.files import write_whole

@@ -2,22 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from math import isfinite
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from math import ceil, isfinite, log2
 from typing import TYPE_CHECKING
 
 from torch import fx
 
+from pytest_fxbucket.compat.c10d import DEFAULT, untwinned
 from pytest_fxbucket.compat.fx import inputs_of
-from pytest_fxbucket.cost.network import collective_seconds, transfer_seconds
 from pytest_fxbucket.errors import SimulationError, named
 from pytest_fxbucket.graph.collectives import flight, is_sent_to_one, read_launch, tensors, tensors_sent
 from pytest_fxbucket.graph.flops import bytes_of, counts_flops, flops_of
 from pytest_fxbucket.graph.ops import by_operator, is_view_operator
 from pytest_fxbucket.graph.storages import is_part
+from pytest_fxbucket.plan.factories import import_callable
+from pytest_fxbucket.step.mesh import Mesh
 
 if TYPE_CHECKING:
     from pytest_fxbucket.cost.cluster import Cluster
+    from pytest_fxbucket.plan.schema import Plan
+    from pytest_fxbucket.step.roles import StepGraph
 
 CostModel = Callable[["fx.Node"], float]
 """Seconds that a node takes on its stream; of a launch those that its collective is in flight when nothing else is."""
@@ -123,3 +128,98 @@ def checked(model: Callable[[fx.Node], float | None], name: str, fallback: CostM
         return float(found)
 
     return seconds
+
+
+# Collectives by the algorithms of NCCL: rings, and trees of all-reduces. A ring sends every byte along all its links at once, a
+# tree up and down in as many hops as it is deep. Time is latency of hops, and bytes over the slowest link, as NCCL's own tuning
+# has it (ncclTopoGetAlgoTime in its graph/tuning.cc).
+
+
+def collective_seconds(kind: str, size: int, ranks: Sequence[int], cluster: Cluster) -> float:
+    """Seconds of a collective ``kind`` among ``ranks``, of which ``size`` bytes are the larger side.
+
+    ``kind`` as :data:`pytest_fxbucket.graph.collectives.Kind`; one that is not known counts as an all-reduce.
+    """
+    count = len(ranks)
+    if count < 2:
+        return cluster.collective
+    if kind in ("all_gather", "reduce_scatter"):
+        seconds = _ring(size * (count - 1) / count, count - 1, ranks, cluster)
+    elif kind == "all_to_all":
+        seconds = _pairs(size, ranks, cluster)
+    elif kind == "broadcast":
+        seconds = _ring(size, count - 1, ranks, cluster)
+    else:
+        ring = _ring(2 * size * (count - 1) / count, 2 * (count - 1), ranks, cluster)
+        seconds = min(ring, _tree(size, ranks, cluster))
+    return cluster.collective + seconds
+
+
+def transfer_seconds(size: int, here: int, there: int, cluster: Cluster) -> float:
+    """Seconds in which rank ``here`` sends ``size`` bytes to rank ``there``."""
+    link = cluster.within if cluster.nodes_of((here, there)) == 1 else cluster.between
+    return cluster.collective + link.latency + size / (link.bandwidth * cluster.network_efficiency)
+
+
+def _ring(size: float, hops: int, ranks: Sequence[int], cluster: Cluster) -> float:
+    """``size``: bytes that each link of the ring carries."""
+    nodes = cluster.nodes_of(ranks)
+    rounds = hops / (len(ranks) - 1)  # how often all go round
+    far = rounds * (nodes - 1)
+    latency = far * cluster.between.latency + (hops - far) * cluster.within.latency
+    return latency + size / _bandwidth(ranks, nodes, cluster)
+
+
+def _tree(size: float, ranks: Sequence[int], cluster: Cluster) -> float:
+    """Up and down a tree of nodes, each a chain of its devices."""
+    nodes = cluster.nodes_of(ranks)
+    chain = ceil(len(ranks) / nodes) - 1
+    latency = 2 * (chain * cluster.within.latency + log2(nodes) * cluster.between.latency)
+    return latency + 2 * size / _bandwidth(ranks, nodes, cluster)
+
+
+def _pairs(size: float, ranks: Sequence[int], cluster: Cluster) -> float:
+    """Every rank sends a part to every other one; parts to other nodes go over the slower link."""
+    nodes, count = cluster.nodes_of(ranks), len(ranks)
+    here = ceil(count / nodes)
+    near = size * (here - 1) / count / cluster.within.bandwidth
+    far = size * (count - here) / count / cluster.between.bandwidth
+    latency = (cluster.between if nodes > 1 else cluster.within).latency
+    return latency + max(near, far) / cluster.network_efficiency
+
+
+def _bandwidth(ranks: Sequence[int], nodes: int, cluster: Cluster) -> float:
+    """Bytes a second of the slowest link. A ring leaves a node through the links of all the devices that it has there."""
+    bandwidth = cluster.within.bandwidth
+    if nodes > 1:
+        leaving = len(ranks) / nodes * cluster.between.bandwidth
+        bandwidth = min(bandwidth, leaving) if len(ranks) > nodes else leaving
+    return bandwidth * cluster.network_efficiency
+
+
+# The cost model that a plan has of its own, and the process groups that costs are told for.
+
+
+def own_cost(plan: Plan, step: StepGraph, cluster: Cluster) -> CostModel | None:
+    """The plan's own cost model; what it does not know is told for the process groups of ``step``. None if it has none."""
+    if plan.cluster is None or plan.cluster.cost is None:
+        return None
+    name = plan.cluster.cost
+    model = import_callable(name, f"{plan.path}: [cluster] cost")
+    return checked(model, f'{plan.path}: [cluster] cost = "{name}"', Roofline(cluster, groups_of(step)))
+
+
+def groups_of(step: StepGraph) -> _Groups:
+    """Ranks of each process group of ``step``, by the name that its launches have."""
+    mesh = Mesh(step.mesh)
+    return _Groups({**mesh.groups(step.rank), DEFAULT: tuple(range(mesh.size))})
+
+
+@dataclass(frozen=True)
+class _Groups:
+    """Gives ranks by a group's name; of one that nobody knows as many as the launch says, side by side."""
+
+    known: Mapping[str, Sequence[int]]
+
+    def __call__(self, group: str, count: int) -> Sequence[int]:
+        return self.known.get(group) or self.known.get(untwinned(group)) or range(max(count, 1))

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from pytest_fxbucket.cost.presets import cluster_of
+from pytest_fxbucket.cost.cluster import cluster_of
 from pytest_fxbucket.simulate.of_plan import NamedFlight, SimulatedRank, simulated_ranks
 from pytest_fxbucket.words import counted
 

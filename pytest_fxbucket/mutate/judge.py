@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from pytest_fxbucket.checks.bitwise.job import FEWEST_STEPS
 from pytest_fxbucket.checks.on_ranks import added_state
 from pytest_fxbucket.checks.registry import CHECKS, check_of
-from pytest_fxbucket.cost.presets import cluster_named, cluster_of
+from pytest_fxbucket.cost.cluster import cluster_named, cluster_of
 from pytest_fxbucket.errors import FxbucketError, RankError, named, text_of
 from pytest_fxbucket.golden.accept import accepts
 from pytest_fxbucket.golden.store import GoldenStore

@@ -12,9 +12,8 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from torch import fx
 
-from pytest_fxbucket.cost.cluster import Cluster
+from pytest_fxbucket.cost.cluster import Cluster, cluster_named
 from pytest_fxbucket.cost.costs import CostModel, Roofline, checked
-from pytest_fxbucket.cost.presets import cluster_named
 from pytest_fxbucket.errors import PlanError
 from pytest_fxbucket.graph.collectives import is_wait
 from pytest_fxbucket.graph.compute import computes

@@ -12,9 +12,8 @@ import torch
 from torch import fx
 
 from pytest_fxbucket.compat.fx import uncompiled
-from pytest_fxbucket.cost.costs import Roofline
-from pytest_fxbucket.cost.of_plan import groups_of, own_cost
-from pytest_fxbucket.cost.presets import cluster_of
+from pytest_fxbucket.cost.cluster import cluster_of
+from pytest_fxbucket.cost.costs import Roofline, groups_of, own_cost
 from pytest_fxbucket.errors import FxbucketError, PassError, PlanError
 from pytest_fxbucket.graph.reading import read_given
 from pytest_fxbucket.pass_names import in_order

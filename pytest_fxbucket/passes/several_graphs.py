@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pytest_fxbucket.compat.compilers import mark_backward
-from pytest_fxbucket.cost.presets import cluster_of
+from pytest_fxbucket.cost.cluster import cluster_of
 from pytest_fxbucket.errors import PlanError
 from pytest_fxbucket.graph import collectives
 from pytest_fxbucket.graph.modules import ModuleStackFn, direction_of, module_path, module_stack

@@ -5,8 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from pytest_fxbucket.cost.cluster import Cluster, Link
-    from pytest_fxbucket.cost.presets import cluster_named
+    from pytest_fxbucket.cost.cluster import Cluster, Link, cluster_named
     from pytest_fxbucket.simulate.simulator import simulate
     from pytest_fxbucket.simulate.timeline import Timeline
 
@@ -15,7 +14,7 @@ _HOME = {
     "Cluster": "cost.cluster",
     "Link": "cost.cluster",
     "Timeline": "simulate.timeline",
-    "cluster_named": "cost.presets",
+    "cluster_named": "cost.cluster",
     "simulate": "simulate.simulator",
 }
 

@@ -7,9 +7,15 @@ from dataclasses import dataclass, replace
 from statistics import median, quantiles
 from typing import TYPE_CHECKING, Literal
 
-from pytest_fxbucket.cost.costs import Roofline, enqueue_seconds, is_free, launched_bytes, rate_of
-from pytest_fxbucket.cost.network import collective_seconds
-from pytest_fxbucket.cost.of_plan import groups_of
+from pytest_fxbucket.cost.costs import (
+    Roofline,
+    collective_seconds,
+    enqueue_seconds,
+    groups_of,
+    is_free,
+    launched_bytes,
+    rate_of,
+)
 from pytest_fxbucket.errors import SimulationError
 from pytest_fxbucket.graph.collectives import is_wait, launch_kind, read_launch
 from pytest_fxbucket.graph.flops import bytes_of, flops_of

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from pytest_fxbucket.compat.fx import uncompiled
-from pytest_fxbucket.cost.of_plan import own_cost
+from pytest_fxbucket.cost.costs import own_cost
 from pytest_fxbucket.golden.schedule import named_buckets
 from pytest_fxbucket.graph.collectives import launch_kind
 from pytest_fxbucket.simulate.simulator import simulate

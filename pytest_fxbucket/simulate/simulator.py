@@ -8,9 +8,8 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from pytest_fxbucket.compat.fx import inputs_of
-from pytest_fxbucket.cost.costs import CostModel, Roofline, enqueue_seconds, is_free, launched_bytes
+from pytest_fxbucket.cost.costs import CostModel, Roofline, enqueue_seconds, groups_of, is_free, launched_bytes
 from pytest_fxbucket.cost.memory import Liveness
-from pytest_fxbucket.cost.of_plan import groups_of
 from pytest_fxbucket.graph.collectives import flight_of, launch_kind, read_launch, tensors, tensors_sent
 from pytest_fxbucket.graph.modules import direction_of
 from pytest_fxbucket.graph.movement import moves_data

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
-from pytest_fxbucket.cost.network import transfer_seconds
+from pytest_fxbucket.cost.costs import transfer_seconds
 from pytest_fxbucket.errors import SimulationError
 from pytest_fxbucket.pipeline.schedules import COSTS, table_of
 from pytest_fxbucket.pipeline.table import BACKWARD, FORWARD, INPUT_GRADS, WEIGHT_GRADS, leaves

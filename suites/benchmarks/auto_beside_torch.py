@@ -34,9 +34,7 @@ from torch import fx
 
 from pytest_fxbucket.compat.torch_scheduler import TorchAccount, torch_schedule_overlap
 from pytest_fxbucket.cost.cluster import Cluster
-from pytest_fxbucket.cost.costs import CostModel, Roofline
-from pytest_fxbucket.cost.network import collective_seconds
-from pytest_fxbucket.cost.of_plan import groups_of
+from pytest_fxbucket.cost.costs import CostModel, Roofline, collective_seconds, groups_of
 from pytest_fxbucket.graph.collectives import read_launch
 from pytest_fxbucket.passes import schedule_overlap_bucketing
 from pytest_fxbucket.simulate import cluster_named, simulate

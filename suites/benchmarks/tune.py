@@ -9,7 +9,7 @@ import time
 from math import inf
 from pathlib import Path
 
-from pytest_fxbucket.cost.presets import cluster_of
+from pytest_fxbucket.cost.cluster import cluster_of
 from pytest_fxbucket.plan.load import parse_plans
 from pytest_fxbucket.plan.schema import Plan
 from pytest_fxbucket.tune.score import Simulated

@@ -13,7 +13,7 @@ import pytest
 from pytest_fxbucket.bench.measure import digests
 from pytest_fxbucket.bench.timeline.marks import UNBUCKETED, Span, marks_of
 from pytest_fxbucket.bench.timeline.spans import chrome_trace, to_json
-from pytest_fxbucket.cli.preset_file import preset_text
+from pytest_fxbucket.cost.cluster import preset_text
 from pytest_fxbucket.plan.load import load_plans
 from pytest_fxbucket.plan_on_mesh import PlanOnMesh, mesh_of
 from pytest_fxbucket.simulate import cluster_named

@@ -9,9 +9,7 @@ import pytest
 import torch
 
 from pytest_fxbucket.cost.cluster import Cluster, Link
-from pytest_fxbucket.cost.costs import Roofline
-from pytest_fxbucket.cost.network import collective_seconds, transfer_seconds
-from pytest_fxbucket.cost.of_plan import groups_of
+from pytest_fxbucket.cost.costs import Roofline, collective_seconds, groups_of, transfer_seconds
 from pytest_fxbucket.step.mesh import Mesh, fake_mesh, mesh_with
 from suites.graph.handmade import Handmade, aten
 from suites.simulate.timed_graphs import Timed

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pytest_fxbucket.cost.cluster import Cluster, Link
-from pytest_fxbucket.cost.network import collective_seconds, transfer_seconds
+from pytest_fxbucket.cost.costs import collective_seconds, transfer_seconds
 
 WITHIN, BETWEEN = 400e9, 40e9
 CLUSTER = Cluster(

@@ -6,8 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from pytest_fxbucket.cost.cluster import Cluster, Link
-from pytest_fxbucket.cost.presets import FOLDER, cluster_named, cluster_of
+from pytest_fxbucket.cost.cluster import FOLDER, Cluster, Link, cluster_named, cluster_of
 from pytest_fxbucket.errors import PlanError
 from pytest_fxbucket.plan.cluster import PRESETS
 from pytest_fxbucket.plan.load import parse_plans

@@ -10,9 +10,7 @@ import torch
 from torch import fx
 
 from pytest_fxbucket.cost.cluster import Cluster, Link
-from pytest_fxbucket.cost.costs import Roofline, enqueue_seconds, is_free, launched_bytes
-from pytest_fxbucket.cost.network import collective_seconds
-from pytest_fxbucket.cost.of_plan import groups_of
+from pytest_fxbucket.cost.costs import Roofline, collective_seconds, enqueue_seconds, groups_of, is_free, launched_bytes
 from pytest_fxbucket.errors import SimulationError
 from pytest_fxbucket.graph.collectives import is_wait, launch_kind
 from pytest_fxbucket.graph.ops import is_view

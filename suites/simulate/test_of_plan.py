@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from pytest_fxbucket.cost.cluster import Link
-from pytest_fxbucket.cost.presets import cluster_named
+from pytest_fxbucket.cost.cluster import Link, cluster_named
 from pytest_fxbucket.plan.load import load_plans, parse_plans
 from pytest_fxbucket.plan_on_mesh import PlanOnMesh, mesh_of
 from pytest_fxbucket.simulate.of_plan import simulated_ranks, unbucketed

@@ -13,8 +13,7 @@ import torch
 from torch import fx
 from torch.profiler import ProfilerActivity, profile
 
-from pytest_fxbucket.cost.costs import launched_bytes
-from pytest_fxbucket.cost.network import collective_seconds
+from pytest_fxbucket.cost.costs import collective_seconds, launched_bytes
 from pytest_fxbucket.errors import SimulationError
 from pytest_fxbucket.simulate.simulator import simulate
 from pytest_fxbucket.simulate.traces import cluster_from_trace

@@ -8,8 +8,7 @@ from math import inf
 
 import pytest
 
-from pytest_fxbucket.cost.cluster import Cluster
-from pytest_fxbucket.cost.presets import cluster_of
+from pytest_fxbucket.cost.cluster import Cluster, cluster_of
 from pytest_fxbucket.plan.schema import Plan
 from pytest_fxbucket.plan_on_mesh import PlanOnMesh, mesh_of
 from pytest_fxbucket.simulate.of_plan import in_schedule, simulated_ranks, unbucketed

@@ -7,10 +7,9 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from pytest_fxbucket.compat.fx import uncompiled
-from pytest_fxbucket.cost.costs import launched_bytes
+from pytest_fxbucket.cost.cluster import cluster_of
+from pytest_fxbucket.cost.costs import launched_bytes, own_cost
 from pytest_fxbucket.cost.memory import liveness_of
-from pytest_fxbucket.cost.of_plan import own_cost
-from pytest_fxbucket.cost.presets import cluster_of
 from pytest_fxbucket.graph.collectives import flight_of, is_all_gather, waits_of
 from pytest_fxbucket.simulate.simulator import simulate
 from pytest_fxbucket.simulate.timeline import HIDDEN

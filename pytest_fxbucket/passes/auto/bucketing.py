@@ -18,7 +18,7 @@ import torch
 from torch import fx
 
 from pytest_fxbucket.compat.c10d import c10d_functional
-from pytest_fxbucket.cost.needs import Needs
+from pytest_fxbucket.cost.memory import Needs
 from pytest_fxbucket.passes.auto.latest_starts import DRIFT, ideal, latest
 from pytest_fxbucket.passes.auto.machine import machine_of
 from pytest_fxbucket.passes.auto.movable import Nodes

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from pytest_fxbucket.cost.needs import Needs
+from pytest_fxbucket.cost.memory import Needs
 from pytest_fxbucket.errors import PlanError
 from pytest_fxbucket.graph.collectives import launch_kind
 from pytest_fxbucket.passes.arrange import relink

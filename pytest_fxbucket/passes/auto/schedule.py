@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from math import inf
 from typing import TYPE_CHECKING
 
-from pytest_fxbucket.cost.needs import Needs
+from pytest_fxbucket.cost.memory import Needs
 from pytest_fxbucket.errors import PlanError
 from pytest_fxbucket.graph.order import order_of
 from pytest_fxbucket.passes.auto.fill_waits import filled

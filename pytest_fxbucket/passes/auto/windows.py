@@ -13,7 +13,7 @@ from pytest_fxbucket.passes.arrange import arranged
 from pytest_fxbucket.passes.auto.machine import COMPUTE
 
 if TYPE_CHECKING:
-    from pytest_fxbucket.cost.needs import Needs
+    from pytest_fxbucket.cost.memory import Needs
     from pytest_fxbucket.passes.auto.machine import Machine
     from pytest_fxbucket.passes.auto.movable import Nodes
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from torch import fx
 
-from pytest_fxbucket.cost.needs import Needs
+from pytest_fxbucket.cost.memory import Needs
 from pytest_fxbucket.graph.order import order_of
 from pytest_fxbucket.passes.auto.latest_starts import ideal
 from pytest_fxbucket.passes.auto.machine import machine_of

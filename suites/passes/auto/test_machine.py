@@ -10,10 +10,8 @@ import pytest
 from torch import fx
 
 from pytest_fxbucket.cost.cluster import Cluster
-from pytest_fxbucket.cost.costs import Roofline
-from pytest_fxbucket.cost.memory import liveness_of
-from pytest_fxbucket.cost.needs import Needs
-from pytest_fxbucket.cost.of_plan import groups_of
+from pytest_fxbucket.cost.costs import Roofline, groups_of
+from pytest_fxbucket.cost.memory import Needs, liveness_of
 from pytest_fxbucket.graph.order import order_of
 from pytest_fxbucket.passes.arrange import arranged, relink
 from pytest_fxbucket.passes.auto.estimates import Estimates

@@ -1,7 +1,8 @@
-"""What commands share that simulate a plan: the cluster and the sizes of the mesh that are asked for."""
+"""What commands share that simulate a plan: the cluster and the mesh that are asked for, and the preset file to save one in."""
 
 from __future__ import annotations
 
+import os
 from argparse import ArgumentParser
 from collections.abc import Sequence
 from dataclasses import replace
@@ -18,6 +19,7 @@ from pytest_fxbucket.words import nearest
 if TYPE_CHECKING:
     from pytest_fxbucket.cost.cluster import Cluster
     from pytest_fxbucket.plan.schema import Plan
+    from pytest_fxbucket.simulate.calibrate import Calibrated
 
 
 def add_cluster(parser: ArgumentParser) -> None:
@@ -36,7 +38,7 @@ def add_cluster(parser: ArgumentParser) -> None:
 
 def cluster_asked(plan: Plan, asked: str | None) -> Cluster:
     """The preset ``asked``, else the plan's own cluster. Raises UsageError if there is neither, PlanError for a wrong one."""
-    from pytest_fxbucket.cost.presets import cluster_named, cluster_of
+    from pytest_fxbucket.cost.cluster import cluster_named, cluster_of
 
     if asked is not None:
         return cluster_named(asked, Path())
@@ -60,3 +62,26 @@ def on_world(plan: Plan, sizes: Sequence[str]) -> Plan:
         plan = replace(plan, parallel=replace(plan.parallel, **degrees), run=replace(plan.run, world={}))
         agree(plan, f"{plan.path} with --world {' '.join(sizes)}")
     return plan
+
+
+def refuse_preset(path: Path) -> None:
+    """Raise UsageError if :func:`save_preset` would: if ``path`` is there, has another ending, or is in no folder."""
+    if path.suffix != ".toml":
+        raise UsageError(f"--save {path}: a preset file ends in .toml")
+    if os.path.lexists(path):
+        raise UsageError(f"--save {path} is there already; remove it, or name another file")
+    if not path.parent.is_dir():
+        raise UsageError(f"--save {path} cannot be written: there is no folder {path.parent}")
+
+
+def save_preset(path: Path, cluster: Cluster, calibrated: Calibrated | None) -> None:
+    """Write the file ``path``. Raises UsageError if it cannot be written."""
+    from pytest_fxbucket.cost.cluster import preset_text
+
+    refuse_preset(path)
+    about = [f"The cluster {cluster.name}.", *([f"Calibrated; {calibrated}."] if calibrated else [])]
+    try:
+        with path.open("x", encoding="utf-8") as file:
+            file.write(preset_text(cluster, about))
+    except OSError as error:
+        raise UsageError(f"--save {path} cannot be written: {error.strerror or error}") from error
