@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import pairwise
 from pathlib import Path
+from statistics import median
 from typing import TYPE_CHECKING, Any
 
 from pytest_fxbucket.bench.measure import digests
-from pytest_fxbucket.bench.timeline.marks import UNBUCKETED, Mark, marks_of
+from pytest_fxbucket.bench.timeline.marks import BUCKETED, COMPUTE, UNBUCKETED, Mark, marks_of
 from pytest_fxbucket.bench.timeline.spans import span_name
-from pytest_fxbucket.bench.timeline.stretches import stretches_of
 from pytest_fxbucket.errors import SimulationError
 from pytest_fxbucket.plan_on_mesh import PlanOnMesh, mesh_of
 from pytest_fxbucket.simulate.calibrate import Calibrated, Stretch, calibrate
@@ -18,12 +19,10 @@ from pytest_fxbucket.simulate.traces import cluster_from_events, read_trace
 from pytest_fxbucket.words import counted
 
 if TYPE_CHECKING:
-    from pytest_fxbucket.cost.cluster import Cluster
-    from pytest_fxbucket.step.roles import StepGraph
+    from torch import fx
 
-BUCKETED = "bucketed"
-_THREAD = "compute"
-"""Of a rank whose host computes: its clocks are on one thread, one stretch for each mark."""
+    from pytest_fxbucket.cost.cluster import Cluster
+    from pytest_fxbucket.step.roles import Phase, StepGraph
 
 
 def calibrated_by(path: Path, world: PlanOnMesh, cluster: Cluster) -> Calibrated:
@@ -102,9 +101,9 @@ def _seconds(path: Path, trace: Mapping[str, Any], rank: int, marks: Sequence[Ma
 
 
 def _own(trace: Mapping[str, Any], rank: int) -> Iterator[Mapping[str, Any]]:
-    """Events of the thread of ``rank``, in order."""
+    """Events of the one thread of ``rank``, whose host computes, in order."""
     of_rank = [event for event in trace["traceEvents"] if event.get("pid") == rank]
-    threads = {event.get("tid") for event in of_rank if event.get("ph") == "M" and _named(event) == _THREAD}
+    threads = {event.get("tid") for event in of_rank if event.get("ph") == "M" and _named(event) == COMPUTE}
     own = [event for event in of_rank if event.get("ph") == "X" and event.get("tid") in threads]
     yield from sorted(own, key=lambda event: (event["ts"], event["ts"] + event.get("dur", 0)))
 
@@ -115,3 +114,17 @@ def _named(event: Mapping[str, Any]) -> object:
 
 def _direction(event: Mapping[str, Any]) -> object:
     return event.get("args", {}).get("direction")
+
+
+def stretches_of(phase: Phase, graph: fx.Graph, marks: Sequence[Mark], steps: Sequence[Sequence[float]]) -> Iterator[Stretch]:
+    """What of ``graph`` ran from mark to mark, with the median over ``steps``; each has seconds by mark.
+
+    Steps are as long as the median one: since something holds up every step, though never all of it, medians of parts are less.
+    """
+    order = [node.name for node in graph.nodes if node.op not in ("placeholder", "output")]
+    place = {name: number for number, name in enumerate(order)}
+    begins = [*(place[mark.node] for mark in marks), len(order)]
+    middles = [median(column) for column in zip(*steps, strict=True)]
+    longer = median(map(sum, steps)) / (sum(middles) or 1.0)
+    for (begin, end), seconds in zip(pairwise(begins), middles, strict=True):
+        yield Stretch(phase, tuple(order[begin:end]), seconds * longer)

@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from itertools import count
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 import torch
 import torch.distributed as dist
@@ -33,10 +33,6 @@ from pytest_fxbucket.bench.timeline.traced_steps import traced_steps
 from pytest_fxbucket.bench.turns import REST_STEPS, TurnClient
 from pytest_fxbucket.process import collector
 from pytest_fxbucket.ranks import device, mark
-
-if TYPE_CHECKING:
-    pass
-
 
 _COMPUTE, _COMMUNICATION = 1, 2  # priorities
 _RESET_PEAK = "5"

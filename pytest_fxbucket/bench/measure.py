@@ -28,7 +28,6 @@ if TYPE_CHECKING:
     from pytest_fxbucket.step.roles import Phase
 
 
-BUCKETED = "bucketed"
 SETS = 4
 """Sets of processes: what differs between processes, as the layout of their memory, is no difference of the code."""
 TRACED_STEPS = 5

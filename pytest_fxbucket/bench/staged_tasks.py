@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from pytest_fxbucket.bench.staged import StagedTask
-from pytest_fxbucket.bench.timeline.bubble import measured_bubble
 from pytest_fxbucket.bench.timeline.marks import UNBUCKETED, Mark, marks_in
+from pytest_fxbucket.bench.timeline.spans import measured_bubble
 from pytest_fxbucket.checks.bitwise.crossing import stage_graphs
 from pytest_fxbucket.checks.on_ranks import final_values
 from pytest_fxbucket.pipeline.running import PipelinedTask
@@ -77,9 +76,7 @@ def _marks(name: str, world: PlanOnMesh, rank: int) -> dict[str, tuple[Mark, ...
     before = {phase: count for own, phase, _, count in stage_readings(name, world) if own == place}
     entry_of = {} if name == UNBUCKETED else world.entry_of
     return {
-        phase: tuple(
-            replace(mark, bucket=mark.bucket + before[phase]) if mark.bucket >= 0 else mark for mark in marks_in(one, entry_of)
-        )
+        phase: tuple(mark.renumbered(before[phase]) for mark in marks_in(one, entry_of))
         for phase, one in _readings(name, world, rank).items()
     }
 

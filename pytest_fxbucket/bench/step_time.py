@@ -15,10 +15,10 @@ import torch
 
 from pytest_fxbucket.artifacts import Folder
 from pytest_fxbucket.backends import BACKENDS, MAX_RANKS, BackendChoice, row_of
-from pytest_fxbucket.bench.measure import BUCKETED, Measured, Worlds, measure
+from pytest_fxbucket.bench.measure import Measured, Worlds, measure
 from pytest_fxbucket.bench.provenance import commit_of, machine_kind, workload_of
 from pytest_fxbucket.bench.stats import Estimate, ratio_of
-from pytest_fxbucket.bench.timeline.marks import IN_ONE_CALL, UNBUCKETED
+from pytest_fxbucket.bench.timeline.marks import BUCKETED, IN_ONE_CALL, UNBUCKETED
 from pytest_fxbucket.checks.verdict import Verdict, passed, skipped
 from pytest_fxbucket.errors import BenchmarkError, FxbucketError
 from pytest_fxbucket.plan.mesh_consistency import refuse_too_many_ranks

@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from pytest_fxbucket.cost.cluster import cluster_of
 from pytest_fxbucket.errors import CaptureError
-from pytest_fxbucket.explain.simulation import Simulation, simulation_of
 from pytest_fxbucket.graph.buckets import gathered_lives, peak_bytes
 from pytest_fxbucket.graph.collectives import REDUCTIONS, communicates
 from pytest_fxbucket.graph.ops import dtype_name
@@ -18,6 +18,7 @@ from pytest_fxbucket.passes.compute import overlapped
 from pytest_fxbucket.passes.report import BucketReport, PassReport
 from pytest_fxbucket.passes.targets import LeftAlone
 from pytest_fxbucket.plan_on_mesh import PlanOnMesh, mesh_of
+from pytest_fxbucket.simulate.of_plan import NamedFlight, SimulatedRank, simulated_ranks
 from pytest_fxbucket.step.pipelined import stage_of
 
 if TYPE_CHECKING:
@@ -26,9 +27,27 @@ if TYPE_CHECKING:
     from pytest_fxbucket.graph.buckets import Bucket, GraphAnalysis, Member
     from pytest_fxbucket.passes.result import Passed
     from pytest_fxbucket.plan.schema import Plan
-    from pytest_fxbucket.simulate.of_plan import NamedFlight
     from pytest_fxbucket.step.pipelined import Pipelined
     from pytest_fxbucket.step.roles import Phase, Transformed
+
+
+@dataclass(frozen=True)
+class Simulation:
+    """The plan's step on its cluster."""
+
+    cluster: str
+    ranks: tuple[SimulatedRank, ...]
+
+    def launches(self, rank: int, phase: Phase) -> Mapping[str, NamedFlight]:
+        """What ``rank`` launches in the graph ``phase``, by the names of the nodes."""
+        flights = next((one.flights for one in self.ranks if rank in one.ranks), ())
+        return {one.flight.node: one for one in flights if one.flight.phase == phase}
+
+
+def simulation_of(world: PlanOnMesh) -> Simulation | None:
+    """Simulate ``world``; None if its plan has no cluster."""
+    cluster = cluster_of(world.plan)
+    return None if cluster is None else Simulation(cluster.name, tuple(simulated_ranks(world, cluster)))
 
 
 def labels(buckets: Sequence[BucketReport], registered: Sequence[str]) -> dict[str, str]:

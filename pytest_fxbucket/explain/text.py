@@ -13,12 +13,11 @@ from dataclasses import dataclass
 from itertools import groupby
 from typing import TYPE_CHECKING
 
-from pytest_fxbucket.explain.simulation import simulation_lines
 from pytest_fxbucket.passes.report import sentence
 from pytest_fxbucket.words import counted, human_bytes, some
 
 if TYPE_CHECKING:
-    from pytest_fxbucket.explain.report import Explanation, GraphReport
+    from pytest_fxbucket.explain.report import Explanation, GraphReport, Simulation
     from pytest_fxbucket.passes.report import BucketReport
     from pytest_fxbucket.step.roles import Transformed
 
@@ -175,6 +174,18 @@ def transformation_lines(one: Transformed) -> Iterator[str]:
         yield from wrapped(done, "  ", "  ")
     for what, why in one.left:
         yield from wrapped(f"left: {what}: {why}", "  ", "  ")
+
+
+def simulation_lines(found: Simulation) -> Iterator[str]:
+    """How long the step takes there, and what of it is exposed."""
+    for one in found.ranks:
+        line = one.timeline
+        of = f", rank {', '.join(map(str, one.ranks))}" if len(found.ranks) > 1 else ""
+        yield (
+            f"simulated on {found.cluster}{of}: {1000 * line.seconds:.3f} ms, {1000 * line.exposed:.3f} ms exposed, "
+            f"{line.hidden} of {counted(len(line.flights), 'launch')} hidden"
+        )
+        yield from (f"  {flight.name}: {flight.told}" for flight in one.flights if not flight.flight.is_hidden)
 
 
 def _table(buckets: Sequence[BucketReport], graph: GraphReport) -> Iterator[str]:

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from itertools import accumulate
 from typing import TYPE_CHECKING
 
 from pytest_fxbucket.cost.memory import Liveness, Storage, liveness_of
-from pytest_fxbucket.simulate.runs import Held, Runs
+from pytest_fxbucket.step.iterations import CROSSING
+from pytest_fxbucket.step.mesh import Mesh
+from pytest_fxbucket.step.pipelined import TIES, UPDATE, Crossing, Pipelined, Work, phase_of, stage_of
+from pytest_fxbucket.step.roles import WITHIN
 
 if TYPE_CHECKING:
-    from pytest_fxbucket.step.roles import Phase, StepGraph
+    from pytest_fxbucket.pipeline.table import Action
+    from pytest_fxbucket.step.roles import Phase, StepGraph, Value
 
 
 def memory_of(step: StepGraph, rounding: int = 1) -> dict[Phase, Liveness]:
@@ -31,8 +35,6 @@ def memory_of(step: StepGraph, rounding: int = 1) -> dict[Phase, Liveness]:
     if step.pipelined is None:
         held = [*runs.kept(), *runs.in_turn()]
     else:
-        from pytest_fxbucket.simulate.runs_of_stages import run_stages  # torch's schedules take a second to import
-
         held = [*runs.kept(), *run_stages(runs, step.pipelined, rounding)]
     live = _totals(held, len(runs.phases))
     found: dict[Phase, Liveness] = {}
@@ -58,3 +60,174 @@ def _with(alone: Liveness, held: Sequence[Storage]) -> Liveness:
     made = [one for one in alone.storages if one.first >= 0]
     kept = [replace(one, first=-1, last=end) for one in held]
     return replace(alone, storages=(*kept, *made), at=tuple([live + more for live in alone.at]))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Held:
+    """A storage that lives between graphs."""
+
+    storage: Storage
+    after: int
+    """Number of the run that makes it; -1 of what is there before the first."""
+    until: int
+    """Number of the last run in which it lives."""
+
+
+END = 1 << 60
+"""Behind all runs."""
+
+
+class Runs:
+    """Goes through the runs of a step's graphs, in order."""
+
+    def __init__(self, step: StepGraph, alone: Mapping[Phase, Liveness]) -> None:
+        self.step, self.alone = step, alone
+        self.phases: list[Phase] = []
+        """The graph of each run."""
+
+    def run(self, phase: Phase, until: int = END) -> list[Held]:
+        """Run ``phase`` next, if there is such a graph; what it gives lives until the run ``until``."""
+        if phase not in self.alone:
+            return []
+        self.phases.append(phase)
+        made = dict.fromkeys(one for storages in self.alone[phase].outputs for one in storages if one.first >= 0)
+        return [Held(one, len(self.phases) - 1, until) for one in made]
+
+    def in_turn(self) -> Iterator[Held]:
+        """Each graph once, in the step's order."""
+        step, phases = self.step, list(self.step.graphs)
+        crosses = set(phases) <= set(CROSSING)
+        for number, phase in enumerate(phases):
+            until: dict[Storage, int] = {}
+            for value, storages in zip(step.outputs[phase], self.alone[phase].outputs, strict=False):
+                lives = self._last(value, phases, number) if value.role in WITHIN else number if crosses else END
+                until |= {storage: max(until.get(storage, number), lives) for storage in storages}
+            yield from (replace(one, until=until.get(one.storage, END)) for one in self.run(phase))
+
+    def _last(self, value: Value, phases: Sequence[Phase], number: int) -> int:
+        """The last run that takes ``value`` from the run ``number``."""
+        last = number
+        for later, phase in enumerate(phases[number + 1 :], number + 1):
+            last = later if _key(value) in map(_key, self.step.inputs[phase]) else last
+            if _key(value) in map(_key, self.step.outputs[phase]):
+                break
+        return last
+
+    def kept(self) -> Iterator[Held]:
+        """What is there before: inputs that no graph before makes, each once, and attributes. Stages receive theirs."""
+        there: set[object] = set()
+        for phase in self.step.graphs:
+            alone = self.alone[phase]
+            mine: set[Storage] = set()
+            for value, storages in zip(self.step.inputs[phase], alone.inputs, strict=True):
+                key = _key(value) if value.role != "value" else (phase, value.fqn)
+                if key in there or (value.role in WITHIN and self.step.pipelined is not None):
+                    mine.update(storages)
+                    continue
+                there.add(key)
+                for storage in storages:
+                    if storage not in mine:
+                        mine.add(storage)
+                        yield Held(self._whole(storage, phase, value), -1, END)
+            attributes = (one for one in alone.storages if one.maker.op == "get_attr")
+            yield from (Held(one, -1, END) for one in attributes)
+            there.update(_key(value) for value in self.step.outputs[phase])
+
+    def _whole(self, storage: Storage, phase: Phase, value: Value) -> Storage:
+        """``storage``; of the rows of one microbatch the whole batch."""
+        how = self.step.pipelined
+        if how is None or value.role != "batch" or stage_of(phase) is None:
+            return storage
+        return replace(storage, bytes=storage.bytes * how.microbatches)
+
+
+def _key(value: Value) -> tuple[str, str]:
+    return value.role, value.fqn
+
+
+# By the table of a schedule.
+
+
+def run_stages(runs: Runs, how: Pipelined, rounding: int) -> list[Held]:
+    """Run all graphs of the rank in the table's order, then ties and the update; gives what they and transfers bring."""
+    from pytest_fxbucket.pipeline.schedules import table_of  # torch's schedules take a second to import
+    from pytest_fxbucket.pipeline.table import leaves
+
+    table = table_of(how.schedule, how.stages, max(how.places) + 1, how.microbatches)
+    stages = _Stages(runs, how, rounding)
+    for action in leaves(table.ranks[Mesh(runs.step.mesh).at(runs.step.rank, "pp")]):
+        stages.do(action)
+    return [*stages.found, *runs.run(TIES), *runs.run(UPDATE)]
+
+
+class _Stages:
+    """One rank's stages while the table is followed."""
+
+    def __init__(self, runs: Runs, how: Pipelined, rounding: int) -> None:
+        self._runs, self._how, self._rounding = runs, how, rounding
+        self.found: list[Held] = []
+        self._gathered: set[int] = set()
+        self._unsummed: dict[int, dict[int, list[Held]]] = {}
+        """By stage and microbatch gradients that are not summed yet."""
+        self._done: set[tuple[int, int]] = set()
+        """Stages and microbatches whose gradients are all there."""
+        self._summed: dict[int, int] = {}
+        """By stage how many microbatches are summed."""
+
+    def do(self, action: Action) -> None:
+        """Follow one action."""
+        stage, microbatch, how = action.stage, action.microbatch or 0, self._how
+        if action.kind in ("UNSHARD", "F") and stage not in self._gathered:
+            self._gathered.add(stage)
+            self.found += self._runs.run(phase_of(stage, "unshard"))
+        if action.kind == "F":
+            self._receive(how.forward[stage - 1] if stage else (), stage, ("forward",))
+            self._compute(stage, "forward", microbatch)
+        if action.kind in ("B", "I"):
+            self._receive(how.backward[stage] if stage + 1 < how.stages else (), stage, ("backward", "input"))
+            self._compute(stage, "backward", microbatch)
+            self._compute(stage, "input", microbatch)
+        if action.kind in ("B", "W"):
+            self._compute(stage, "weight", microbatch)
+            self._sum(stage, microbatch)
+        if action.kind == "REDUCE_GRAD":
+            self.found += self._runs.run(phase_of(stage, "reduce"))
+
+    def _receive(self, flow: Sequence[Crossing], stage: int, works: Sequence[Work]) -> None:
+        """Memory for what comes from another stage, there before the next run; from one of this rank a copy does."""
+        runs = self._runs
+        for phase in (phase for work in works if (phase := phase_of(stage, work)) in runs.alone):
+            values = {value.fqn: value for value in runs.step.inputs[phase]}
+            node = next(iter(runs.step.graphs[phase].graph.nodes))
+            for one in flow:
+                span = 1 + sum((size - 1) * stride for size, stride in zip(one.shape, one.strides, strict=True))
+                size = -(-span * one.dtype.itemsize // self._rounding) * self._rounding if one.bytes else 0
+                self.found.append(Held(Storage(size, -1, -1, node, node, values.get(one.name)), len(runs.phases) - 1, END))
+
+    def _compute(self, stage: int, work: Work, microbatch: int) -> None:
+        for one in self._runs.run(phase_of(stage, work)):
+            value = one.storage.value
+            if value is not None and value.role == "unreduced":
+                self._unsummed.setdefault(stage, {}).setdefault(microbatch, []).append(one)
+            else:
+                self.found.append(one)
+
+    def _sum(self, stage: int, microbatch: int) -> None:
+        """Gradients are added up in the order of microbatches: those of the first become the sums, others end then."""
+        self._done.add((stage, microbatch))
+        now, waiting = len(self._runs.phases) - 1, self._unsummed.get(stage, {})
+        while (stage, number := self._summed.get(stage, 0)) in self._done:
+            for one in waiting.pop(number, []):
+                self.found.append(replace(one, until=now))
+                if not number:
+                    self.found.append(Held(self._total(one, stage), now, END))
+            self._summed[stage] = number + 1
+
+    def _total(self, one: Held, stage: int) -> Storage:
+        """The sum that the gradient ``one`` begins, as it is reduced."""
+        reduced = {value.fqn: value for value in self._runs.step.inputs.get(phase_of(stage, "reduce"), ())}
+        value = one.storage.value
+        summed = reduced.get(value.fqn) if value is not None else None
+        if value is None or summed is None or not (value.dtype and summed.dtype):
+            return one.storage
+        return replace(one.storage, bytes=one.storage.bytes * summed.dtype.itemsize // value.dtype.itemsize)

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from pytest_fxbucket.step.pipelined import Crossing, Pipelined
     from pytest_fxbucket.step.roles import Phase, StepGraph
 
-_WORK: Mapping[str, Work] = {FORWARD: "forward", BACKWARD: "backward", INPUT_GRADS: "input", WEIGHT_GRADS: "weight"}
+WORK: Mapping[str, Work] = {FORWARD: "forward", BACKWARD: "backward", INPUT_GRADS: "input", WEIGHT_GRADS: "weight"}
 _Sent = tuple[int, int, int | None]
 """Way, stage that it goes to, and microbatch."""
 
@@ -80,7 +80,7 @@ def simulate_stages(places: Sequence[StepGraph], cluster: Cluster, cost: CostMod
     ranks = [step.rank for step in places]
 
     def takes(action: Action) -> float:
-        return seconds[action.rank].get(phase_of(action.stage, _WORK[action.kind]), 0.0)
+        return seconds[action.rank].get(phase_of(action.stage, WORK[action.kind]), 0.0)
 
     def crosses(sender: int, receiver: int) -> float:
         here, there = ranks[table.owners[sender]], ranks[table.owners[receiver]]

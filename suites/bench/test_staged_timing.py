@@ -11,9 +11,8 @@ from pytest_fxbucket.bench.measure import digests
 from pytest_fxbucket.bench.record import Record
 from pytest_fxbucket.bench.report.page import ReportInput, plan_page
 from pytest_fxbucket.bench.step_time import StepTime
-from pytest_fxbucket.bench.timeline.bubble import idle_share, lane_of, measured_bubble
 from pytest_fxbucket.bench.timeline.marks import Kind, Span
-from pytest_fxbucket.bench.timeline.spans import chrome_trace, rows_of
+from pytest_fxbucket.bench.timeline.spans import chrome_trace, idle_share, lane_of, measured_bubble, rows_of
 from pytest_fxbucket.plan.check_tables import Benchmark
 from pytest_fxbucket.plan.load import parse_plans
 from pytest_fxbucket.ranks.pools import Pools

@@ -17,10 +17,10 @@ import os
 import torch
 
 from pytest_fxbucket.bench.job import Timed
-from pytest_fxbucket.bench.measure import BUCKETED, tasks_of
+from pytest_fxbucket.bench.measure import tasks_of
 from pytest_fxbucket.bench.stats import Pacing, Samples
 from pytest_fxbucket.bench.step_time import worlds_of
-from pytest_fxbucket.bench.timeline.marks import IN_ONE_CALL, UNBUCKETED
+from pytest_fxbucket.bench.timeline.marks import BUCKETED, IN_ONE_CALL, UNBUCKETED
 from pytest_fxbucket.cost.cluster import cluster_of
 from pytest_fxbucket.plan.check_tables import Benchmark
 from pytest_fxbucket.plan.load import parse_plans

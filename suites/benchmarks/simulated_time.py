@@ -19,10 +19,10 @@ from typing import NamedTuple, cast
 
 import torch
 
+from pytest_fxbucket.bench.calibrated import stretches_of
 from pytest_fxbucket.bench.measure import tasks_of
 from pytest_fxbucket.bench.stats import Pacing
 from pytest_fxbucket.bench.timeline.marks import UNBUCKETED, marks_of
-from pytest_fxbucket.bench.timeline.stretches import stretches_of
 from pytest_fxbucket.plan.load import parse_plans
 from pytest_fxbucket.plan_on_mesh import PlanOnMesh, mesh_of
 from pytest_fxbucket.ranks.pools import Pools

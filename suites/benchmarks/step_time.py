@@ -19,9 +19,10 @@ from typing import Any, NamedTuple
 import torch
 
 from pytest_fxbucket.bench.job import Timed
-from pytest_fxbucket.bench.measure import BUCKETED, tasks_of
+from pytest_fxbucket.bench.measure import tasks_of
 from pytest_fxbucket.bench.stats import Pacing, Samples, ratio_of
 from pytest_fxbucket.bench.step_time import worlds_of
+from pytest_fxbucket.bench.timeline.marks import BUCKETED
 from pytest_fxbucket.plan.check_tables import Benchmark
 from pytest_fxbucket.plan.load import parse_plans
 from pytest_fxbucket.plan_on_mesh import PlanOnMesh, mesh_of

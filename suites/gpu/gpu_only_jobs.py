@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 
 from pytest_fxbucket.bench.job import TimedStep, TimingTask
-from pytest_fxbucket.bench.measure import BUCKETED
+from pytest_fxbucket.bench.timeline.marks import BUCKETED
 from pytest_fxbucket.ranks import device, mark
 from suites.gpu.step_jobs import total
 

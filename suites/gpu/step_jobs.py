@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 
 from pytest_fxbucket.bench.job import TimedStep, TimingTask, seconds_of
-from pytest_fxbucket.bench.measure import BUCKETED
+from pytest_fxbucket.bench.timeline.marks import BUCKETED
 from pytest_fxbucket.checks.bitwise.localise import bits_digest
 from pytest_fxbucket.process import collector
 from pytest_fxbucket.ranks import device, mark

@@ -7,7 +7,7 @@ from dataclasses import replace
 import torch
 from torch import fx
 
-from pytest_fxbucket.simulate.drawing import Piece, pieces_of, staged_pieces
+from pytest_fxbucket.bench.timeline.simulated import Piece, pieces_of, staged_pieces
 from pytest_fxbucket.simulate.simulator import simulate
 from suites.graph.handmade import Handmade, aten
 from suites.simulate.test_calibrate import ASSUMED, step_of

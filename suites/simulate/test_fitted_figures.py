@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from pytest_fxbucket.simulate.fitted_figures import Sum, fitted
+from pytest_fxbucket.simulate.calibrate import Sum, fitted
 
 
 def test_figures_that_explain_all_are_found() -> None:

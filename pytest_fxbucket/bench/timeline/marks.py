@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal
 
 from pytest_fxbucket.golden.schedule import entry_text
@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 
 
 Kind = Literal["launch", "wait", "compute", "flight"]
+COMPUTE, COMMUNICATION = "compute", "communication"
+"""Streams of a rank without a GPU."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +45,7 @@ class Span:
     """Index of its bucket in the graph's reading; -1: of none."""
 
 
+BUCKETED = "bucketed"
 UNBUCKETED = "unbucketed"
 """The variant whose launches the plan's entries do not name: each is of a parameter."""
 
@@ -67,6 +70,10 @@ class Mark:
     direction: str
     bucket: int = -1
     """Index in the graph's reading; -1 of compute."""
+
+    def renumbered(self, first: int) -> Mark:
+        """The same where so many buckets come before."""
+        return replace(self, bucket=self.bucket + first) if self.bucket >= 0 else self
 
     def span(self, rank: int, stream: str, start_ns: int, end_ns: int, kind: Kind | None = None) -> Span:
         """Such a stretch of a step; ``kind``: another than the mark's."""

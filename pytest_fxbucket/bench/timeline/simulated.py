@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Literal
 
-from pytest_fxbucket.bench.timeline.bubble import lane_of
-from pytest_fxbucket.bench.timeline.marks import Mark, Span, marks_of
-from pytest_fxbucket.simulate.drawing import pieces_of, staged_pieces
+from pytest_fxbucket.bench.timeline.marks import BUCKETED, COMMUNICATION, Mark, Span, marks_of
+from pytest_fxbucket.bench.timeline.spans import lane_of
 from pytest_fxbucket.simulate.of_plan import bucketed_step
-from pytest_fxbucket.simulate.simulator import simulate
-from pytest_fxbucket.simulate.stages import simulate_stages
+from pytest_fxbucket.simulate.simulator import COMPUTE, COPIES, simulate
+from pytest_fxbucket.simulate.stages import WORK, simulate_stages
 
 if TYPE_CHECKING:
     from torch import fx
@@ -19,11 +18,11 @@ if TYPE_CHECKING:
     from pytest_fxbucket.cost.cluster import Cluster
     from pytest_fxbucket.cost.costs import CostModel
     from pytest_fxbucket.plan_on_mesh import PlanOnMesh
-    from pytest_fxbucket.simulate.drawing import Piece
+    from pytest_fxbucket.simulate.stages import StagedTimeline
+    from pytest_fxbucket.simulate.timeline import Timeline
     from pytest_fxbucket.step.roles import Phase
 
 SIMULATED = "simulated on "
-COMPUTE, COMMUNICATION = "compute", "communication"
 Marked = Mapping[tuple["Phase", str], Mark]
 """By graph and node what the node is of."""
 
@@ -38,7 +37,7 @@ def simulated_step(world: PlanOnMesh, cluster: Cluster, cost: CostModel | None =
         marked: dict[tuple[Phase, str], Mark] = {}
         first = 0
         for phase, module in places[0].graphs.items():
-            marks = [_moved(mark, first) for mark in marks_of(world, 0, phase, "bucketed")]
+            marks = [mark.renumbered(first) for mark in marks_of(world, 0, phase, BUCKETED)]
             first = 1 + max([first - 1, *(mark.bucket for mark in marks)])
             marked |= {(phase, node): mark for node, mark in nodes_of_marks(module.graph, marks)}
         spans = list(spans_of_pieces(list(pieces_of(simulate(places[0], cluster, cost))), marked))
@@ -67,19 +66,14 @@ def spans_of_pieces(pieces: Sequence[Piece], marked: Marked, rank: int = 0) -> I
             stream = COMMUNICATION if piece.kind == "flight" else COMPUTE
             yield mark.span(rank, stream, piece.start_ns, piece.end_ns, piece.kind)
             continue
-        stream = COMPUTE if piece.stream == COMPUTE else piece.stream
-        if current is not None and mark is mark_of_current and current.stream == stream:
+        if current is not None and mark is mark_of_current and current.stream == piece.stream:
             current = replace(current, end_ns=piece.end_ns)
             continue
         if current is not None:
             yield current
-        current, mark_of_current = mark.span(rank, stream, piece.start_ns, piece.end_ns), mark
+        current, mark_of_current = mark.span(rank, piece.stream, piece.start_ns, piece.end_ns), mark
     if current is not None:
         yield current
-
-
-def _moved(mark: Mark, first: int) -> Mark:
-    return replace(mark, bucket=mark.bucket + first) if mark.bucket >= 0 else mark
 
 
 def _staged(pieces: Iterator[Piece], rank: int) -> Iterator[Span]:
@@ -87,3 +81,43 @@ def _staged(pieces: Iterator[Piece], rank: int) -> Iterator[Span]:
         direction = "forward" if piece.phase.startswith("forward") else "backward"
         stream = lane_of(int(piece.stream.partition(" ")[2]))
         yield Span(rank, stream, "compute", piece.phase, direction, piece.start_ns, piece.end_ns)
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """A stretch of a simulated step."""
+
+    stream: str
+    """compute, host copies, the name of a process group; ``stage 0`` of a step in stages."""
+    kind: Literal["compute", "flight", "launch", "wait"]
+    """A flight lasts while its collective communicates, a wait while it blocks compute; a launch is a moment."""
+    phase: Phase
+    """The graph; of a step in stages what is done, such as ``forward 0``, of microbatch 0."""
+    node: str
+    """What runs; of a flight, its launch and its wait the launching node; empty of a step in stages."""
+    start_ns: int
+    """Since the step began."""
+    end_ns: int
+
+
+def pieces_of(timeline: Timeline) -> Iterator[Piece]:
+    """All stretches of one rank's step: what ran by stream, in order, and then launches, and waits that blocked."""
+    for ran in timeline.ran:
+        kind: Literal["compute", "flight"] = "compute" if ran.stream in (COMPUTE, COPIES) else "flight"
+        yield Piece(ran.stream, kind, ran.phase, ran.node, _ns(ran.start), _ns(ran.end))
+    for flight in timeline.flights:
+        launched = _ns(flight.launched)
+        yield Piece(COMPUTE, "launch", flight.phase, flight.node, launched, launched)
+        if not flight.is_hidden:
+            yield Piece(COMPUTE, "wait", flight.phase, flight.node, _ns(flight.waited), _ns(flight.waited + flight.exposed))
+
+
+def staged_pieces(timeline: StagedTimeline, place: int) -> Iterator[Piece]:
+    """What the rank at ``place`` along pp does of its schedule."""
+    for one in timeline.done:
+        if one.rank == place:
+            yield Piece(f"stage {one.stage}", "compute", f"{WORK[one.kind]} {one.microbatch}", "", _ns(one.start), _ns(one.end))
+
+
+def _ns(seconds: float) -> int:
+    return round(seconds * 1e9)

@@ -28,7 +28,7 @@ import torch
 from torch import distributed, fx
 from torch.profiler import ProfilerActivity, profile, record_function
 
-from pytest_fxbucket.bench.timeline.marks import Span
+from pytest_fxbucket.bench.timeline.marks import COMMUNICATION, COMPUTE, Span
 from pytest_fxbucket.errors import BenchmarkError
 from pytest_fxbucket.ranks import device
 
@@ -36,7 +36,6 @@ if TYPE_CHECKING:
     from pytest_fxbucket.bench.timeline.marks import Mark
 
 
-COMPUTE, COMMUNICATION = "compute", "communication"
 HOST = "host"
 """Stream of what the CPU does beside a GPU: launches, and waits that block it."""
 Stamps = tuple[int, ...]

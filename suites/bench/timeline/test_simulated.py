@@ -9,11 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from pytest_fxbucket.bench.timeline.bubble import idle_share
+from pytest_fxbucket.bench.calibrated import stretches_of
 from pytest_fxbucket.bench.timeline.marks import UNBUCKETED, marks_of
 from pytest_fxbucket.bench.timeline.simulated import simulated_step
-from pytest_fxbucket.bench.timeline.spans import chrome_trace
-from pytest_fxbucket.bench.timeline.stretches import stretches_of
+from pytest_fxbucket.bench.timeline.spans import chrome_trace, idle_share
 from pytest_fxbucket.cost.cluster import Cluster, Link, cluster_of
 from pytest_fxbucket.plan.load import parse_plans
 from pytest_fxbucket.plan_on_mesh import PlanOnMesh, mesh_of
