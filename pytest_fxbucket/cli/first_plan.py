@@ -1,15 +1,21 @@
-"""A first plan: its text, and whether it passes."""
+"""A first plan: its text, its pipeline stages, and whether it passes."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import re
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from math import gcd
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 from pytest_fxbucket.cli.first_entries import Draft
-from pytest_fxbucket.cli.first_failure import MOST_OVERRIDES, first_failure
+from pytest_fxbucket.errors import FxbucketError
 from pytest_fxbucket.plan import parse_plans
+from pytest_fxbucket.plan.schema import Plan
 from pytest_fxbucket.plan.toml_text import to_toml
+from pytest_fxbucket.user_code import user_code
+from pytest_fxbucket.words import show
 
 RANKS = 4
 
@@ -63,10 +69,8 @@ def _lines(source: PlanSource, bucket: Draft, stages: StagesDraft | None) -> Ite
         yield "# loss is left out: the loss in the model's output is used, or the output itself if it is a scalar."
     else:
         yield f"loss = {to_toml(source.loss)}"
-    if source.overridden:
-        yield from ("", "[override]  # cannot be traced, since it looks at values: called as it is when the step runs")
-        yield f"module = {to_toml(list(source.overridden))}"
-    yield from ("", "[parallel]", f"dp_shard = {RANKS}  # ranks of the real job")
+    yield from override_lines(source.overridden)
+    yield from parallel_lines(RANKS)
     if stages is not None:
         yield f"pp = {stages.count}  # times as many, for the stages of [pipeline]"
         yield from ("", "[pipeline]")
@@ -74,6 +78,24 @@ def _lines(source: PlanSource, bucket: Draft, stages: StagesDraft | None) -> Ite
         yield f"schedule = {to_toml(stages.schedule)}"
         yield from ("", "[step]", f"microbatches = {stages.microbatches or stages.count}")
     yield from ("", *bucket.lines({}))
+
+
+def override_lines(selectors: Sequence[str]) -> Iterator[str]:
+    """``[override]`` of ``selectors``; nothing if there are none."""
+    if selectors:
+        yield from ("", "[override]  # cannot be traced, since it looks at values: called as it is when the step runs")
+        yield f"module = {to_toml(list(selectors))}"
+
+
+def said_of_overrides(selectors: Sequence[str]) -> Iterator[str]:
+    """What a person is told of them."""
+    if selectors:
+        yield f"Not traced, since they look at values: {', '.join(selectors)}; [override] calls them as they are."
+
+
+def parallel_lines(ranks: int) -> Iterator[str]:
+    """``[parallel]`` with so many ranks."""
+    yield from ("", "[parallel]", f"dp_shard = {ranks}  # ranks of the real job")
 
 
 # Does a first plan pass? Its step is traced, the pass is run and looked at, as pytest would; ranks are not started.
@@ -116,3 +138,90 @@ def _overriding(source: PlanSource, bucket: Draft, out: Path, modules: Mapping[s
             break
         now = replace(now, overridden=(*now.overridden, selector))
     return Tried(now, said)
+
+
+def stages_draft(source: PlanSource, bucket: Draft, out: Path, count: int, say: Callable[[str], None]) -> StagesDraft:
+    """``count`` stages with the cuts that parameters propose; without a batch the plan leaves that to whoever reads it.
+
+    Raises FxbucketError for a model that cannot be cut so, or not be traced.
+    """
+    if source.batch is None:
+        return StagesDraft(count)
+    from pytest_fxbucket.pipeline.of_plan import batch_rows, planned_stages
+
+    with user_code([Path.cwd()]):
+        (plan,) = parse_plans(plan_text(source, bucket), out.resolve())
+        rows = gcd(*batch_rows(plan))
+        fitting = [number for number in range(count, rows + 1) if rows % number == 0]
+        asked = StagesDraft(count, microbatches=fitting[0]) if fitting else StagesDraft(count, (), "GPipe", max(1, rows))
+        (plan,) = parse_plans(plan_text(source, bucket, asked), out.resolve())
+        return replace(asked, cuts=planned_stages(plan, say).cuts)
+
+
+def said_of(draft: StagesDraft) -> Iterator[str]:
+    """What a person is told of it."""
+    if draft.cuts:
+        yield f"It is cut into {draft.count} stages of about equally many parameters, behind {', '.join(draft.cuts)}."
+        yield "What was tried is the step without [pipeline]; fxbucket stages says what crosses the cuts."
+    else:
+        yield f"It asks for {draft.count} stages, whose cuts are proposed when there is a batch."
+    if draft.schedule != "1F1B":
+        few = f"{draft.microbatches} microbatches are all that a batch can be cut into"
+        yield f"Its schedule is {draft.schedule}, since {few}: {show('1F1B')} needs {draft.count}."
+
+
+MOST_OVERRIDES = 8
+_MODULE = re.compile(r"tracing module (\S+) failed")
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """Why a plan does not pass."""
+
+    said: str
+    module: str = ""
+    """That cannot be traced."""
+    looks_at_values: bool = False
+
+    def to_override(self, modules: Mapping[str, type], overridden: Collection[str]) -> str:
+        """The selector, of ``modules``, to override what looks at values; empty where none would help that is not there yet."""
+        selector = selector_of(self.module, modules) if self.looks_at_values else ""
+        return selector if selector not in overridden else ""
+
+
+def first_failure(plan: Plan, checks: Sequence[str], say: Callable[[str], None], root: Path | None = None) -> Problem | None:
+    """What is wrong with ``plan``, whose code is found from ``root`` on; None if it passes ``checks``."""
+    from pytest_fxbucket.compat.tracing import untraceable
+    from pytest_fxbucket.ranks.pools import Pools
+    from pytest_fxbucket.run import PlanRun
+    from pytest_fxbucket.settings import RunSettings
+
+    pools = Pools()
+    with TemporaryDirectory() as folder:
+        settings = RunSettings(root or plan.path.parent, Path(folder), Path(folder), backend="local")
+        run = PlanRun(plan, settings, pools, say)
+        try:
+            for check in checks:
+                verdict = run.check(check)
+                if verdict.outcome == "failed":
+                    return Problem(f"{check}: {'; '.join((verdict.summary, *verdict.lines[:3]))}")
+        except FxbucketError as error:
+            found = _MODULE.search(str(error))
+            looks = error.__cause__ is not None and bool(untraceable(error.__cause__))
+            return Problem(str(error), found[1] if found else "", looks)
+        finally:
+            pools.close()
+    return None
+
+
+def selector_of(module: str, modules: Mapping[str, type]) -> str:
+    """``module`` and those of its class in other layers, as a selector of overrides; empty for none."""
+    parts = module.split(".")
+    numbers = [place for place, part in enumerate(parts) if part.isdecimal()]
+    for places in (numbers, *([place] for place in numbers)):
+        star = ["*" if place in places else part for place, part in enumerate(parts)]
+        alike = re.compile(r"\.".join(r"[^.]+" if part == "*" else re.escape(part) for part in star))
+        classes = [cls for fqn, cls in modules.items() if alike.fullmatch(fqn)]
+        if len(classes) > 1 and set(classes) == {modules.get(module)}:
+            return ".".join(star)
+    return module if module in modules else ""

@@ -10,10 +10,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pytest_fxbucket.cli.first_entries import BlockNames, Draft, draft
-from pytest_fxbucket.cli.first_plan import PlanSource, Tried, plan_text, tried
-from pytest_fxbucket.cli.first_stages import said_of, stages_draft
-from pytest_fxbucket.cli.module_tree import module_tree
-from pytest_fxbucket.cli.new_file import refuse_present, write_new
+from pytest_fxbucket.cli.first_plan import PlanSource, Tried, plan_text, said_of, said_of_overrides, stages_draft, tried
+from pytest_fxbucket.cli.module_tree import module_tree, said_of_ties
+from pytest_fxbucket.cli.written_files import refuse_present, write_new
 from pytest_fxbucket.errors import PlanError, UsageError
 from pytest_fxbucket.plan import parse_plans
 from pytest_fxbucket.plan.factories import import_callable
@@ -65,7 +64,7 @@ def run(options: Namespace) -> int:
     bucket = draft(model)
     modules = {fqn: type(module) for fqn, module in model.named_modules()}
     parse_plans(plan_text(source, bucket), out)  # what init writes must load
-    lines = [*module_tree(model), "", *_ties(model)]
+    lines = [*module_tree(model), "", *said_of_ties(BlockNames.of(model).aliases)]
     missing = [] if source.batch else list(_batch_to_write(source, model, out))
     del model, factory
     result, progress, stages = Tried(source), on_stderr(), None
@@ -128,14 +127,6 @@ def _build(factory: Callable[..., Any], name: str, args: Mapping[str, object]) -
     return model
 
 
-def _ties(model: nn.Module) -> Iterator[str]:
-    aliases = BlockNames.of(model).aliases
-    for alias, fqn in list(aliases.items())[:3]:
-        yield f"{alias} is tied to {fqn}: one parameter, in one entry, counted once in each total."
-    if len(aliases) > 3:
-        yield f"{len(aliases) - 3} more parameters are tied."
-
-
 def _summary(out: Path, result: Tried, bucket: Draft) -> Iterator[str]:
     source = result.source
     rest = "; the rest share one bucket" if bucket.unplanned == "root" else ""
@@ -143,8 +134,7 @@ def _summary(out: Path, result: Tried, bucket: Draft) -> Iterator[str]:
     if source.inputs:
         what = "the first item" if source.inputs == (0,) else "what is in the first item"
         yield f"The model is given {what} of a batch, and the loss the rest, as [model] inputs says."
-    if source.overridden:
-        yield f"Not traced, since they look at values: {', '.join(source.overridden)}; [override] calls them as they are."
+    yield from said_of_overrides(source.overridden)
     if source.loss is None:
         yield "There is no loss beside the factory: the loss in the model's output is used, or the output itself."
     if result.problem:

@@ -1,8 +1,8 @@
-"""The module tree of a model as ``fxbucket init`` prints it."""
+"""The module tree of a model as ``fxbucket init`` prints it, and what it says of tied parameters."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from itertools import groupby
 from typing import TYPE_CHECKING
@@ -32,6 +32,14 @@ def module_tree(model: nn.Module) -> Iterator[str]:
     for line in lines:
         named = f"{line.label}  {line.kind}" if line.kind else line.label
         yield f"{named:<{width}}  {line.count:>{digits},}  {human_bytes(line.size_bytes):>10}{line.note}"
+
+
+def said_of_ties(aliases: Mapping[str, str]) -> Iterator[str]:
+    """What a person is told of tied parameters: ``aliases``, with the names that they are counted under."""
+    for alias, fqn in list(aliases.items())[:3]:
+        yield f"{alias} is tied to {fqn}: one parameter, in one entry, counted once in each total."
+    if len(aliases) > 3:
+        yield f"{len(aliases) - 3} more parameters are tied."
 
 
 def _tree_lines(module: nn.Module, label: str, depth: int) -> Iterator[TreeLine]:

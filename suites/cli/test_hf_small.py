@@ -6,8 +6,7 @@ from typing import Any
 
 import pytest
 
-from pytest_fxbucket.cli.hugging_face.small import merged, small_sizes
-from pytest_fxbucket.cli.hugging_face.tokens import plain_range
+from pytest_fxbucket.cli.hugging_face.small import merged, plain_range, small_sizes
 
 LLAMA = {
     "hidden_size": 4096,

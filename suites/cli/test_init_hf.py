@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 from pytest_fxbucket.cli.__main__ import main
-from pytest_fxbucket.cli.first_failure import Problem
-from pytest_fxbucket.cli.hugging_face.advice import way_out
+from pytest_fxbucket.cli.first_plan import Problem
+from pytest_fxbucket.cli.hugging_face.trial import way_out
 from pytest_fxbucket.plan import Plan, load_plans
 from suites.docs.blocks import ROOT
 from suites.warm.runs import WarmRuns

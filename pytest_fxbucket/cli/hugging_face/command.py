@@ -12,16 +12,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pytest_fxbucket.cli.first_entries import BlockNames, draft
-from pytest_fxbucket.cli.hugging_face.advice import way_out
-from pytest_fxbucket.cli.hugging_face.experts import may_be_idle
-from pytest_fxbucket.cli.hugging_face.module_text import module_text
-from pytest_fxbucket.cli.hugging_face.plan_text import HfPlan, plan_text
+from pytest_fxbucket.cli.first_plan import said_of_overrides
+from pytest_fxbucket.cli.hugging_face.module_and_plan import HfPlan, module_text, plan_text
 from pytest_fxbucket.cli.hugging_face.read_config import described_by
-from pytest_fxbucket.cli.hugging_face.rehearsal import loaded, rehearsed
-from pytest_fxbucket.cli.hugging_face.trial import Trial, tried
-from pytest_fxbucket.cli.module_tree import module_tree
-from pytest_fxbucket.cli.new_file import write_new
-from pytest_fxbucket.cli.written_module import module_beside
+from pytest_fxbucket.cli.hugging_face.rehearsal import loaded, may_be_idle, rehearsed
+from pytest_fxbucket.cli.hugging_face.trial import Trial, tried, way_out
+from pytest_fxbucket.cli.module_tree import module_tree, said_of_ties
+from pytest_fxbucket.cli.written_files import module_beside, write_new
 from pytest_fxbucket.progress import on_stderr
 from pytest_fxbucket.user_code import user_code
 
@@ -35,6 +32,8 @@ def run(options: Namespace) -> int:
     Raises FxbucketError for a configuration that cannot be read, a model that makes no step, a file that cannot be written;
     nothing is written then.
     """
+    from pytest_fxbucket.compat.tracing import quiet
+
     described = described_by(options.hf)
     kind = re.sub(r"\W", "_", str(described.config.model_type))
     out: Path = options.out or Path(f"hf_{kind}.toml")
@@ -43,7 +42,7 @@ def run(options: Namespace) -> int:
     with ExitStack() as inside:
         inside.enter_context(redirect_stdout(sys.stderr))
         inside.enter_context(user_code([Path.cwd()]))
-        inside.enter_context(_quiet_transformers())
+        inside.enter_context(quiet("transformers"))  # it says something of every configuration
         inside.enter_context(progress.watching(str(out)))
         progress.say("making a step of the small size")
         small = rehearsed(described, path)
@@ -65,15 +64,6 @@ def run(options: Namespace) -> int:
     return 1 if trial.problem else 0
 
 
-def _quiet_transformers() -> ExitStack:
-    """Without what transformers says of every configuration, and without a look at the hub."""
-    from pytest_fxbucket.compat.tracing import quiet
-
-    inside = ExitStack()
-    inside.enter_context(quiet("transformers"))
-    return inside
-
-
 def _half(dtype: object) -> str | None:
     """The dtype that a configuration has its weights in, if it is a short one."""
     name = str(dtype).removeprefix("torch.")
@@ -82,16 +72,12 @@ def _half(dtype: object) -> str | None:
 
 def _summary(trial: Trial, out: Path) -> Iterator[str]:
     plan = trial.plan
-    for alias, fqn in list(plan.ties.items())[:3]:
-        yield f"{alias} is tied to {fqn}: one parameter, in one entry, counted once in each total."
-    if len(plan.ties) > 3:
-        yield f"{len(plan.ties) - 3} more parameters are tied."
+    yield from said_of_ties(plan.ties)
     rest = "; the rest share one bucket" if plan.bucket.unplanned == "root" else ""
     yield f"Wrote {trial.written.path} and {out}: {', '.join(plan.bucket.entries) or 'no block found'}{rest}."
     if plan.may_be_idle:
         yield f"Gradients that may be zero: {', '.join(plan.may_be_idle)}, as [model] may_be_idle says."
-    if plan.overridden:
-        yield f"Not traced, since they look at values: {', '.join(plan.overridden)}; [override] calls them as they are."
+    yield from said_of_overrides(plan.overridden)
     if not trial.written.fed.gives_loss:
         yield f"The model makes no loss of its batch that can be traced: loss() of {trial.written.path} is to be yours."
     if plan.has_memory:

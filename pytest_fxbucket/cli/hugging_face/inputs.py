@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from math import prod
 from typing import TYPE_CHECKING, Any
 
-from pytest_fxbucket.cli.hugging_face.tokens import plain_range
+from pytest_fxbucket.cli.hugging_face.small import plain_range
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

@@ -9,6 +9,7 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from pytest_fxbucket.cli.hugging_face.small import merged
 from pytest_fxbucket.errors import PlanError, UsageError, named
 
 if TYPE_CHECKING:
@@ -38,8 +39,6 @@ class Described:
 
     def with_changes(self, changes: Mapping[str, Any]) -> PreTrainedConfig:
         """The configuration with ``changes``, table by table."""
-        from pytest_fxbucket.cli.hugging_face.small import merged
-
         return type(self.config).from_dict(merged(self.config.to_dict(), changes))
 
 

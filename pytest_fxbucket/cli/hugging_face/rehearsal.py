@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import re
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-from pytest_fxbucket.cli import written_module
+from pytest_fxbucket.cli import written_files
 from pytest_fxbucket.cli.hugging_face.inputs import Fed, fed, has_image_tokens, keys_of
-from pytest_fxbucket.cli.hugging_face.module_text import Written, always, module_text
+from pytest_fxbucket.cli.hugging_face.module_and_plan import Written, always, module_text
 from pytest_fxbucket.cli.hugging_face.read_config import Described
 from pytest_fxbucket.cli.hugging_face.small import merged, small_sizes
 from pytest_fxbucket.errors import CaptureError, named
@@ -102,12 +103,12 @@ def _patches(values: Mapping[str, Any], image: int) -> int:
 
 def laid_out(written: Written) -> AbstractContextManager[Path]:
     """A folder with the file in it, first on the path."""
-    return written_module.laid_out(written.path.stem, lambda path: module_text(replace(written, path=path)))
+    return written_files.laid_out(written.path.stem, lambda path: module_text(replace(written, path=path)))
 
 
 def loaded(written: Written) -> AbstractContextManager[ModuleType]:
     """The file as a module, though it is not in its place yet."""
-    return written_module.loaded(written.path.stem, lambda path: module_text(replace(written, path=path)))
+    return written_files.loaded(written.path.stem, lambda path: module_text(replace(written, path=path)))
 
 
 def _without_memory(described: Described, changes: Mapping[str, Any]) -> nn.Module:
@@ -142,3 +143,38 @@ def _idle(module: ModuleType) -> list[str]:
                 seen[name] = seen.get(name, False) or bool(parameter.grad.any())
                 parameter.data -= _RATE * parameter.grad
     return [name for name, moved in seen.items() if not moved]
+
+
+def may_be_idle(model: nn.Module, idle: Sequence[str]) -> tuple[str, ...]:
+    """Entries for ``[model] may_be_idle``: lists of experts in ``model``, and ``idle``, parameters of its small size.
+
+    An expert's weights may be parts of one parameter, which is never idle as a whole and is left out.
+    """
+    from torch import nn
+
+    lists = [f"{fqn}.*" for fqn, module in model.named_modules() if _is_experts(fqn) and isinstance(module, nn.ModuleList)]
+    known = {name for name, _ in model.named_parameters()}
+    rest = [name for name in idle if name in known and not any(_holds(entry, name) for entry in lists)]
+    return tuple(dict.fromkeys([*map(_each_layer, lists), *_together(rest, sorted(known))]))
+
+
+def _is_experts(fqn: str) -> bool:
+    return fqn.rpartition(".")[2] == "experts"
+
+
+def _holds(entry: str, name: str) -> bool:
+    return name.startswith(entry.removesuffix("*"))
+
+
+def _each_layer(name: str) -> str:
+    return re.sub(r"\.\d+(?=\.)", ".*", name)
+
+
+def _together(idle: list[str], known: list[str]) -> list[str]:
+    """Names of idle parameters; modules all of whose parameters are idle go by their own names."""
+    found: list[str] = []
+    for name in idle:
+        stems = name.split(".")
+        paths = [".".join(stems[:end]) for end in range(1, len(stems) + 1)]
+        found.append(next(p for p in paths if all(one in idle for one in known if one == p or one.startswith(f"{p}."))))
+    return list(dict.fromkeys(found))

@@ -9,9 +9,8 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
-
-from pytest_fxbucket.cli.hugging_face.tokens import FEW, few_tokens
 
 Values = Mapping[str, Any]
 """What ``config.to_dict()`` gives; configurations of parts, as ``vision_config``, are in it."""
@@ -184,6 +183,37 @@ def _head_fits(size: int, divisor: int, values: Values) -> bool:
 def _listed(value: Any) -> list[int]:
     found = value if isinstance(value, list) else [value]
     return [one for one in found if isinstance(one, int) and not isinstance(one, bool)]
+
+
+# Token ids: few of them, the special ones among them; and a range without special ones.
+
+
+FEW = 256
+"""The small vocabulary."""
+
+
+def special(values: Mapping[str, Any]) -> Iterator[int]:
+    """Ids that have a meaning: of padding, of the begin, of an image, of parts too."""
+    for key, value in values.items():
+        if isinstance(value, Mapping):
+            yield from special(value)
+        elif _is_token(key):
+            found = value if isinstance(value, list) else [value]
+            yield from (one for one in found if isinstance(one, int) and one >= 0)
+
+
+def few_tokens(values: Mapping[str, Any]) -> dict[int, int]:
+    """A small id for each special one that is none: of the last of the small vocabulary that have no meaning yet."""
+    known = set(special(values))
+    free = (number for number in reversed(range(FEW)) if number not in known)
+    return {one: next(free) for one in sorted(known, reverse=True) if one >= FEW}
+
+
+def plain_range(values: Mapping[str, Any], vocab: int) -> tuple[int, int]:
+    """The longest range [low, high) of ids below ``vocab`` that has no special one in it."""
+    ends = [-1, *sorted({one for one in special(values) if one < vocab}), vocab]
+    _, low, high = max((high - low, low + 1, high) for low, high in pairwise(ends))
+    return low, high
 
 
 # All else.

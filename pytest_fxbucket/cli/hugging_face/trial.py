@@ -6,13 +6,13 @@ What a plan or the module can do about a model that does not pass is tried; what
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from pytest_fxbucket.cli.first_failure import MOST_OVERRIDES, Problem, first_failure
-from pytest_fxbucket.cli.hugging_face.module_text import Written
-from pytest_fxbucket.cli.hugging_face.plan_text import HfPlan, plan_text
+from pytest_fxbucket.cli.first_plan import MOST_OVERRIDES, Problem, first_failure
+from pytest_fxbucket.cli.hugging_face.module_and_plan import HfPlan, Written, plan_text
 from pytest_fxbucket.cli.hugging_face.rehearsal import laid_out
 from pytest_fxbucket.plan import parse_plans
 
@@ -62,3 +62,39 @@ def _problem(written: Written, plan: HfPlan, out: Path, say: Callable[[str], Non
             if problem := first_failure(one, checks, say):
                 return size, replace(problem, said=problem.said.replace(f"{folder}{os.sep}", ""))
     return "", None
+
+
+_ATTENTION = re.compile(r"attn|attention", re.IGNORECASE)
+_ROUTED = re.compile(r"experts?|moe|router|sparse", re.IGNORECASE)
+
+
+def way_out(trial: Trial) -> str:
+    """A sentence, with a space before it; empty where the problem itself says all."""
+    problem, file = trial.problem, trial.written.path.name
+    if problem is None:
+        return ""
+    if problem.looks_at_values and (by := _images_by_values(trial, problem)):
+        return f" {by}: leave the images out of draw() of {file}, and the text is traced."
+    return _of_module(problem, file)
+
+
+def _images_by_values(trial: Trial, problem: Problem) -> str:
+    """What values say of the images of a batch; empty where they say nothing."""
+    if "image_grid_thw" in "".join(trial.written.fed.lines):
+        return "The sizes of its images are values (image_grid_thw)"
+    return "Which of its images are no padding is told by values" if "get_image_features" in problem.said else ""
+
+
+def _of_module(problem: Problem, file: str) -> str:
+    last = problem.module.rpartition(".")[2]
+    if problem.module and _ATTENTION.search(last):
+        return (
+            f' Attention was "eager" here: attn_implementation = "sdpa" in build() of {file} may be traced, with the back end '
+            "MATH of torch.nn.attention.sdpa_kernel."
+        )
+    if problem.looks_at_values and _ROUTED.search(last):
+        return (
+            f' Experts are chosen by values here: experts_implementation = "batched_mm" in build() of {file} chooses them '
+            "without, where the model has it; so does a router of your own with fixed places."
+        )
+    return ""

@@ -13,13 +13,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pytest_fxbucket.cli.first_entries import BlockNames, Draft, draft
-from pytest_fxbucket.cli.first_failure import MOST_OVERRIDES, Problem, first_failure
+from pytest_fxbucket.cli.first_plan import MOST_OVERRIDES, Problem, first_failure, said_of_overrides
 from pytest_fxbucket.cli.module_tree import module_tree
-from pytest_fxbucket.cli.new_file import write_new
-from pytest_fxbucket.cli.torchtitan.module_text import TitanModule, module_text
-from pytest_fxbucket.cli.torchtitan.plan_text import TitanPlan, plan_text
+from pytest_fxbucket.cli.torchtitan.module_and_plan import TitanModule, TitanPlan, module_text, plan_text
 from pytest_fxbucket.cli.torchtitan.registry import Chosen, chosen
-from pytest_fxbucket.cli.written_module import laid_out, loaded, module_beside
+from pytest_fxbucket.cli.written_files import laid_out, loaded, module_beside, write_new
 from pytest_fxbucket.errors import named
 from pytest_fxbucket.plan import PlanError, parse_entries, parse_plans, resolve
 from pytest_fxbucket.progress import on_stderr
@@ -168,8 +166,7 @@ def _summary(tried: _Tried, path: Path, out: Path, is_torchtitans: bool) -> Iter
         yield f"{alias} is tied to {fqn}: one parameter, in one entry, counted once in each total."
     whose = "torchtitan's own buckets" if is_torchtitans else "blocks of the model"
     yield f"Wrote {path} and {out}: {', '.join(plan.bucket.entries)}, {whose}."
-    if plan.overridden:
-        yield f"Not traced, since they look at values: {', '.join(plan.overridden)}; [override] calls them as they are."
+    yield from said_of_overrides(plan.overridden)
     if not plan.has_trainer:
         yield "The item eager is beside torch's own step: torchtitan's units shard the tied parameter twice, and so part it."
     if tried.problem:

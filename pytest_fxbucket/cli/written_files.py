@@ -1,4 +1,4 @@
-"""A module that a command is about to write, tried before it is in its place."""
+"""Files that init writes, never over what is there; and a module tried before it is in its place."""
 
 from __future__ import annotations
 
@@ -10,9 +10,25 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from types import ModuleType
 
-from pytest_fxbucket.cli.new_file import refuse_present
-from pytest_fxbucket.errors import UsageError
+from pytest_fxbucket.errors import FxbucketError, UsageError
 from pytest_fxbucket.plan.factories import first_on_path
+
+
+def refuse_present(*paths: Path) -> None:
+    """Raise UsageError for the first of ``paths`` that is there, which is left as it is."""
+    for path in paths:
+        if path.exists():
+            raise UsageError(f"{path} is already there and is left as it is; name another file with --out, or remove it")
+
+
+def write_new(path: Path, text: str) -> None:
+    """Write ``text`` and the folders above it. Raises FxbucketError if that cannot be done, or if the file is there."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with path.open("x", encoding="utf-8") as file:
+            file.write(text)
+    except OSError as error:
+        raise FxbucketError(f"{path} cannot be written: {error.strerror or error}") from error
 
 
 def module_beside(out: Path) -> Path:

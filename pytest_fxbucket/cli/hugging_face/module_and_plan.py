@@ -1,4 +1,7 @@
-"""The Python file that ``fxbucket init --hf`` writes: factory, batches and loss, for people to read and change."""
+"""The files that ``fxbucket init --hf`` writes, for people to read and change: factory, batches and loss, and a plan.
+
+The plan has the real size for audit, golden and collectives, and a row for what ranks run.
+"""
 
 from __future__ import annotations
 
@@ -9,8 +12,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from pytest_fxbucket.cli.first_entries import Draft
+from pytest_fxbucket.cli.first_plan import override_lines, parallel_lines
 from pytest_fxbucket.cli.hugging_face.inputs import Fed, keys_of
 from pytest_fxbucket.cli.hugging_face.read_config import Described
+from pytest_fxbucket.plan.toml_text import to_toml
 
 _OFF = ("layerdrop", "encoder_layerdrop", "decoder_layerdrop", "apply_spec_augment", "use_cache", "use_mamba_kernels")
 
@@ -161,3 +167,53 @@ def _literal(value: Any, indent: str = "") -> str:
     inner = f"{indent}    "
     lines = (f"{inner}{json.dumps(key)}: {_literal(one, inner)},\n" for key, one in value.items())
     return f"{{\n{''.join(lines)}{indent}}}"
+
+
+DP_SHARD, RUN_SHARD = 8, 2
+
+
+@dataclass(frozen=True)
+class HfPlan:
+    """What the plan says of one model."""
+
+    module: str
+    """That has factory, batches and loss."""
+    model: str
+    """Its class."""
+    bucket: Draft
+    ties: Mapping[str, str]
+    """Names of tied parameters, with those that they have in the plan."""
+    may_be_idle: tuple[str, ...] = ()
+    overridden: tuple[str, ...] = ()
+    param_dtype: str | None = None
+    has_memory: bool = False
+    """Whether a decoder reads what an encoder made, in each layer."""
+
+
+def plan_text(plan: HfPlan) -> str:
+    """The plan file."""
+    return "\n".join(_lines(plan)) + "\n"
+
+
+def _lines(plan: HfPlan) -> Iterator[str]:
+    yield f"# {plan.model}, by fxbucket init --hf: this file and {plan.module}.py are yours to change."
+    yield "[model]"
+    for key in ("factory", "batch", "loss"):
+        yield f'{key} = "{plan.module}:{"build" if key == "factory" else key}"'
+    if plan.may_be_idle:
+        yield "# Their gradients may be zero in every step: experts without tokens, or by the model's design."
+        yield f"may_be_idle = {to_toml(list(plan.may_be_idle))}"
+    yield from override_lines(plan.overridden)
+    yield from parallel_lines(DP_SHARD)
+    if plan.param_dtype:
+        yield f'param_dtype = "{plan.param_dtype}"  # as the configuration has it'
+        yield 'reduce_dtype = "float32"'
+    yield from ("", *plan.bucket.lines(plan.ties))
+    yield from ("", "[checks]  # the real size is traced, and never in memory", "bitwise = false", "eager = false")
+    yield from ("", "[[matrix]]", 'id = "small"  # what ranks run', "model.args = { small = true }")
+    yield f'model.batch = "{plan.module}:small_batch"'
+    yield f"run.world = {{ dp_shard = {RUN_SHARD} }}"
+    if plan.has_memory:
+        yield "# eager is off: where layers read an encoder's memory, FSDP2 adds its gradients in another order, by design."
+    eager = "false" if plan.has_memory else "true"
+    yield f"checks = {{ audit = false, golden = false, collectives = false, same = false, bitwise = true, eager = {eager} }}"
