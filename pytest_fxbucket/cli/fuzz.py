@@ -123,8 +123,8 @@ class _Hunt:
             ctrl_c.check()
         from hypothesis.configuration import set_hypothesis_home_dir
 
-        from pytest_fxbucket.fuzz.confirmed import on_real_ranks
         from pytest_fxbucket.fuzz.corpus import files_in, keep, replayed
+        from pytest_fxbucket.fuzz.on_ranks import on_real_ranks
         from pytest_fxbucket.fuzz.search import Search
         from pytest_fxbucket.fuzz.tried_pass import subject_of
         from pytest_fxbucket.ranks.pools import Pools

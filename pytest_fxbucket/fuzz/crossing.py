@@ -15,7 +15,7 @@ from torch import fx
 from pytest_fxbucket.compat.fake_tensors import fresh_like
 from pytest_fxbucket.compat.pytree import tree_map
 from pytest_fxbucket.errors import PassError, PlanError
-from pytest_fxbucket.fuzz.roles import step_of
+from pytest_fxbucket.fuzz.program import step_of
 from pytest_fxbucket.plan.factories import import_callable
 from pytest_fxbucket.step.iterations import CROSSING
 from pytest_fxbucket.step_runner import KEPT

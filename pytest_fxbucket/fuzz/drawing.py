@@ -13,8 +13,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from pytest_fxbucket.fuzz.groups import HALVES
-from pytest_fxbucket.fuzz.program import Program
+from pytest_fxbucket.fuzz.program import HALVES, Program
 
 MOST = 4096
 """Elements that a value has at most."""

@@ -2,27 +2,36 @@
 
 from __future__ import annotations
 
+import signal
+import threading
 import traceback
+from collections import Counter
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from contextlib import contextmanager
+from dataclasses import dataclass, fields
+from types import FrameType
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from torch import fx
 
+from pytest_fxbucket.checks.promises.automatic import in_flight_problems
 from pytest_fxbucket.compat.c10d import twin_name
+from pytest_fxbucket.cost.memory import liveness_of
 from pytest_fxbucket.errors import FxbucketError, PassError, text_of
-from pytest_fxbucket.fuzz import kept_promises, lockstep
-from pytest_fxbucket.fuzz.features import features_of
-from pytest_fxbucket.fuzz.finds import DIFFERS, HANG, PLAN, RAISED, TWICE, VALUES, Find, up_to
-from pytest_fxbucket.fuzz.groups import fake_groups, members_of
-from pytest_fxbucket.fuzz.program import copied
-from pytest_fxbucket.fuzz.time_limit import limited
-from pytest_fxbucket.fuzz.transformed import before_the_pass
+from pytest_fxbucket.fuzz import lockstep
+from pytest_fxbucket.fuzz.finds import DIFFERS, HANG, PLAN, RAISED, TWICE, VALUES, Find, features_of, up_to
+from pytest_fxbucket.fuzz.our_pass import before_the_pass, run_pass
+from pytest_fxbucket.fuzz.program import copied, fake_groups, members_of
 from pytest_fxbucket.fuzz.tried_pass import Subject, subject_of
+from pytest_fxbucket.graph import collectives
 from pytest_fxbucket.graph.calls import Call, calls_of, joint_problems
 from pytest_fxbucket.graph.reading import read_graph
+from pytest_fxbucket.passes.carried import carried
 from pytest_fxbucket.passes.keep_order import without_kept_order
+from pytest_fxbucket.passes.report import PassReport
+from pytest_fxbucket.plan.pass_tables import Overlap
 from pytest_fxbucket.same import two_graphs
+from pytest_fxbucket.same.two_graphs import ends
 from pytest_fxbucket.step.portable import digest, encode
 
 if TYPE_CHECKING:
@@ -100,7 +109,7 @@ def made_of(trial: Trial, subject: Subject) -> Made:
 
 def _run(trial: Trial, subject: Subject, rank: int) -> fx.GraphModule:
     """Raises what the pass raises, and PassError for what is no graph of the same inputs, or is not in order."""
-    with fake_groups(trial.program.world, trial.program.groups, rank), limited(_LONGEST_S):
+    with fake_groups(trial.program.world, trial.program.groups, rank), _limited(_LONGEST_S):
         after = subject.run(copied(trial.graph_module), trial)
     if not isinstance(after, fx.GraphModule):
         raise PassError(f"it returned a {type(after).__name__}, expected a GraphModule")
@@ -113,6 +122,25 @@ def _run(trial: Trial, subject: Subject, rank: int) -> fx.GraphModule:
     except (RuntimeError, AssertionError) as error:
         raise PassError(f"it returned a graph that is not in order: {' '.join(str(error).split())}") from error
     return after
+
+
+@contextmanager
+def _limited(seconds: float) -> Iterator[None]:
+    """Raise TimeoutError in the block when it has taken ``seconds``; not in other threads than the first, nor in C."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def over(number: int, frame: FrameType | None) -> NoReturn:
+        raise TimeoutError(f"it was not done after {seconds:g} s")
+
+    before = signal.signal(signal.SIGALRM, over)
+    signal.setitimer(signal.ITIMER_REAL, seconds)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
 
 
 def _raised(error: BaseException) -> str:
@@ -178,10 +206,64 @@ def differs(made: Made) -> Iterator[tuple[str, ...]]:
 # Is the plan kept?
 
 
+_RULES = {one.name for one in fields(Overlap)}
+
+
 def broken(made: Made) -> Iterator[tuple[str, ...]]:
-    """Launches that the plan merges and the pass left, and limits that it does not keep."""
-    for text in kept_promises.broken(made.trial, made.subject, made.graphs):
+    """Launches that the plan merges and the pass left, and limits that it does not keep, by the graph of the first rank.
+
+    What can be merged is what our pass merges, whose values its own tests look at.
+    """
+    trial, subject = made.trial, made.subject
+    texts: Iterator[str] = iter(())
+    if subject.is_ours:
+        texts = _limits(trial, without_kept_order(made.graphs[0]))
+    elif subject.takes_plan and trial.plan:
+        texts = _launches(trial, made.graphs[0])
+    for text in texts:
         yield PLAN, text
+
+
+def _launches(trial: Trial, graph: fx.Graph) -> Iterator[str]:
+    ours = copied(trial.graph_module)
+    dtypes = "mixed" if trial.options.get("bucket_mode") == "custom_ops_multidtype" else "separate"
+    try:
+        with fake_groups(trial.program.world, trial.program.groups):
+            report = run_pass(ours.graph, trial.plan, dtypes=dtypes, prefetch=0, defer_reduce=False)
+    except FxbucketError:  # of what ours refuses nothing is known
+        return
+    before, after, least = (_by_kind(one) for one in (trial.graph_module.graph, graph, ours.graph))
+    for kind in before:
+        if after[kind] > least[kind]:
+            left = "all" if after[kind] >= before[kind] else "some"
+            yield f"{left} {kind} launches stay as they were: {after[kind]}, of which the plan makes {least[kind]}"
+        elif after[kind] < least[kind] and _parted_by_direction(report, kind):
+            yield f"forward and backward share a {kind} launch, which keeps all gathered in between"
+
+
+def _by_kind(graph: fx.Graph) -> Counter[str]:
+    return Counter(kind for node in graph.nodes if (kind := collectives.launch_kind(node)) is not None)
+
+
+def _parted_by_direction(report: PassReport, kind: str) -> bool:
+    """Whether nothing but their directions kept launches of ``kind`` apart, and they did."""
+    reasons = {split.reason for bucket in report.buckets if bucket.kind == kind for split in bucket.splits}
+    return reasons == {"direction"} and all(left.kind != kind for left in report.left_alone)
+
+
+def _limits(trial: Trial, graph: fx.Graph) -> Iterator[str]:
+    rules = Overlap(**{name: value for name, value in trial.options.items() if name in _RULES})
+    if rules.schedule != "auto":  # which alone has limits, and never symbolic sizes, that counting bytes would settle
+        return
+    yield from in_flight_problems(rules, graph)
+    share, more = rules.max_memory_increase, rules.max_memory_increase_gb
+    if share is None and more is None:
+        return
+    was, now = (liveness_of(one, *ends(one)).peak for one in (trial.graph_module.graph, graph))
+    if share is not None and now > was * (1 + share):
+        yield f"{now} bytes live at once, {was} before, and max_memory_increase = {share}"
+    if more is not None and now > was + more * (1 << 30):
+        yield f"{now} bytes live at once, {was} before, and max_memory_increase_gb = {more}"
 
 
 # Is a second time nothing?
@@ -189,7 +271,7 @@ def broken(made: Made) -> Iterator[tuple[str, ...]]:
 
 def again(made: Made) -> Iterator[tuple[str, ...]]:
     """Whether the pass changes what it made; several calls are none that it could be given."""
-    if made.trial.crosses or kept_promises.gathers_anew(made.trial.graph_module.graph):
+    if made.trial.crosses or _gathers_anew(made.trial.graph_module.graph):
         return
     trial = made.trial.of(made.after[0])
     try:
@@ -202,6 +284,14 @@ def again(made: Made) -> Iterator[tuple[str, ...]]:
         return
     if _digest(second, made.subject) != _digest(made.after[0], made.subject):
         yield TWICE, "it changes what it made", "a second time:", *str(second.graph).splitlines()
+
+
+def _gathers_anew(graph: fx.Graph) -> bool:
+    """Whether a parameter is gathered more than once: rounds of what is merged are counted anew, and may go further ahead."""
+    counts: Counter[Any] = Counter(
+        name for node, one in carried(graph).items() if collectives.is_all_gather(node) for name in one.fqns
+    )
+    return max(counts.values(), default=0) > 1
 
 
 def _digest(graph_module: fx.GraphModule, subject: Subject) -> str:

@@ -11,9 +11,8 @@ from torch import Tensor, fx
 
 from pytest_fxbucket.compat.c10d import untwinned
 from pytest_fxbucket.compat.fx import after
-from pytest_fxbucket.fuzz.differing import differences
-from pytest_fxbucket.fuzz.groups import Groups
-from pytest_fxbucket.fuzz.inputs import given, has_symbolic, inputs_of
+from pytest_fxbucket.fuzz.inputs_and_outputs import differences, given, has_symbolic, inputs_of
+from pytest_fxbucket.fuzz.program import Groups
 from pytest_fxbucket.graph import collectives
 
 Env = dict[fx.Node, list[Any]]

@@ -1,20 +1,22 @@
-"""Graphs of collectives of every kind, written node by node for any number of ranks."""
+"""Graphs of collectives of every kind, written node by node for any number of ranks; their process groups, and roles."""
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from operator import floordiv, getitem, mul
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import fx
 
-from pytest_fxbucket.compat.c10d import c10d_functional
+from pytest_fxbucket.compat.c10d import c10d_functional, fake_world, named_groups
 from pytest_fxbucket.compat.fake_tensors import FakeTensorMode
 from pytest_fxbucket.compat.pytree import tree_map
-from pytest_fxbucket.fuzz.groups import Groups
-from pytest_fxbucket.fuzz.roles import with_role, with_roles
+from pytest_fxbucket.same.two_graphs import ends
+from pytest_fxbucket.step.roles import Parameter, Role, StepGraph, Value
 
 aten, c10d = torch.ops.aten, c10d_functional()
 COLUMNS = 3
@@ -41,7 +43,7 @@ class Program:
         return len(self.groups[group][0]) if group in self.groups else self.world
 
     def given(self, name: str, *shape: int, dtype: torch.dtype = torch.float32, role: str = "") -> fx.Node:
-        """An input of this shape; ``role`` is as :mod:`pytest_fxbucket.fuzz.roles` reads it."""
+        """An input of this shape; ``role`` is what :func:`with_role` gives it."""
         with self.mode:
             node = self.shown(name, torch.empty(shape, dtype=dtype))
         return with_role(node, role) if role else node
@@ -181,3 +183,85 @@ class Program:
         with_roles(self.graph.output(list(nodes)), roles)
         self.graph.lint()
         return fx.GraphModule(torch.nn.Module(), self.graph)
+
+
+# Process groups by the names that drawn graphs use.
+
+
+Groups = Mapping[str, Sequence[Sequence[int]]]
+"""By the name that graphs use: who talks to whom. Each rank is in one list of each name; the lists are of one length."""
+HALVES: dict[int, Groups] = {
+    2: {"halves": [[0], [1]], "strided": [[0], [1]]},
+    4: {"halves": [[0, 1], [2, 3]], "strided": [[0, 2], [1, 3]]},
+}
+"""Groups of half the ranks: neighbours, and every other one, so that a rank's index in its group is not its number."""
+
+
+@contextmanager
+def fake_groups(world: int, groups: Groups | None = None, rank: int = 0) -> Iterator[None]:
+    """This process as ``rank`` of fake ranks whose process groups have the names that graphs use, as a pass finds them."""
+    with ExitStack() as inside:
+        inside.enter_context(fake_world(rank, world))
+        inside.enter_context(named_groups(groups or {}, rank))
+        yield
+
+
+def members_of(world: int, groups: Groups, rank: int) -> dict[str, tuple[int, ...]]:
+    """Ranks of each group that ``rank`` is in, by name, with ``"0"``, all of ``world``."""
+    lists: Groups = {"0": [list(range(world))], **groups}
+    return {name: next(tuple(ranks) for ranks in parts if rank in ranks) for name, parts in lists.items()}
+
+
+# Roles of what a program is given and returns, as a training step has them: ``param a.w``, ``state a.w.momentum``. A program
+# without them is a graph of which nothing is known but its values.
+
+
+_KEY = "fuzz_role"
+MODULES = ("a", "b", "c")
+"""What a drawn program launches for."""
+
+
+def with_role(node: fx.Node, role: str) -> fx.Node:
+    """``node``, an input, as that."""
+    node.meta[_KEY] = role
+    return node
+
+
+def with_roles(output: fx.Node, roles: Sequence[str]) -> None:
+    """What is returned by ``output`` as these, each by its place; none: nothing is said."""
+    if roles:
+        output.meta[_KEY] = list(roles)
+
+
+def role_of(node: fx.Node) -> str:
+    """Of an input; empty if nobody said it."""
+    return str(node.meta.get(_KEY, ""))
+
+
+def roles_of(output: fx.Node) -> list[str]:
+    """Of what is returned; none if nobody said them."""
+    return list(output.meta.get(_KEY, ()))
+
+
+def step_of(graph_module: fx.GraphModule) -> StepGraph:
+    """``graph_module`` as a step, with roles if it has them."""
+    graph = graph_module.graph
+    inputs, outputs = ends(graph)
+    roles = roles_of(graph.output_node())
+    if roles:
+        given = graph.find_nodes(op="placeholder")
+        inputs = [_as(value, role_of(node) or f"batch {node.name}") for value, node in zip(inputs, given, strict=True)]
+        outputs = [_as(value, role) for value, role in zip(outputs, roles, strict=True)]
+    parameters = tuple(_parameter(value) for value in inputs if value.role == "param")
+    ways = {"joint": graph_module}, {"joint": tuple(inputs)}, {"joint": tuple(outputs)}
+    return StepGraph(*ways, parameters, ("", *MODULES), (), 0)
+
+
+def _as(value: Value, said: str) -> Value:
+    role, _, fqn = said.partition(" ")
+    return replace(value, role=cast("Role", role), fqn=fqn)
+
+
+def _parameter(value: Value) -> Parameter:
+    dtype: Any = value.dtype
+    return Parameter(value.fqn, (), value.shape, value.shape, dtype, trainable=True)

@@ -12,9 +12,8 @@ from torch import fx
 
 from pytest_fxbucket.compat.c10d import group_name, twin_name, untwinned
 from pytest_fxbucket.compat.pytree import tree_leaves
-from pytest_fxbucket.fuzz.differing import differences
-from pytest_fxbucket.fuzz.groups import Groups
-from pytest_fxbucket.fuzz.inputs import Given, inputs_of
+from pytest_fxbucket.fuzz.inputs_and_outputs import Given, differences, inputs_of
+from pytest_fxbucket.fuzz.program import Groups
 from pytest_fxbucket.graph import collectives
 from pytest_fxbucket.graph.groups import ensure_twins
 from pytest_fxbucket.graph.ops import overload

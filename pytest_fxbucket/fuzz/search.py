@@ -17,14 +17,13 @@ from hypothesis import HealthCheck, Phase, given, seed, settings
 from hypothesis import strategies as st
 
 from pytest_fxbucket.fuzz import strategies, training_steps
-from pytest_fxbucket.fuzz.chosen import Chosen
 from pytest_fxbucket.fuzz.drawing import Step
-from pytest_fxbucket.fuzz.drawn import NAMES, TRAINING, drawn
 from pytest_fxbucket.fuzz.finds import PLAN, TWICE, VALUES, Find
 from pytest_fxbucket.fuzz.judge import judged
+from pytest_fxbucket.fuzz.small_programs import sweeps
 from pytest_fxbucket.fuzz.smaller import smaller
-from pytest_fxbucket.fuzz.sweep import sweeps
-from pytest_fxbucket.fuzz.trial import Trial
+from pytest_fxbucket.fuzz.strategies import NAMES, TRAINING, drawn
+from pytest_fxbucket.fuzz.trial import Chosen, Trial
 from pytest_fxbucket.fuzz.tried_pass import Subject
 
 _EXAMPLES = 40

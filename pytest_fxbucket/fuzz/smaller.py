@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from pytest_fxbucket.compat.fake_tensors import fresh_like
-from pytest_fxbucket.fuzz.program import copied
-from pytest_fxbucket.fuzz.roles import roles_of, with_roles
+from pytest_fxbucket.fuzz.program import copied, roles_of, with_roles
 from pytest_fxbucket.graph import collectives
 from pytest_fxbucket.graph.effects import written_arguments
 from pytest_fxbucket.graph.ops import is_view, operator_name

@@ -7,18 +7,47 @@ def test_my_pass(trial):
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from typing import Any
 
 from hypothesis import strategies as st
 
-from pytest_fxbucket.fuzz.chosen import BYTES, PLANS, WRONG, Chosen
-from pytest_fxbucket.fuzz.drawing import Step
-from pytest_fxbucket.fuzz.drawn import NAMES, drawn
-from pytest_fxbucket.fuzz.transformed import ROUNDS, SAME_BITS
-from pytest_fxbucket.fuzz.trial import Trial
+from pytest_fxbucket.fuzz import collective_steps, compute_steps, training_steps
+from pytest_fxbucket.fuzz.drawing import Drawing, Step
+from pytest_fxbucket.fuzz.our_pass import ROUNDS, SAME_BITS
+from pytest_fxbucket.fuzz.trial import BYTES, PLANS, WRONG, Chosen, Trial
 from pytest_fxbucket.fuzz.tried_pass import Subject, subject_of
 from pytest_fxbucket.fuzz.users_packer import JOINED
+
+# Legal graphs out of plain numbers: any list of steps is a program, so a failing one can be cut short.
+
+
+_STEPS = {**compute_steps.STEPS, **collective_steps.STEPS, **training_steps.STEPS}
+
+
+def _often(*names: str) -> tuple[str, ...]:
+    return tuple(name for name in names for _ in range(_STEPS[name][1]))
+
+
+NAMES = _often(*compute_steps.STEPS, *collective_steps.STEPS)
+"""What a step may be: the simplest first; what there should be more of several times."""
+TRAINING = _often(*compute_steps.STEPS, *training_steps.BESIDE, *training_steps.STEPS)
+"""What it may be in a whole training step."""
+
+
+def drawn(world: int, steps: Sequence[Step], inside: str = "") -> Drawing:
+    """The program of ``steps``, not finished; it has a launch whatever they are. ``inside`` is before all modules' names."""
+    drawing = Drawing(world, inside)
+    for step in steps:
+        _STEPS[step.what][0](drawing, step)
+    training_steps.complete(drawing)
+    if not drawing.modules:
+        _STEPS["gather"][0](drawing, Step("gather"))
+    return drawing
+
+
+# What hypothesis draws.
+
 
 _MODES = (None, None, "default", "custom_ops", "custom_ops_multidtype")
 KEYWORDS: dict[str, tuple[Any, ...]] = {
@@ -112,7 +141,7 @@ automatic = st.builds(
 
 
 def steps(names: Collection[str] = NAMES, least: int = 12, most: int = 44, reach: int = 11) -> st.SearchStrategy[list[Step]]:
-    """Lists of steps of these names, each of which :func:`~pytest_fxbucket.fuzz.drawn.drawn` makes a program of.
+    """Lists of steps of these names, each of which :func:`~pytest_fxbucket.fuzz.strategies.drawn` makes a program of.
 
     ``reach``: how far back what they read and write may lie; where it is small, they meet more often.
     """

@@ -12,9 +12,7 @@ import torch
 from torch import fx
 
 from pytest_fxbucket.fuzz.drawing import Drawing, Drawn, Held, Step, pick
-from pytest_fxbucket.fuzz.groups import HALVES
-from pytest_fxbucket.fuzz.program import COLUMNS, aten
-from pytest_fxbucket.fuzz.roles import MODULES, with_role
+from pytest_fxbucket.fuzz.program import COLUMNS, HALVES, MODULES, aten, with_role
 
 BESIDE = ("all_reduce", "all_to_all", "wait")
 """Of steps that launch and wait, those that may stand beside."""

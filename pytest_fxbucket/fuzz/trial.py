@@ -1,18 +1,26 @@
-"""A program, and what a pass is asked to make of it."""
+"""A program, and what a pass is asked to make of it; plans and options by a few choices, which fit any program."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
+from pytest_fxbucket.cost.costs import launched_bytes
 from pytest_fxbucket.fuzz.crossing import NAME, over_calls
-from pytest_fxbucket.fuzz.roles import step_of
+from pytest_fxbucket.fuzz.crossing import NAME as CROSSES
+from pytest_fxbucket.fuzz.inputs_and_outputs import has_symbolic
+from pytest_fxbucket.fuzz.our_pass import fit, run_pass
+from pytest_fxbucket.fuzz.program import copied, fake_groups, step_of
+from pytest_fxbucket.graph import collectives
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from torch import fx
 
+    from pytest_fxbucket.fuzz.drawing import Drawing
     from pytest_fxbucket.fuzz.program import Program
 
 
@@ -46,3 +54,152 @@ class Trial:
     def of(self, graph_module: fx.GraphModule) -> Trial:
         """The same of another graph."""
         return replace(self, graph_module=graph_module)
+
+
+# Plans and options by a few choices: what is chosen among is what there is then.
+
+
+MB = 1 << 20
+PLANS: tuple[tuple[tuple[str, ...], ...], ...] = (
+    (("a", "b", "c"),),
+    (("a",), ("b",), ("c",)),
+    (("a", "b"), ("c",)),
+    (("b",), ("a",)),
+    (("c",),),
+)
+"""Entries, each of one module or several."""
+BYTES = (0, 60, 200, 1000, 20_000)
+"""Caps; 0: none."""
+WRONG: dict[str, Callable[[list[list[str]]], Any]] = {
+    "an entry that matches no module": lambda plan: [*plan, ["nowhere"]],
+    "an empty entry": lambda plan: [*plan, []],
+    "a string in place of a list of entries": lambda plan: plan[0][0],
+    "a module in two entries": lambda plan: [*plan, list(plan[0])],
+    "a graph without module names": lambda plan: plan,
+    "an unknown bucket_mode": lambda plan: plan,
+}
+"""What may be wrong, and the plan that is wrong so."""
+_BOTH = ("by", "enabled", "dtypes", "layout", "packer", "gather_group", "insert_overlap_deps")
+_MANUAL = (*_BOTH, "prefetch", "defer_reduce", "updates", "transforms")
+_AUTO = (*_BOTH, "schedule", "max_prefetch")
+
+
+@dataclass(frozen=True)
+class Chosen:
+    """A plan: which modules share an entry, and how buckets and overlap are to be."""
+
+    plan: int = 0
+    by: str = "plan"
+    caps: tuple[int, ...] = (0,)
+    dtypes: str = "separate"
+    enabled: bool = True
+    layout: str = "registration"
+    packer: str = "default"
+    """Another than by default only of one dtype, which is all that it needs to know of."""
+    prefetch: int = 1
+    defer_reduce: bool = True
+    gather_group: str = "same"
+    insert_overlap_deps: bool = False
+    updates: str = "last"
+    launch_at: tuple[int, ...] = ()
+    """Which entry is launched where which other computes, forward or backward; nothing: by ``prefetch``."""
+    wait_before: tuple[int, ...] = ()
+    transforms: tuple[str, ...] = ()
+    """What comes before the pass."""
+    moved: tuple[int, ...] = ()
+    """Which entries are reduced and updated in the next call, of a whole training step."""
+    schedule: str = "manual"
+    max_prefetch: int | None = None
+    in_flight: float | None = None
+    """By how much more may be in flight than the largest collective has that the pass makes without this limit."""
+    max_memory_increase: float | None = None
+    """Where nothing is merged: buckets may need more."""
+    max_memory_increase_gb: float | None = None
+    """The same."""
+    costs: int = 0
+    """Which seconds nodes take, for schedules that go by them."""
+    keywords: Mapping[str, Any] | None = None
+    """Of a pass that is not ours: its own options, and none of the above but the plan."""
+    wrong: str = ""
+    """One of :data:`WRONG`."""
+
+    def entries(self, modules: Sequence[str]) -> list[list[str]]:
+        """The plan's entries, as far as they name modules that have launches; all in one if that leaves none."""
+        named = [[name for name in entry if name in modules] for entry in PLANS[self.plan]]
+        return [entry for entry in named if entry] or [sorted(set(modules))]
+
+    def options(self, entries: Sequence[Sequence[str]]) -> dict[str, Any]:
+        """ManualPass's, but for what may be in flight; no key that is as by default."""
+        automatic = self.schedule == "auto"
+        names: tuple[str, ...] = _AUTO if automatic else _MANUAL
+        names += ("max_memory_increase", "max_memory_increase_gb") if automatic and not self.enabled else ()
+        found = {name: getattr(self, name) for name in names if getattr(self, name) != getattr(_DEFAULT, name)}
+        if self.dtypes == "mixed":
+            found.pop("packer", None)
+        caps = self.caps[:1] if automatic else self.caps
+        if caps != (0,):
+            found["cap_mb"] = tuple(size / MB for size in caps)
+        if automatic or self.by == "overlap":
+            found["costs"] = self.costs
+        for name, choice in (("launch_at", self.launch_at), ("wait_before", self.wait_before)):
+            if choice and not automatic and self.by == "plan":
+                found[name] = _places(choice, ["+".join(entry) for entry in entries])
+        return found
+
+    def _moving(self, plan: Sequence[Sequence[str]], trained: Collection[str]) -> list[list[str]]:
+        """Of the plan's entries, and of modules that none has, those that move, as far as they are ``trained``."""
+        others = [[name] for name in sorted(trained) if not any(name in entry for entry in plan)]
+        entries = [found for entry in plan if (found := [name for name in entry if name in trained])] + others
+        return [entries[place] for place in sorted({number % len(entries) for number in self.moved})]
+
+    def trial(self, drawing: Drawing) -> Trial:
+        """The program of ``drawing``, finished, with this plan."""
+        graph_module = drawing.finish()
+        return self.of(drawing.program, graph_module, [module.removeprefix(drawing.inside) for module in drawing.modules])
+
+    def of(self, program: Program, graph_module: fx.GraphModule, modules: Sequence[str]) -> Trial:
+        """``program``, which gave ``graph_module``, with this plan; ``modules`` have launches."""
+        if has_symbolic(graph_module) and self.packer != "default":  # ours for the trial is written for numbers
+            return replace(self, packer="default").of(program, graph_module, modules)
+        if has_symbolic(graph_module) and (self.schedule == "auto" or self.by == "overlap"):
+            return replace(self, schedule="manual", by="plan", in_flight=None).of(
+                program, graph_module, modules
+            )  # it goes by sizes
+        if not fit(self.transforms, graph_module.graph, program.world):
+            return replace(self, transforms=()).of(program, graph_module, modules)
+        plan: Any = self.entries(modules)
+        options = self.options(plan) if self.keywords is None else dict(self.keywords)
+        trained = {one.fqn.partition(".")[0] for one in step_of(graph_module).parameters}
+        if self.moved and trained:
+            options[CROSSES] = self._moving(plan, trained)
+        if self.wrong:
+            plan = WRONG[self.wrong](plan)
+        if self.wrong == "a graph without module names":
+            for node in graph_module.graph.nodes:
+                node.meta.pop("nn_module_stack", None)
+                node.meta.pop("fwd_nn_module_stack", None)
+        if self.wrong == "an unknown bucket_mode":
+            options["bucket_mode"] = "costum_ops"
+        found = Trial(program, graph_module, plan, options, self.wrong)
+        return found if self.in_flight is None else _limited(found, self.in_flight)
+
+
+_DEFAULT = Chosen()
+
+
+def _places(choice: Sequence[int], names: Sequence[str]) -> dict[str, dict[str, str]]:
+    which, where, backward = choice
+    return {"backward" if backward else "forward": {names[which % len(names)]: names[where % len(names)]}}
+
+
+def _limited(trial: Trial, share: float) -> Trial:
+    """``trial`` with ``max_in_flight_gb``, which no collective alone is above."""
+    made = copied(trial.graph_module)
+    with fake_groups(trial.program.world, trial.program.groups):
+        run_pass(made.graph, trial.plan, **trial.options)
+    return replace(trial, options={**trial.options, "max_in_flight_gb": share * _largest(made.graph) / (1 << 30)})
+
+
+def _largest(graph: fx.Graph) -> int:
+    """Bytes of the larger side of the largest collective."""
+    return max((launched_bytes(node) for node in graph.nodes if collectives.launch_kind(node)), default=1)

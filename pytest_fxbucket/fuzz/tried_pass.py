@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Any
 from pytest_fxbucket.compat import torch_pass
 from pytest_fxbucket.errors import PlanError
 from pytest_fxbucket.fuzz.crossing import NAME, crossed, refuses
-from pytest_fxbucket.fuzz.our_pass import any_seconds, run_pass
-from pytest_fxbucket.fuzz.transformed import transformed
+from pytest_fxbucket.fuzz.our_pass import any_seconds, run_pass, transformed
 from pytest_fxbucket.passes.auto.headroom import TogetherError
 from pytest_fxbucket.plan.factories import first_on_path, import_callable
 

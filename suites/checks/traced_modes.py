@@ -17,8 +17,7 @@ from torch.utils.checkpoint import checkpoint
 from pytest_fxbucket.capture.reshard import gather_again_in_backward
 from pytest_fxbucket.checks.promises.kept import Expectations, audit
 from pytest_fxbucket.compat.c10d import c10d_functional
-from pytest_fxbucket.fuzz.groups import HALVES, Groups, fake_groups
-from pytest_fxbucket.fuzz.program import copied
+from pytest_fxbucket.fuzz.program import HALVES, Groups, copied, fake_groups
 from pytest_fxbucket.golden.schedule import schedule_of
 from pytest_fxbucket.golden.text import schedule_lines
 from pytest_fxbucket.graph.buckets import GraphAnalysis

@@ -11,13 +11,12 @@ from hypothesis import HealthCheck, Phase, given, seed, settings
 from hypothesis import strategies as st
 
 from pytest_fxbucket.errors import PassError, PlanError
-from pytest_fxbucket.fuzz.chosen import Chosen
 from pytest_fxbucket.fuzz.drawing import Step
-from pytest_fxbucket.fuzz.drawn import TRAINING, drawn
 from pytest_fxbucket.fuzz.judge import judged, made_of
 from pytest_fxbucket.fuzz.on_ranks import compare
-from pytest_fxbucket.fuzz.strategies import by_hand, crossing, steps
-from pytest_fxbucket.fuzz.sweep import sweeps
+from pytest_fxbucket.fuzz.small_programs import sweeps
+from pytest_fxbucket.fuzz.strategies import TRAINING, by_hand, crossing, drawn, steps
+from pytest_fxbucket.fuzz.trial import Chosen
 from pytest_fxbucket.fuzz.tried_pass import subject_of
 from pytest_fxbucket.graph.collectives import launch_kind
 from pytest_fxbucket.ranks.pools import Pools

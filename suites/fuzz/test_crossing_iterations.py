@@ -11,15 +11,15 @@ from typing import Any
 import pytest
 
 from pytest_fxbucket.fuzz import problem, search
-from pytest_fxbucket.fuzz.chosen import Chosen
+from pytest_fxbucket.fuzz.corpus import text_of_test, trial_in
 from pytest_fxbucket.fuzz.crossing import CALLS
 from pytest_fxbucket.fuzz.drawing import Step
-from pytest_fxbucket.fuzz.drawn import drawn
 from pytest_fxbucket.fuzz.finds import VALUES
 from pytest_fxbucket.fuzz.judge import judged, made_of
-from pytest_fxbucket.fuzz.printed import text_of_test, trial_in
 from pytest_fxbucket.fuzz.search import Search
-from pytest_fxbucket.fuzz.sweep import training
+from pytest_fxbucket.fuzz.small_programs import training
+from pytest_fxbucket.fuzz.strategies import drawn
+from pytest_fxbucket.fuzz.trial import Chosen
 from pytest_fxbucket.fuzz.tried_pass import subject_of
 from pytest_fxbucket.step.portable import digest, encode_module
 from pytest_fxbucket.transforms.next_iteration import graphs

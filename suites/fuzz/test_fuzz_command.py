@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 
 from pytest_fxbucket.cli.__main__ import main
-from pytest_fxbucket.fuzz import confirmed, search
+from pytest_fxbucket.fuzz import on_ranks, search
 from pytest_fxbucket.fuzz.finds import KINDS
 from pytest_fxbucket.fuzz.search import Search
 from pytest_fxbucket.ranks.pools import Pools
@@ -53,7 +53,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, pools: Pools) -> Ite
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("pytest_fxbucket.ranks.pools.Pools", lambda: pools)
     monkeypatch.setattr(pools, "close", lambda: None)
-    monkeypatch.setattr(confirmed, "LIMIT_S", 3.0)
+    monkeypatch.setattr(on_ranks, "HANG_S", 3.0)
     monkeypatch.setattr(search, "_SHRINKING_S", 1.0)
     yield tmp_path
     sys.modules.pop("mine", None)

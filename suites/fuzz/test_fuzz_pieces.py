@@ -11,17 +11,16 @@ import torch
 from hypothesis import HealthCheck, Phase, given, seed, settings
 
 from pytest_fxbucket.fuzz import Program, Trial, problem
-from pytest_fxbucket.fuzz.chosen import Chosen
+from pytest_fxbucket.fuzz.corpus import text_of_test, trial_in
 from pytest_fxbucket.fuzz.drawing import Step
-from pytest_fxbucket.fuzz.drawn import NAMES, drawn
 from pytest_fxbucket.fuzz.finds import KINDS, PLAN, RAISED, TWICE, VALUES, Find, stripped
 from pytest_fxbucket.fuzz.judge import judged, problems
-from pytest_fxbucket.fuzz.printed import text_of_test, trial_in
+from pytest_fxbucket.fuzz.our_pass import SAME_BITS
 from pytest_fxbucket.fuzz.program import aten
 from pytest_fxbucket.fuzz.small_programs import FORMS
 from pytest_fxbucket.fuzz.smaller import smaller
-from pytest_fxbucket.fuzz.strategies import by_hand, plans, steps, trials
-from pytest_fxbucket.fuzz.transformed import SAME_BITS
+from pytest_fxbucket.fuzz.strategies import NAMES, by_hand, drawn, plans, steps, trials
+from pytest_fxbucket.fuzz.trial import Chosen
 from pytest_fxbucket.fuzz.tried_pass import subject_of
 from pytest_fxbucket.graph.collectives import is_wait, launch_kind
 from pytest_fxbucket.graph.effects import written_arguments

@@ -7,8 +7,8 @@ import traceback
 import pytest
 from hypothesis.strategies import SearchStrategy
 
-from pytest_fxbucket.fuzz.chosen import Chosen
 from pytest_fxbucket.fuzz.strategies import automatic, by_hand
+from pytest_fxbucket.fuzz.trial import Chosen
 from pytest_fxbucket.ranks.pools import Pools
 from suites.fuzz.hunt import hunt
 

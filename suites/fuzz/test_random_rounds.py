@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 
 from pytest_fxbucket.checks.promises.kept import audit
-from pytest_fxbucket.fuzz.groups import fake_groups
-from pytest_fxbucket.fuzz.program import copied
+from pytest_fxbucket.fuzz.program import copied, fake_groups
 from pytest_fxbucket.passes.manual import ManualPass
 from pytest_fxbucket.passes.targets import by_parameter
 from suites.checks.promising import promise_by

@@ -6,10 +6,9 @@ from itertools import chain
 
 import pytest
 
-from pytest_fxbucket.fuzz.features import features_of
-from pytest_fxbucket.fuzz.finds import PLAN
+from pytest_fxbucket.fuzz.finds import PLAN, features_of
 from pytest_fxbucket.fuzz.judge import judged, problems
-from pytest_fxbucket.fuzz.sweep import sweeps
+from pytest_fxbucket.fuzz.small_programs import sweeps
 from pytest_fxbucket.fuzz.tried_pass import subject_of
 from suites.fuzz.hunt import swept
 from suites.passes.test_beside_torch import of_a_version_in_the_table

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
-from pytest_fxbucket.fuzz.differing import differences
+from pytest_fxbucket.fuzz.inputs_and_outputs import differences
 from pytest_fxbucket.fuzz.lockstep import Env, run
 from pytest_fxbucket.graph import collectives
 from pytest_fxbucket.graph.order import order_of

@@ -8,8 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from pytest_fxbucket.fuzz.groups import HALVES
-from pytest_fxbucket.fuzz.program import Program
+from pytest_fxbucket.fuzz.program import HALVES, Program
 from suites.passes import torch_graphs as graphs
 
 Torchs = Literal[

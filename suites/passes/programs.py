@@ -8,10 +8,9 @@ from typing import Any
 
 from torch import fx
 
-from pytest_fxbucket.fuzz.groups import fake_groups
 from pytest_fxbucket.fuzz.lockstep import compare
 from pytest_fxbucket.fuzz.our_pass import run_pass
-from pytest_fxbucket.fuzz.program import COLUMNS, Program, aten, copied
+from pytest_fxbucket.fuzz.program import COLUMNS, Program, aten, copied, fake_groups
 from pytest_fxbucket.graph import collectives
 from pytest_fxbucket.passes.report import PassReport
 

@@ -11,10 +11,9 @@ import torch
 from torch import fx
 
 from pytest_fxbucket.compat.torch_pass import OPERATORS, torch_manual_overlap_bucketing
-from pytest_fxbucket.fuzz.groups import fake_groups
-from pytest_fxbucket.fuzz.inputs import given
+from pytest_fxbucket.fuzz.inputs_and_outputs import given
 from pytest_fxbucket.fuzz.on_ranks import JOB, LIMIT_S
-from pytest_fxbucket.fuzz.program import copied
+from pytest_fxbucket.fuzz.program import copied, fake_groups
 from pytest_fxbucket.fuzz.rank_job import Case
 from pytest_fxbucket.graph.buckets import GraphAnalysis
 from pytest_fxbucket.passes import manual_overlap_bucketing

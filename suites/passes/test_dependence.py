@@ -7,8 +7,7 @@ from collections.abc import Callable
 import pytest
 from torch import fx
 
-from pytest_fxbucket.fuzz.groups import HALVES
-from pytest_fxbucket.fuzz.program import COLUMNS, Program, aten
+from pytest_fxbucket.fuzz.program import COLUMNS, HALVES, Program, aten
 from suites.passes import programs
 from suites.passes.programs import SGD, Passed
 

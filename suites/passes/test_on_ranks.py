@@ -8,9 +8,8 @@ import pytest
 import torch
 from torch import fx
 
-from pytest_fxbucket.fuzz.groups import HALVES
 from pytest_fxbucket.fuzz.on_ranks import compare
-from pytest_fxbucket.fuzz.program import Program, aten, copied
+from pytest_fxbucket.fuzz.program import HALVES, Program, aten, copied
 from pytest_fxbucket.ranks.pools import Pools
 
 Change = Callable[[fx.GraphModule], None]

@@ -6,8 +6,7 @@ import pytest
 from torch import fx
 
 from pytest_fxbucket.compat.c10d import fake_world, group_ranks, twin_name
-from pytest_fxbucket.fuzz.groups import HALVES
-from pytest_fxbucket.fuzz.program import Program, aten, copied
+from pytest_fxbucket.fuzz.program import HALVES, Program, aten, copied
 from pytest_fxbucket.graph import collectives
 from pytest_fxbucket.graph.groups import ensure_twins
 from pytest_fxbucket.passes.scheduler import put_on_group

@@ -13,7 +13,7 @@ from torch import fx
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from pytest_fxbucket.compat.c10d import fake_world
-from pytest_fxbucket.fuzz.differing import differences
+from pytest_fxbucket.fuzz.inputs_and_outputs import differences
 from pytest_fxbucket.fuzz.lockstep import run
 from pytest_fxbucket.fuzz.our_pass import run_pass
 from pytest_fxbucket.fuzz.program import Program, aten, c10d

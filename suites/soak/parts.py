@@ -21,8 +21,8 @@ from pathlib import Path
 
 from hypothesis.strategies import SearchStrategy
 
-from pytest_fxbucket.fuzz.chosen import Chosen
 from pytest_fxbucket.fuzz.strategies import automatic, by_hand
+from pytest_fxbucket.fuzz.trial import Chosen
 from pytest_fxbucket.plan.load import load_plans
 from pytest_fxbucket.ranks.pool import RankFailure, RankPool
 from pytest_fxbucket.ranks.pools import Pools
