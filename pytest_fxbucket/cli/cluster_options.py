@@ -1,4 +1,4 @@
-"""What commands share that simulate a plan: the cluster and the mesh that are asked for, and the preset file to save one in."""
+"""What commands share that simulate a plan: the cluster and mesh asked for, the preset file to save one in, milliseconds."""
 
 from __future__ import annotations
 
@@ -62,6 +62,11 @@ def on_world(plan: Plan, sizes: Sequence[str]) -> Plan:
         plan = replace(plan, parallel=replace(plan.parallel, **degrees), run=replace(plan.run, world={}))
         agree(plan, f"{plan.path} with --world {' '.join(sizes)}")
     return plan
+
+
+def ms(seconds: float) -> str:
+    """In milliseconds, to the microsecond."""
+    return f"{seconds * 1000:,.3f}"
 
 
 def refuse_preset(path: Path) -> None:

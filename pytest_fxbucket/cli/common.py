@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 import traceback
 from argparse import ArgumentParser
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stdout
 from pathlib import Path, PurePosixPath
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from pytest_fxbucket.commit import stoppable
 from pytest_fxbucket.errors import FxbucketError, UsageError
@@ -40,6 +41,16 @@ def add_pass(parser: ArgumentParser, more: str = "") -> None:
     parser.add_argument("--pass", dest="pass_name", metavar="PASS", help=meaning)
 
 
+def add_json(parser: ArgumentParser) -> None:
+    """Add the option that :func:`print_json` is for."""
+    parser.add_argument("--json", action="store_true", help="one JSON document on stdout, as the docs describe it")
+
+
+def print_json(document: Mapping[str, Any]) -> None:
+    """Print ``document``, which is all of stdout."""
+    print(json.dumps(document, indent=2, sort_keys=True))
+
+
 def add_for_sides(parser: ArgumentParser, flag: str, dest: str, metavar: str, meaning: str) -> None:
     """Add an option that may be given twice, once for each of two sides."""
     parser.add_argument(flag, dest=dest, action="append", default=[], metavar=metavar, help=meaning)
@@ -62,6 +73,13 @@ def up_to_two(option: str, given: list[str]) -> list[str]:
 def typed(path: Path | PurePosixPath, row: str | None) -> str:
     """A plan as it is typed."""
     return f"{path}::{row}" if row else str(path)
+
+
+def above_rows(plan: Plan, rows: Sequence[str], how: str) -> list[str]:
+    """What to say of a plan that has ``rows`` below: ``how``, as in "a row is told", one of them is come by; none: nothing."""
+    if not rows or plan.matrix_id is not None:
+        return []
+    return [f"this is the plan above its [[matrix]] rows; {how} as {typed(plan.path, rows[0])}: {', '.join(rows)}"]
 
 
 def name_of(plan: Plan) -> str:

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from argparse import ArgumentParser, Namespace
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-from pytest_fxbucket.cli.common import add_pass, add_plan, refuse_no_pass, working_on
+from pytest_fxbucket.cli.common import above_rows, add_json, add_pass, add_plan, print_json, refuse_no_pass, working_on
 from pytest_fxbucket.explain.find import find_parameters, find_plan
 
 if TYPE_CHECKING:
@@ -22,7 +21,7 @@ def add_arguments(parser: ArgumentParser) -> None:
         metavar="PARAMETER",
         help="say of one parameter why it is in the bucket that it is in: an FQN, the end of one, or a glob",
     )
-    parser.add_argument("--json", action="store_true", help="one JSON document on stdout, as the docs describe it")
+    add_json(parser)
     add_pass(parser, "; of a pass that gives no report, what its graph has is told")
 
 
@@ -40,12 +39,12 @@ def run(options: Namespace) -> int:
     if options.json:
         head = {"plan": str(plan.path), "row": plan.matrix_id, "rows": rows, "pass": name, "ranks": plan.world_size}
         said_by = "pass" if found.by_report else "graph"
-        print(json.dumps({**head, "said_by": said_by, **document}, indent=2, sort_keys=True))
+        print_json({**head, "said_by": said_by, **document})
         return 0
     for line in lines:
         print(line)
-    if rows and plan.matrix_id is None and not options.why:
-        print(f"\nthis is the plan above its [[matrix]] rows; those are explained as {plan.path}::{rows[0]}: {', '.join(rows)}")
+    for line in [] if options.why else above_rows(plan, rows, "those are explained"):
+        print(f"\n{line}")
     return 0
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 import time
 import traceback
@@ -15,7 +14,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
-from pytest_fxbucket.cli.common import STOPPED, refuse_no_pass, refuse_not_above
+from pytest_fxbucket.cli.common import STOPPED, add_json, print_json, refuse_no_pass, refuse_not_above
 from pytest_fxbucket.cli.ctrl_c import CtrlC, noted
 from pytest_fxbucket.errors import FxbucketError, UsageError
 from pytest_fxbucket.progress import on_stderr
@@ -55,7 +54,7 @@ def add_arguments(parser: ArgumentParser) -> None:
     parser.add_argument(
         "--at-most", type=int, default=_AT_MOST, metavar="N", help=f"end after so many finds (default: {_AT_MOST})"
     )
-    parser.add_argument("--json", action="store_true", help="one JSON document on stdout, as the docs describe it")
+    add_json(parser)
 
 
 def run(options: Namespace) -> int:
@@ -95,7 +94,7 @@ def _run(options: Namespace, ctrl_c: CtrlC) -> int:
         traceback.print_exc()
         hunt.ended = "broke"
     if options.json:
-        print(json.dumps(hunt.document(), indent=2, sort_keys=True))
+        print_json(hunt.document())
     else:
         for line in hunt.lines():
             print(line)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import sys
 import tempfile
@@ -11,7 +10,17 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pytest_fxbucket.cli.common import STOPPED, add_pass, add_plan, name_of, refuse_no_pass, refuse_not_above, working_on
+from pytest_fxbucket.cli.common import (
+    STOPPED,
+    add_json,
+    add_pass,
+    add_plan,
+    name_of,
+    print_json,
+    refuse_no_pass,
+    refuse_not_above,
+    working_on,
+)
 from pytest_fxbucket.errors import UsageError
 from pytest_fxbucket.explain.find import find_plan
 from pytest_fxbucket.plan.folders import root_of
@@ -43,7 +52,7 @@ def add_arguments(parser: ArgumentParser) -> None:
     )
     parser.add_argument("--seed", type=int, default=0, metavar="N", help="gives the places that are broken (default: 0)")
     parser.add_argument("-n", type=int, default=1, metavar="N", dest="workers", help="processes, each with ranks (default: 1)")
-    parser.add_argument("--json", action="store_true", help="one JSON document on stdout, as the docs describe it")
+    add_json(parser)
 
 
 def run(options: Namespace) -> int:
@@ -54,19 +63,18 @@ def run(options: Namespace) -> int:
             raise UsageError(f"{option} {value}: expected a whole number of at least 1")
     refuse_not_above(0, "--seconds", options.seconds)
     plan, _ = find_plan(options.plan)
-    found: list[Score] = []
+    score: Score | None = None
     stopped = False
     try:
-        for score in _scores(plan, options):
-            found[:] = [score]
+        for so_far in _scores(plan, options):
+            score = so_far
     except KeyboardInterrupt:
         stopped = True
-    if not found:
+    if score is None:
         print(f"fxbucket: {'stopped before a mutant was judged' if stopped else 'nothing can be broken'}", file=sys.stderr)
         return STOPPED if stopped else 1
-    (score,) = found
     if options.json:
-        print(json.dumps(_document(plan, score, options.seed, stopped), indent=2, sort_keys=True))
+        print_json(_document(plan, score, options.seed, stopped))
     else:
         for line in _lines(plan, score, stopped):
             print(line)
@@ -92,7 +100,7 @@ def _scores(plan: Plan, options: Namespace) -> Iterator[Score]:
 
 
 def _lines(plan: Plan, score: Score, stopped: bool) -> Iterator[str]:
-    from pytest_fxbucket.mutate.score import sums, undecided_lines
+    from pytest_fxbucket.mutate.score import sums, survivor_lines, undecided_lines
 
     width = max(len("operator"), *(len(name) for name in score.by_operator()))
     yield f"{'operator':<{width}}{'found':>8}{'survived':>10}{'equivalent':>12}{'undecided':>11}"
@@ -104,7 +112,8 @@ def _lines(plan: Plan, score: Score, stopped: bool) -> Iterator[str]:
     yield "found by " + (", ".join(f"{name} {count}" for name, count in score.by_check().items()) or "nobody")
     for one in score.of("survived"):
         yield ""
-        yield from _survivor(one)
+        yield from survivor_lines(one)
+        yield from (f"    {line[:_WIDTH]}" for line in one.diff)
     for one in score.judged:
         yield from undecided_lines(one)
     for one in score.of("unmade"):
@@ -112,13 +121,6 @@ def _lines(plan: Plan, score: Score, stopped: bool) -> Iterator[str]:
     yield ""
     some = "stopped: " if stopped else ""
     yield f"{some}{name_of(plan)}: {sums(score)}; {len(score.judged)} of {score.places} places"
-
-
-def _survivor(one: Judged) -> Iterator[str]:
-    from pytest_fxbucket.mutate.score import survivor_lines
-
-    yield from survivor_lines(one)
-    yield from (f"    {line[:_WIDTH]}" for line in one.diff)
 
 
 # For programs.

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import json
 from argparse import ArgumentParser, Namespace
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pytest_fxbucket.cli.cluster_options import add_cluster, cluster_asked, on_world, refuse_preset, save_preset
-from pytest_fxbucket.cli.common import add_pass, add_plan, name_of, refuse_no_pass, working_on
+from pytest_fxbucket.cli.cluster_options import add_cluster, cluster_asked, ms, on_world, refuse_preset, save_preset
+from pytest_fxbucket.cli.common import above_rows, add_json, add_pass, add_plan, name_of, print_json, refuse_no_pass, working_on
 from pytest_fxbucket.explain.find import find_plan
 from pytest_fxbucket.golden.text import ranges_text
 from pytest_fxbucket.words import counted, human_bytes
@@ -38,7 +37,7 @@ def add_arguments(parser: ArgumentParser) -> None:
         help="fit the cluster to a step of the plan that was measured: a trace of torch's profiler, or of --fxbucket-report",
     )
     parser.add_argument("--save", metavar="FILE", type=Path, help="write the cluster as a preset, a new TOML file")
-    parser.add_argument("--json", action="store_true", help="one JSON document on stdout, as the docs describe it")
+    add_json(parser)
     add_pass(parser)
 
 
@@ -72,13 +71,13 @@ def run(options: Namespace) -> int:
         on = {"cluster": cluster.name, "mesh": plan.degrees, "classes": [_document(*both) for both in sides]}
         on |= {"schedule": _schedule(scheduled)} if scheduled else {}
         on |= {"calibrated": _calibrated(calibrated)} if calibrated else {}
-        print(json.dumps({**head, **on}, indent=2, sort_keys=True))
+        print_json({**head, **on})
         return 0
     print(f"{name}: {counted(plan.world_size, 'rank')} on {cluster.name}, pass {pass_name}")
     for line in [*([str(calibrated)] if calibrated else []), *_in_schedule(plan, scheduled), *_lines(sides)]:
         print(line)
-    if rows and plan.matrix_id is None:
-        print(f"\nthis is the plan above its [[matrix]] rows; a row is told as {plan.path}::{rows[0]}: {', '.join(rows)}")
+    for line in above_rows(plan, rows, "a row is told"):
+        print(f"\n{line}")
     return 0
 
 
@@ -89,7 +88,7 @@ def _in_schedule(plan: Plan, scheduled: StagedTimeline | None) -> Iterator[str]:
     if scheduled is not None and plan.pipeline is not None:
         each = ", ".join(f"{100 * one:.1f}" for one in scheduled.bubbles)
         yield (
-            f"{counted(plan.stages, 'stage')} by {plan.pipeline.schedule}: a step of {_ms(scheduled.seconds)} ms, in which "
+            f"{counted(plan.stages, 'stage')} by {plan.pipeline.schedule}: a step of {ms(scheduled.seconds)} ms, in which "
             f"ranks along pp idle {each} % of the schedule; below, each graph runs once"
         )
 
@@ -110,7 +109,7 @@ _TIMES = {"step": "seconds", "compute": "compute", "exposed": "exposed", "else":
 def _sums(after: Timeline, before: Timeline) -> Iterator[str]:
     rows = [
         ("", "bucketed", "unbucketed"),
-        *((label, *(f"{_ms(getattr(one, what))} ms" for one in (after, before))) for label, what in _TIMES.items()),
+        *((label, *(f"{ms(getattr(one, what))} ms" for one in (after, before))) for label, what in _TIMES.items()),
         ("hidden", *(f"{one.hidden} of {len(one.flights)}" for one in (after, before))),
         ("peak memory", *(human_bytes(one.peak_bytes) for one in (after, before))),
     ]
@@ -126,9 +125,9 @@ def _exposed(flights: Sequence[NamedFlight]) -> Iterator[str]:
     width = max(len(one.name) for one in exposed[:_MOST_EXPOSED])
     yield f"\n{'exposed':<{width + 2}}  exposed ms  in flight ms  why"
     for one in exposed[:_MOST_EXPOSED]:
-        yield f"  {one.name:<{width}}{_ms(one.flight.exposed):>12}{_ms(one.flight.seconds):>14}  {one.reason}"
+        yield f"  {one.name:<{width}}{ms(one.flight.exposed):>12}{ms(one.flight.seconds):>14}  {one.reason}"
     if rest := exposed[_MOST_EXPOSED:]:
-        yield f"  ... and {len(rest)} more, {_ms(sum(one.flight.exposed for one in rest))} ms exposed"
+        yield f"  ... and {len(rest)} more, {ms(sum(one.flight.exposed for one in rest))} ms exposed"
 
 
 def _living(line: Timeline) -> Iterator[str]:
@@ -137,10 +136,6 @@ def _living(line: Timeline) -> Iterator[str]:
         yield f"  {human_bytes(one.bytes):>10}  {one.kind:<13}  {one.module or '(no module)'}"
     if rest := line.living[_MOST_LIVING:]:
         yield f"  {human_bytes(sum(one.bytes for one in rest)):>10}  of {len(rest)} more"
-
-
-def _ms(seconds: float) -> str:
-    return f"{seconds * 1000:,.3f}"
 
 
 # For programs.

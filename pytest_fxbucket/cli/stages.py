@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from argparse import ArgumentParser, Namespace
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pytest_fxbucket.cli.common import add_plan, name_of, working_on
+from pytest_fxbucket.cli.common import above_rows, add_json, add_plan, name_of, print_json, working_on
 from pytest_fxbucket.explain.find import find_plan
 from pytest_fxbucket.words import counted, human_bytes, show, times
 
@@ -24,7 +23,7 @@ _LABEL = len("passes on") + 2
 def add_arguments(parser: ArgumentParser) -> None:
     """Add the arguments of ``fxbucket stages``."""
     add_plan(parser)
-    parser.add_argument("--json", action="store_true", help="one JSON document on stdout, as the docs describe it")
+    add_json(parser)
     parser.add_argument("--html", type=Path, metavar="FILE", help="write a picture of the stages as a page, too")
 
 
@@ -42,12 +41,12 @@ def run(options: Namespace) -> int:
         write_stages_page(options.html, name, plan, found)
     if options.json:
         head = {"plan": str(plan.path), "row": plan.matrix_id, "rows": rows}
-        print(json.dumps({**head, **_document(plan, found)}, indent=2, sort_keys=True))
+        print_json({**head, **_document(plan, found)})
         return 0
     for line in _lines(plan, found, name):
         print(line)
-    if rows and plan.matrix_id is None:
-        print(f"\nthis is the plan above its [[matrix]] rows; a row is told as {plan.path}::{rows[0]}: {', '.join(rows)}")
+    for line in above_rows(plan, rows, "a row is told"):
+        print(f"\n{line}")
     return 0
 
 

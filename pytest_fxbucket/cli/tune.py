@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
-import json
 import sys
 import time
 from argparse import ArgumentParser, Namespace
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-from pytest_fxbucket.cli.cluster_options import add_cluster, cluster_asked, on_world
-from pytest_fxbucket.cli.common import STOPPED, add_plan, name_of, refuse_not_above, typed, working_on
+from pytest_fxbucket.cli.cluster_options import add_cluster, cluster_asked, ms, on_world
+from pytest_fxbucket.cli.common import (
+    STOPPED,
+    above_rows,
+    add_json,
+    add_plan,
+    name_of,
+    print_json,
+    refuse_not_above,
+    working_on,
+)
 from pytest_fxbucket.errors import FxbucketError, UsageError
 from pytest_fxbucket.explain.find import find_plan
 from pytest_fxbucket.files import write_whole
@@ -46,7 +54,7 @@ def add_arguments(parser: ArgumentParser) -> None:
         help=f"how long it may take, with tracing; the plan as it is is simulated in any case (default: {_SECONDS:g})",
     )
     parser.add_argument("--write", action="store_true", help="put the plan that is proposed into the file")
-    parser.add_argument("--json", action="store_true", help="one JSON document on stdout, as the docs describe it")
+    add_json(parser)
 
 
 def run(options: Namespace) -> int:
@@ -85,7 +93,7 @@ def run(options: Namespace) -> int:
     if writes:
         _write(plan, text, proposal.new)
     if options.json:
-        print(json.dumps(_document(plan, rows, cluster, found, proposal, writes), indent=2, sort_keys=True))
+        print_json(_document(plan, rows, cluster, found, proposal, writes))
     else:
         for line in _lines(plan, rows, name, cluster, found, proposal, writes):
             print(line)
@@ -140,8 +148,7 @@ def _lines(
             yield "stopped: this is the best so far, and nothing is written"
         else:
             yield f"this is a proposal: goldens and checks decide, once it is in the file: {command}"
-    if rows and plan.matrix_id is None:
-        yield f"this is the plan above its [[matrix]] rows; a row is tuned as {typed(plan.path, rows[0])}: {', '.join(rows)}"
+    yield from above_rows(plan, rows, "a row is tuned")
 
 
 _ENDED = {
@@ -160,8 +167,8 @@ def _sums(before: Score, after: Score, proposed: bool) -> Iterator[str]:
     sides = (before, after) if proposed else (before,)
     rows = [
         ("", ("as it is", "proposed")),
-        ("step", [f"{_ms(one.seconds)} ms" for one in sides]),
-        ("exposed", [f"{_ms(one.exposed)} ms" for one in sides]),
+        ("step", [f"{ms(one.seconds)} ms" for one in sides]),
+        ("exposed", [f"{ms(one.exposed)} ms" for one in sides]),
         ("peak memory", [human_bytes(one.peak_bytes) for one in sides]),
     ]
     for label, cells in rows:
@@ -172,12 +179,8 @@ def _changes(found: Found) -> Iterator[str]:
     width = max(len("change"), *(len(one.says) for one in found.changes))
     yield f"\n{'change':<{width + 2}}{'gain ms':>12}{'then step ms':>14}{'peak memory':>14}"
     for one in found.changes:
-        row = f"{_ms(one.gain):>12}{_ms(one.score.seconds):>14}{human_bytes(one.score.peak_bytes):>14}"
+        row = f"{ms(one.gain):>12}{ms(one.score.seconds):>14}{human_bytes(one.score.peak_bytes):>14}"
         yield f"{one.says:<{width + 2}}{row}"
-
-
-def _ms(seconds: float) -> str:
-    return f"{seconds * 1000:,.3f}"
 
 
 # For programs.
