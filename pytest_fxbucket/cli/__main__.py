@@ -8,7 +8,7 @@ import sys
 from collections.abc import Sequence
 from importlib import import_module
 
-from pytest_fxbucket.cli.ctrl_c import noted
+from pytest_fxbucket.cli.ctrl_c import STOPPED, noted
 from pytest_fxbucket.errors import FxbucketError, UsageError
 
 COMMANDS = {
@@ -25,8 +25,8 @@ COMMANDS = {
     "goldens": "say what changed in goldens since a commit, as a comment for a change",
     "compare": "time the steps of two commits side by side and say which is faster",
 }
-_STOPPED, _BROKEN_PIPE = 130, 141
-"""As shells say it of a command that SIGINT or SIGPIPE ended."""
+_BROKEN_PIPE = 141
+"""As shells say it of a command that SIGPIPE ended."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -38,7 +38,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return _main(argv)
     except KeyboardInterrupt:
         print("fxbucket: stopped", file=sys.stderr)
-        return _STOPPED
+        return STOPPED
 
 
 def _main(argv: Sequence[str] | None) -> int:

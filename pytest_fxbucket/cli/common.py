@@ -22,8 +22,6 @@ from pytest_fxbucket.user_code import user_code
 if TYPE_CHECKING:
     from pytest_fxbucket.plan.schema import Plan
 
-STOPPED = 130
-"""As shells say it of a command that Ctrl-C ended."""
 PLAN_HELP = (
     "plan file; ROW is the id of a [[matrix]] row, left out: the plan above the rows. FILE[ROW] and the node id of an "
     "item, as pytest prints it, mean the same"

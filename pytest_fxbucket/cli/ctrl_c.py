@@ -12,6 +12,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
 
+STOPPED = 130
+"""As shells say it of a command that Ctrl-C ended."""
+
 
 class CtrlC:
     """Whether Ctrl-C came."""

@@ -182,6 +182,8 @@ class Problem:
     module: str = ""
     """That cannot be traced."""
     looks_at_values: bool = False
+    where: str = ""
+    """In which size or flavor of a model that has several."""
 
     def to_override(self, modules: Mapping[str, type], overridden: Collection[str]) -> str:
         """The selector, of ``modules``, to override what looks at values; empty where none would help that is not there yet."""

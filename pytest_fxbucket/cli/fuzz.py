@@ -14,8 +14,8 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
-from pytest_fxbucket.cli.common import STOPPED, add_json, print_json, refuse_no_pass, refuse_not_above
-from pytest_fxbucket.cli.ctrl_c import CtrlC, noted
+from pytest_fxbucket.cli.common import add_json, print_json, refuse_no_pass, refuse_not_above
+from pytest_fxbucket.cli.ctrl_c import STOPPED, CtrlC, noted
 from pytest_fxbucket.errors import FxbucketError, UsageError
 from pytest_fxbucket.progress import on_stderr
 from pytest_fxbucket.user_code import user_code

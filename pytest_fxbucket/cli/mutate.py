@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pytest_fxbucket.cli.common import (
-    STOPPED,
     add_json,
     add_pass,
     add_plan,
@@ -21,6 +20,7 @@ from pytest_fxbucket.cli.common import (
     refuse_not_above,
     working_on,
 )
+from pytest_fxbucket.cli.ctrl_c import STOPPED
 from pytest_fxbucket.errors import UsageError
 from pytest_fxbucket.explain.find import find_plan
 from pytest_fxbucket.plan.folders import root_of

@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pytest_fxbucket.backends import CHOICES
-from pytest_fxbucket.cli.common import STOPPED, add_pass, add_plan, name_of, refuse_no_pass
+from pytest_fxbucket.cli.common import add_pass, add_plan, name_of, refuse_no_pass
+from pytest_fxbucket.cli.ctrl_c import STOPPED
 from pytest_fxbucket.errors import UsageError
 from pytest_fxbucket.explain.find import find_plan
 from pytest_fxbucket.plan.folders import root_of

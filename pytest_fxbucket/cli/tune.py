@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 
 from pytest_fxbucket.cli.cluster_options import add_cluster, cluster_asked, ms, on_world
 from pytest_fxbucket.cli.common import (
-    STOPPED,
     above_rows,
     add_json,
     add_plan,
@@ -19,6 +18,7 @@ from pytest_fxbucket.cli.common import (
     refuse_not_above,
     working_on,
 )
+from pytest_fxbucket.cli.ctrl_c import STOPPED
 from pytest_fxbucket.errors import FxbucketError, UsageError
 from pytest_fxbucket.explain.find import find_plan
 from pytest_fxbucket.files import write_whole

@@ -77,11 +77,6 @@ def stripped(text: str) -> str:
     return " ".join(_SAID.sub("...", text).split())[:160]
 
 
-def up_to(kind: str) -> Iterator[str]:
-    """``kind``, and those that are looked for before it."""
-    return iter(KINDS[: KINDS.index(kind) + 1])
-
-
 # What a trial has that a pass may trip over, in words.
 
 

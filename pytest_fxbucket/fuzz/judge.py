@@ -19,7 +19,7 @@ from pytest_fxbucket.compat.c10d import twin_name
 from pytest_fxbucket.cost.memory import liveness_of
 from pytest_fxbucket.errors import FxbucketError, PassError, text_of
 from pytest_fxbucket.fuzz import lockstep
-from pytest_fxbucket.fuzz.finds import DIFFERS, HANG, PLAN, RAISED, TWICE, VALUES, Find, features_of, up_to
+from pytest_fxbucket.fuzz.finds import DIFFERS, HANG, KINDS, PLAN, RAISED, TWICE, VALUES, Find, features_of
 from pytest_fxbucket.fuzz.our_pass import before_the_pass, run_pass
 from pytest_fxbucket.fuzz.program import copied, fake_groups, members_of
 from pytest_fxbucket.fuzz.tried_pass import Subject, subject_of
@@ -70,7 +70,7 @@ def problem(trial: Trial, pass_name: str, kind: str = TWICE) -> str:
 
 def judged(trial: Trial, subject: Subject, last: str = TWICE) -> Find | None:
     """The first thing that is not well, up to the kind ``last``; None: nothing is, or the pass has refused in words."""
-    for kind, says, *lines in _said(trial, subject, set(up_to(last))):
+    for kind, says, *lines in _said(trial, subject, set(KINDS[: KINDS.index(last) + 1])):
         return Find(kind, says, (*lines,), frozenset() if kind == TWICE else features_of(trial))
     return None
 

@@ -159,25 +159,16 @@ def compare(
 
     ``own`` is as of :func:`run`, of the graph ``after``. Symbolic sizes are once as traced, and once twice that.
     """
-    times = (1, 2) if has_symbolic(before) else (1,)
-    return [text for one in times for text in _compare(before, after, world, groups, own, one)]
-
-
-def _compare(
-    before: fx.GraphModule,
-    after: fx.GraphModule,
-    world: int,
-    groups: Groups | None,
-    own: Sequence[fx.Graph],
-    times: int,
-) -> list[str]:
-    results = []
-    for one, late in ((before, False), (after, False), (after, True)):
-        inputs = [inputs_of(tuple(given(before, times)), 0, rank) for rank in range(world)]
-        torch.manual_seed(0)
-        mine = own if one is after else ()
-        outputs = run(one.graph, inputs, groups, late=late, own=mine)[one.graph.output_node()]
-        results.append(list(zip(outputs, inputs, strict=True)))
-    first, *others = results
-    pairs = [(rank, first[rank], other[rank]) for other in others for rank in range(world)]
-    return [f"rank {rank}: {text}" for rank, one, other in pairs for text in differences(one, other)]
+    found = []
+    for times in (1, 2) if has_symbolic(before) else (1,):
+        results = []
+        for one, late in ((before, False), (after, False), (after, True)):
+            inputs = [inputs_of(tuple(given(before, times)), 0, rank) for rank in range(world)]
+            torch.manual_seed(0)
+            mine = own if one is after else ()
+            outputs = run(one.graph, inputs, groups, late=late, own=mine)[one.graph.output_node()]
+            results.append(list(zip(outputs, inputs, strict=True)))
+        first, *others = results
+        pairs = [(rank, first[rank], other[rank]) for other in others for rank in range(world)]
+        found += [f"rank {rank}: {text}" for rank, one, other in pairs for text in differences(one, other)]
+    return found

@@ -26,14 +26,13 @@ class Trial:
     written: Written
     plan: HfPlan
     problem: Problem | None = None
-    size: str = ""
-    """In which, small or real, it is wrong."""
+    """In the small size or the real one."""
 
 
 def tried(written: Written, plan: HfPlan, out: Path, modules: Mapping[str, type], say: Callable[[str], None]) -> Trial:
     """``written`` and ``plan`` with what they need to pass: overrides of some of ``modules``, other attention, other dtypes."""
     for _ in range(MOST_OVERRIDES):
-        size, problem = _problem(written, plan, out, say)
+        problem = _problem(written, plan, out, say)
         if problem is None:
             return Trial(written, plan)
         selector = problem.to_override(modules, plan.overridden)
@@ -41,11 +40,11 @@ def tried(written: Written, plan: HfPlan, out: Path, modules: Mapping[str, type]
             plan = replace(plan, overridden=(*plan.overridden, selector))
         elif _TWO_DTYPES in problem.said and plan.param_dtype:
             plan = replace(plan, param_dtype=None)
-        elif size == "real" and not written.eager_attention:
+        elif problem.where == "real" and not written.eager_attention:
             written = replace(written, eager_attention=True)
         else:
-            return Trial(written, plan, problem, size)
-    return Trial(written, plan, problem, size)
+            break
+    return Trial(written, plan, problem)
 
 
 def _holds_an_entry(module: str, plan: HfPlan) -> bool:
@@ -54,14 +53,14 @@ def _holds_an_entry(module: str, plan: HfPlan) -> bool:
     return any(name.startswith(f"{module}.") for name in names)
 
 
-def _problem(written: Written, plan: HfPlan, out: Path, say: Callable[[str], None]) -> tuple[str, Problem | None]:
-    """In which size what is wrong: of the small one first, which is soon told."""
+def _problem(written: Written, plan: HfPlan, out: Path, say: Callable[[str], None]) -> Problem | None:
+    """What is wrong: of the small size first, which is soon told."""
     with laid_out(written) as folder:
         real, small = parse_plans(plan_text(plan), folder / out.name)
         for size, one, checks in (("small", small, ("audit",)), ("real", real, ("audit", "collectives"))):
             if problem := first_failure(one, checks, say):
-                return size, replace(problem, said=problem.said.replace(f"{folder}{os.sep}", ""))
-    return "", None
+                return replace(problem, said=problem.said.replace(f"{folder}{os.sep}", ""), where=size)
+    return None
 
 
 _ATTENTION = re.compile(r"attn|attention", re.IGNORECASE)

@@ -8,7 +8,7 @@ import sys
 from argparse import Namespace
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import redirect_stdout
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -25,16 +25,6 @@ from pytest_fxbucket.user_code import user_code
 
 if TYPE_CHECKING:
     from torch import nn
-
-
-@dataclass(frozen=True)
-class _Tried:
-    """A plan, and what is still wrong with it."""
-
-    plan: TitanPlan
-    problem: Problem | None = None
-    flavor: str = ""
-    """In which."""
 
 
 def run(options: Namespace) -> int:
@@ -58,12 +48,12 @@ def run(options: Namespace) -> int:
         bucket, is_torchtitans = _bucket(model, found.name)
         again = {flavor: _checkpointed(found.built(flavor), job) for flavor in dict.fromkeys((found.flavor, found.small))}
         plan = TitanPlan(path.stem, found, job, bucket.of_any_depth(modules), BlockNames.of(model).aliases, again)
-        tried = _tried(plan, text, out, modules, progress.say)
+        plan, problem = _tried(plan, text, out, modules, progress.say)
     write_new(path, text)
-    write_new(out, plan_text(tried.plan))
-    for line in [*lines, "", *_summary(tried, path, out, is_torchtitans)]:
+    write_new(out, plan_text(plan))
+    for line in [*lines, "", *_summary(plan, problem, path, out, is_torchtitans)]:
         print(line)
-    return 1 if tried.problem else 0
+    return 1 if problem else 0
 
 
 def _in_toolkit(name: str) -> bool:
@@ -110,29 +100,31 @@ def _checkpointed(model: nn.Module, job: Any) -> tuple[str, ...]:
     return tuple(fqn for fqn, module in model.named_modules() if type(module).__name__ == "CheckpointWrapper")
 
 
-def _tried(plan: TitanPlan, text: str, out: Path, modules: Mapping[str, type], say: Callable[[str], None]) -> _Tried:
-    """``plan`` with overrides of some of ``modules``, if that is what it needs to pass."""
+def _tried(
+    plan: TitanPlan, text: str, out: Path, modules: Mapping[str, type], say: Callable[[str], None]
+) -> tuple[TitanPlan, Problem | None]:
+    """``plan`` with overrides of some of ``modules``, if that is what it needs to pass; and what is still wrong with it."""
     for _ in range(MOST_OVERRIDES):
-        flavor, problem = _problem(plan, text, out, say)
+        problem = _problem(plan, text, out, say)
         selector = problem.to_override(modules, plan.overridden) if problem else ""
         if not selector:
             break
         plan = replace(plan, overridden=(*plan.overridden, selector))
-    return _Tried(plan, problem, flavor)
+    return plan, problem
 
 
-def _problem(plan: TitanPlan, text: str, out: Path, say: Callable[[str], None]) -> tuple[str, Problem | None]:
-    """In which flavor what is wrong: first what ranks run, of which a step is made on this machine."""
+def _problem(plan: TitanPlan, text: str, out: Path, say: Callable[[str], None]) -> Problem | None:
+    """What is wrong: first with what ranks run, of which a step is made on this machine."""
     found = plan.chosen
     with laid_out(out.stem, lambda _: text) as folder:
         *_, small = plans = parse_plans(plan_text(plan), folder / out.name)
         say(f"making a step of {found.small}")
         if problem := _stops(folder, out.stem, found):
-            return found.small, problem
+            return problem
         for flavor, one in {found.small: small, found.flavor: plans[0]}.items():
             if problem := first_failure(one, ("audit", "collectives"), say):
-                return flavor, replace(problem, said=problem.said.replace(f"{folder}{os.sep}", ""))
-    return "", None
+                return replace(problem, said=problem.said.replace(f"{folder}{os.sep}", ""), where=flavor)
+    return None
 
 
 def _stops(folder: Path, name: str, found: Chosen) -> Problem | None:
@@ -156,12 +148,11 @@ def _stops(folder: Path, name: str, found: Chosen) -> Problem | None:
         module.loss(model(batch["tokens"]), batch).backward()
     except Exception as error:  # whatever a model raises on a machine that lacks what it needs
         where = f"module {inside[-1]} of a step on this machine" if inside else "a step on this machine"
-        return Problem(f"{where} raised {named(error)}")
+        return Problem(f"{where} raised {named(error)}", where=found.small)
     return None
 
 
-def _summary(tried: _Tried, path: Path, out: Path, is_torchtitans: bool) -> Iterator[str]:
-    plan = tried.plan
+def _summary(plan: TitanPlan, problem: Problem | None, path: Path, out: Path, is_torchtitans: bool) -> Iterator[str]:
     for alias, fqn in plan.ties.items():
         yield f"{alias} is tied to {fqn}: one parameter, in one entry, counted once in each total."
     whose = "torchtitan's own buckets" if is_torchtitans else "blocks of the model"
@@ -169,6 +160,6 @@ def _summary(tried: _Tried, path: Path, out: Path, is_torchtitans: bool) -> Iter
     yield from said_of_overrides(plan.overridden)
     if not plan.has_trainer:
         yield "The item eager is beside torch's own step: torchtitan's units shard the tied parameter twice, and so part it."
-    if tried.problem:
-        yield f"It does not pass yet, in the flavor {tried.flavor}: {tried.problem.said.rstrip('.')}."
+    if problem:
+        yield f"It does not pass yet, in the flavor {problem.where}: {problem.said.rstrip('.')}."
     yield f"Next: pytest --fxbucket-plans={out}"
