@@ -87,7 +87,7 @@ def _seconds(path: Path, trace: Mapping[str, Any], rank: int, marks: Sequence[Ma
             f"{path} has no clocks of rank {rank} between the nodes of its graph, as of a GPU; calibrate by a trace of torch's "
             "profiler"
         )
-    said = [(event.get("name"), _direction(event)) for event in events]
+    said = [(event.get("name"), event.get("args", {}).get("direction")) for event in events]
     wanted = [(span_name(mark.kind, mark.label, mark.direction), mark.direction) for mark in marks]
     if said != wanted:
         place = next((at for at, pair in enumerate(zip(said, wanted, strict=False)) if pair[0] != pair[1]), None)
@@ -103,17 +103,10 @@ def _seconds(path: Path, trace: Mapping[str, Any], rank: int, marks: Sequence[Ma
 def _own(trace: Mapping[str, Any], rank: int) -> Iterator[Mapping[str, Any]]:
     """Events of the one thread of ``rank``, whose host computes, in order."""
     of_rank = [event for event in trace["traceEvents"] if event.get("pid") == rank]
-    threads = {event.get("tid") for event in of_rank if event.get("ph") == "M" and _named(event) == COMPUTE}
+    names = [event for event in of_rank if event.get("ph") == "M" and event.get("name") == "thread_name"]
+    threads = {event.get("tid") for event in names if event.get("args", {}).get("name") == COMPUTE}
     own = [event for event in of_rank if event.get("ph") == "X" and event.get("tid") in threads]
     yield from sorted(own, key=lambda event: (event["ts"], event["ts"] + event.get("dur", 0)))
-
-
-def _named(event: Mapping[str, Any]) -> object:
-    return event.get("args", {}).get("name") if event.get("name") == "thread_name" else None
-
-
-def _direction(event: Mapping[str, Any]) -> object:
-    return event.get("args", {}).get("direction")
 
 
 def stretches_of(phase: Phase, graph: fx.Graph, marks: Sequence[Mark], steps: Sequence[Sequence[float]]) -> Iterator[Stretch]:

@@ -275,17 +275,13 @@ def seconds_of(step: Callable[[], None], device: str) -> float:
         begin = time.perf_counter_ns()
         step()
         return (time.perf_counter_ns() - begin) / 1e9
-    before, after = _event(), _event()
+    before, after = (torch.cuda.Event(enable_timing=True) for _ in range(2))
     torch.cuda.synchronize()
     before.record()
     step()
     after.record()
     torch.cuda.synchronize()
     return float(before.elapsed_time(after)) / 1e3
-
-
-def _event() -> torch.cuda.Event:
-    return torch.cuda.Event(enable_timing=True)
 
 
 def peak_bytes_of(step: Callable[[], None], device: str) -> int:

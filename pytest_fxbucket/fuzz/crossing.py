@@ -6,7 +6,7 @@ of its own, and learning rates change in between.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -114,7 +114,7 @@ class _Calls:
         }
         for node in graph.nodes:
             if node.op == "call_function":
-                env[node] = self._copied(node, env)
+                env[node] = self._filled(self.graph.node_copy(node, env.__getitem__))
         returned: Any = graph.output_node().args[0]
         results: dict[Key, Any] = {
             (value.role, value.fqn): env.get(item, item) for item, value in zip(returned, outputs, strict=True)
@@ -127,10 +127,6 @@ class _Calls:
             if results.get(key, node) is not node:
                 self._write(aten.copy_.default, node, results[key])
         return told
-
-    def _copied(self, node: fx.Node, env: Mapping[fx.Node, fx.Node]) -> fx.Node:
-        made = self.graph.node_copy(node, env.__getitem__)
-        return self._filled(made)
 
     def _clone(self, node: Any) -> Any:
         """What a call gives, as it is then: it may be a parameter, which is written behind it."""

@@ -197,9 +197,5 @@ def _limited(trial: Trial, share: float) -> Trial:
     made = copied(trial.graph_module)
     with fake_groups(trial.program.world, trial.program.groups):
         run_pass(made.graph, trial.plan, **trial.options)
-    return replace(trial, options={**trial.options, "max_in_flight_gb": share * _largest(made.graph) / (1 << 30)})
-
-
-def _largest(graph: fx.Graph) -> int:
-    """Bytes of the larger side of the largest collective."""
-    return max((launched_bytes(node) for node in graph.nodes if collectives.launch_kind(node)), default=1)
+    largest = max((launched_bytes(node) for node in made.graph.nodes if collectives.launch_kind(node)), default=1)
+    return replace(trial, options={**trial.options, "max_in_flight_gb": share * largest / (1 << 30)})

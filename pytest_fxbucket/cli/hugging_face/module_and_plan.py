@@ -106,7 +106,7 @@ def merged(values: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
 
 def _batches(written: Written) -> Iterator[str]:
     sizes, small_sizes = written.fed.sizes, written.small_fed.sizes
-    typed = [f"{key}: {_type(one)}" for key, one in sizes.items()]
+    typed = [f"{key}: {'tuple[Any, ...]' if isinstance(one, tuple) else 'int'}" for key, one in sizes.items()]
     yield f'''
 
 def batch(rank: int, step: int) -> dict[str, Any]:
@@ -137,10 +137,6 @@ def _wrapped(begin: str, parts: Sequence[str], end: str, indent: str = "") -> st
     if len(indent + begin + inside + end) <= _LINE:
         return f"{begin}{inside}{end}"
     return f"{begin}\n{indent}    {inside},\n{indent}{end}"
-
-
-def _type(value: Any) -> str:
-    return "tuple[Any, ...]" if isinstance(value, tuple) else "int"
 
 
 def _loss(written: Written) -> Iterator[str]:

@@ -152,22 +152,12 @@ def may_be_idle(model: nn.Module, idle: Sequence[str]) -> tuple[str, ...]:
     """
     from torch import nn
 
-    lists = [f"{fqn}.*" for fqn, module in model.named_modules() if _is_experts(fqn) and isinstance(module, nn.ModuleList)]
+    experts = [(fqn, module) for fqn, module in model.named_modules() if fqn.rpartition(".")[2] == "experts"]
+    lists = [f"{fqn}.*" for fqn, module in experts if isinstance(module, nn.ModuleList)]
     known = {name for name, _ in model.named_parameters()}
-    rest = [name for name in idle if name in known and not any(_holds(entry, name) for entry in lists)]
-    return tuple(dict.fromkeys([*map(_each_layer, lists), *_together(rest, sorted(known))]))
-
-
-def _is_experts(fqn: str) -> bool:
-    return fqn.rpartition(".")[2] == "experts"
-
-
-def _holds(entry: str, name: str) -> bool:
-    return name.startswith(entry.removesuffix("*"))
-
-
-def _each_layer(name: str) -> str:
-    return re.sub(r"\.\d+(?=\.)", ".*", name)
+    rest = [name for name in idle if name in known and not any(name.startswith(entry.removesuffix("*")) for entry in lists)]
+    of_each_layer = (re.sub(r"\.\d+(?=\.)", ".*", entry) for entry in lists)
+    return tuple(dict.fromkeys([*of_each_layer, *_together(rest, sorted(known))]))
 
 
 def _together(idle: list[str], known: list[str]) -> list[str]:
