@@ -9,7 +9,7 @@ import torch
 
 from pytest_fxbucket.compat.pipelining import RankStage, Transfer
 from pytest_fxbucket.errors import CaptureError
-from pytest_fxbucket.pipeline.table import Action
+from pytest_fxbucket.pipeline.schedules import Action
 from pytest_fxbucket.step.pipelined import Crossing, Pipelined, Work
 from pytest_fxbucket.step.roles import Value
 

@@ -14,8 +14,7 @@ from pytest_fxbucket.capture.batch import microbatches
 from pytest_fxbucket.compat.pipelining import run_schedule, schedule_on_ranks
 from pytest_fxbucket.errors import CaptureError
 from pytest_fxbucket.pipeline.rank_stage import Crossed, Stage
-from pytest_fxbucket.pipeline.schedules import table_of
-from pytest_fxbucket.pipeline.table import GATHERS, leaves
+from pytest_fxbucket.pipeline.schedules import GATHERS, leaves, table_of
 from pytest_fxbucket.ranks import device, mark
 from pytest_fxbucket.step.pipelined import TIES, UPDATE, Pipelined, Work, phase_of, stage_of
 from pytest_fxbucket.step_runner import KEPT, Key, PhaseGraph, StepRun, StepTask, Took, update

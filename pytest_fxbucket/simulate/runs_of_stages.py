@@ -7,14 +7,13 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from pytest_fxbucket.cost.memory import Storage
-from pytest_fxbucket.pipeline.schedules import table_of
-from pytest_fxbucket.pipeline.table import leaves
+from pytest_fxbucket.pipeline.schedules import leaves, table_of
 from pytest_fxbucket.simulate.runs import END, Held, Runs
 from pytest_fxbucket.step.mesh import Mesh
 from pytest_fxbucket.step.pipelined import TIES, UPDATE, Crossing, Pipelined, Work, phase_of
 
 if TYPE_CHECKING:
-    from pytest_fxbucket.pipeline.table import Action
+    from pytest_fxbucket.pipeline.schedules import Action
 
 
 def run_stages(runs: Runs, how: Pipelined, rounding: int) -> list[Held]:
