@@ -21,7 +21,7 @@ from pytest_fxbucket.passes.carried import carried
 from pytest_fxbucket.passes.keep_order import without_kept_order
 from pytest_fxbucket.passes.report import PassReport
 from pytest_fxbucket.plan.pass_tables import Overlap
-from pytest_fxbucket.same.two_graphs import ends
+from pytest_fxbucket.same.check import ends
 
 if TYPE_CHECKING:
     from torch import fx

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, cast
 
-from pytest_fxbucket.same.two_graphs import ends
+from pytest_fxbucket.same.check import ends
 from pytest_fxbucket.step.roles import Parameter, Role, StepGraph, Value
 
 if TYPE_CHECKING:

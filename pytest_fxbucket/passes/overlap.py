@@ -21,7 +21,7 @@ from pytest_fxbucket.graph.collectives import REDUCTIONS, communicates
 from pytest_fxbucket.passes import by_hand
 from pytest_fxbucket.passes.arrange import arranged, blocker, pull_up, readers, readers_before, relink
 from pytest_fxbucket.passes.compute import readers_of
-from pytest_fxbucket.passes.reordered import Reordered
+from pytest_fxbucket.passes.report import Reordered
 from pytest_fxbucket.passes.targets import LeftAlone
 from pytest_fxbucket.passes.updates import hoist_updates, kept_pairs, waits_of, why_late
 

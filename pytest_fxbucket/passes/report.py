@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any, Literal
 from pytest_fxbucket.passes.targets import LeftAlone
 
 if TYPE_CHECKING:
+    from torch import fx
+
     from pytest_fxbucket.passes.targets import MergeTarget
 
 
@@ -71,6 +73,17 @@ class Schedule:
     collectives: int
     pairs: tuple[tuple[str, str], ...]
     """(earlier, later) names of nodes whose order makes the overlap: a launch and compute, compute and a wait."""
+
+
+@dataclass(frozen=True, slots=True)
+class Reordered:
+    """What moving launches and waits came to, by hand or found by itself."""
+
+    left: tuple[LeftAlone, ...]
+    kept: tuple[tuple[fx.Node, fx.Node], ...]
+    """Pairs (earlier, later) whose order makes the overlap; no edge carries it."""
+    schedule: Schedule | None = None
+    """Of an order that was found by itself what it came to."""
 
 
 @dataclass(frozen=True, slots=True)

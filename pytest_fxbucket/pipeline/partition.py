@@ -18,7 +18,7 @@ from torch import fx
 from pytest_fxbucket.capture.backward import Read
 from pytest_fxbucket.capture.draws import draws
 from pytest_fxbucket.capture.functionalize import make_functional
-from pytest_fxbucket.capture.stage_marks import STAGE
+from pytest_fxbucket.capture.names import STAGE
 from pytest_fxbucket.compat.fx import uncompiled
 from pytest_fxbucket.errors import CaptureError
 from pytest_fxbucket.graph.effects import effects_of, written_arguments

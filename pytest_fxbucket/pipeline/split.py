@@ -14,7 +14,7 @@ import torch
 from torch import fx, nn
 
 from pytest_fxbucket.capture.functionalize import make_functional
-from pytest_fxbucket.capture.stage_marks import Call
+from pytest_fxbucket.capture.names import Call
 from pytest_fxbucket.compat.modules import forward_hooks
 from pytest_fxbucket.errors import StageError
 from pytest_fxbucket.graph.effects import written_arguments
