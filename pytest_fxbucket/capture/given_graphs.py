@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, get_args
 from pytest_fxbucket.compat.c10d import DEFAULT, group_ranks
 from pytest_fxbucket.errors import CaptureError
 from pytest_fxbucket.graph.collectives import read_launch
+from pytest_fxbucket.graph.gradients import returned
 from pytest_fxbucket.step.graph_sequence import HANDED, ORDER, refuse_unfitting
 from pytest_fxbucket.step.roles import WITHIN, Parameter, Phase, Role, StepGraph, Value
 from pytest_fxbucket.words import nearest
@@ -144,9 +145,7 @@ def _values(given: TracedStep, phase: Phase, side: str, where: str) -> tuple[Val
 
 
 def _outputs(given: TracedStep, phase: Phase) -> list[Any]:
-    returned = given.graphs[phase].graph.output_node().args[0]
-    nodes = list(returned) if isinstance(returned, (list, tuple)) else [returned]
-    return [getattr(node, "meta", {}).get("val") for node in nodes]
+    return [getattr(node, "meta", {}).get("val") for node in returned(given.graphs[phase].graph.output_node())]
 
 
 def _inputs(given: TracedStep, phase: Phase, roles: Sequence[str], where: str) -> list[Any]:

@@ -81,6 +81,6 @@ def said_in_blocks(problems: Iterable[tuple[Sequence[int], Sequence[str]]]) -> l
     return found
 
 
-def capped(lines: list[str]) -> list[str]:
+def capped(lines: list[str], most: int = _MOST_LINES) -> list[str]:
     """At most as many lines as a person reads; the count says the rest."""
-    return lines if len(lines) <= _MOST_LINES else [*lines[:_MOST_LINES], f"... and {len(lines) - _MOST_LINES} more"]
+    return lines if len(lines) <= most else [*lines[:most], f"... and {len(lines) - most} more"]

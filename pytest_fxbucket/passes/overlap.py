@@ -36,7 +36,7 @@ Stage = list["Merged"]
 DIRECTIONS: tuple[Direction, Direction] = ("forward", "backward")
 
 
-def reorder(graph: fx.Graph, scheduler: Scheduler, updating: Iterable[fx.Node] = ()) -> Reordered:
+def reorder(graph: fx.Graph, scheduler: Scheduler, updating: Iterable[fx.Node]) -> Reordered:
     """Move launches and waits of the buckets in ``graph``, with what they need and who reads them, as ``scheduler`` says.
 
     ``updating`` are the optimizer's nodes, which move if the rules say so. Raises :class:`PlanError` for a place by hand that
