@@ -178,15 +178,8 @@ def _described(node: fx.Node, stage: int, forward: Forward) -> Crossing:
             "can cross; put the cut elsewhere"
         )
     path = forward.batch.get(node)
-    return Crossing(
-        name=node.name if path is None else path,
-        module=module_of(node) if path is None else "",
-        stage=stage,
-        shape=tuple(value.shape),
-        strides=tuple(value.stride()),
-        dtype=value.dtype,
-        bytes=value.numel() * value.element_size(),
-    )
+    name, module = (node.name, module_of(node)) if path is None else (path, "")
+    return Crossing.of(name, module, stage, value)
 
 
 def _modules(forward: Forward, places: Sequence[int], index: int) -> tuple[str, ...]:
