@@ -169,10 +169,10 @@ def join(joint: Joint, update: TracedUpdate) -> tuple[fx.GraphModule, tuple[Valu
     inputs += [pair for pair in before if pair[1].role == "batch"]
     for node, _ in inputs:
         copies[node] = graph.node_copy(node)
-    known = {(value.role, value.fqn): copies[node] for node, value in inputs}
+    known = {value.key: copies[node] for node, value in inputs}
     given = _copied(graph, joint.graph, copies, constants)
-    known |= {(value.role, value.fqn): node for value, node in zip(joint.outputs, given, strict=True)}
-    copies |= {node: known[value.role, value.fqn] for node, value in behind}
+    known |= {value.key: node for value, node in zip(joint.outputs, given, strict=True)}
+    copies |= {node: known[value.key] for node, value in behind}
     graph.output([*given, *_copied(graph, update.graph_module, copies, constants)])
     return uncompiled(constants, graph), tuple(value for _, value in inputs), (*joint.outputs, *update.outputs)
 

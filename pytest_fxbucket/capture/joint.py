@@ -15,7 +15,7 @@ from torch import fx, nn
 from pytest_fxbucket.capture.backward import DenseGradients, Read, backward_in_forward, checkpoints_traced, notes_of, reached
 from pytest_fxbucket.capture.batch import microbatches, refuse_other_loss, refuse_unread, split_of
 from pytest_fxbucket.capture.draws import draws_on_tape
-from pytest_fxbucket.capture.names import NodeNamer, inputs_cast
+from pytest_fxbucket.capture.names import NodeNamer, StageMarks, first_names, inputs_cast
 from pytest_fxbucket.capture.override.anchors import Anchors
 from pytest_fxbucket.capture.override.expand import expand
 from pytest_fxbucket.capture.override.overrides import NONE, Overrides
@@ -34,7 +34,6 @@ from pytest_fxbucket.capture.refusals import (
     refuse_written_parameters,
 )
 from pytest_fxbucket.capture.reshard import gather_again_in_backward
-from pytest_fxbucket.capture.stage_marks import StageMarks, first_names
 from pytest_fxbucket.capture.unregistered import keep_buffers, refuse_other_buffers, take_as_inputs
 from pytest_fxbucket.compat import pytree, tracing
 from pytest_fxbucket.compat.fake_tensors import FakeTensorMode

@@ -15,6 +15,7 @@ from torch import fx
 from pytest_fxbucket.capture.given_graphs import TracedStep
 from pytest_fxbucket.compat.pytree import tree_leaves
 from pytest_fxbucket.errors import CaptureError
+from pytest_fxbucket.graph.gradients import returned
 from pytest_fxbucket.step.graph_sequence import ORDER
 from pytest_fxbucket.step.roles import Phase
 from pytest_fxbucket.words import counted, nearest
@@ -78,9 +79,7 @@ def placed_step(
 
 def _flat(module: fx.GraphModule) -> fx.GraphModule:
     """``module``, or a copy that returns one list, where it returns lists in one: AOT autograd's joint graphs do so."""
-    returned: Any = module.graph.output_node().args[0]
-    nested = any(isinstance(one, (list, tuple)) for one in returned) if isinstance(returned, (list, tuple)) else False
-    if not nested:
+    if not any(isinstance(one, (list, tuple)) for one in returned(module.graph.output_node())):
         return module
     graph = copy.deepcopy(module.graph)
     output = graph.output_node()
@@ -238,8 +237,7 @@ class _Naming:
                 )
 
     def _outputs(self, phase: Phase) -> Iterator[tuple[str, str]]:
-        returned: Any = self.graphs[phase].graph.output_node().args[0]
-        nodes = list(returned) if isinstance(returned, (list, tuple)) else [returned]
+        nodes = returned(self.graphs[phase].graph.output_node())
         names = self._counted(phase, "outputs", len(nodes), self.outputs.get(phase) or self._usual_outputs(phase, nodes))
         made: dict[str, str] = {}
         for node, name in zip(nodes, names, strict=True):

@@ -6,14 +6,13 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from pytest_fxbucket.checks.bitwise.crossing import crossing_notes, crossing_problems
-from pytest_fxbucket.checks.context import capped, looked_at, said_once
+from pytest_fxbucket.checks.context import looked_at
 from pytest_fxbucket.checks.promises.automatic import automatic_problems
 from pytest_fxbucket.checks.promises.expectations import kept_apart, promise_of
+from pytest_fxbucket.checks.promises.foreign import Beside, done_beside, metadata_problems
 from pytest_fxbucket.checks.promises.kept import audit, left_out
-from pytest_fxbucket.checks.promises.kept_order import order_problems
-from pytest_fxbucket.checks.promises.metadata import metadata_problems
-from pytest_fxbucket.checks.promises.other_changes import Beside, done_beside
-from pytest_fxbucket.checks.verdict import Verdict, failed, passed
+from pytest_fxbucket.checks.promises.order import order_problems
+from pytest_fxbucket.checks.verdict import Verdict, capped, failed, passed, said_once
 from pytest_fxbucket.errors import CaptureError
 from pytest_fxbucket.pipeline.composed import parameter_problems
 from pytest_fxbucket.words import counted

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from pytest_fxbucket.checks.context import capped, disagreements, looked_at, said_once, schedule_problems
-from pytest_fxbucket.checks.verdict import Verdict, failed, passed
+from pytest_fxbucket.checks.context import disagreements, looked_at, schedule_problems
+from pytest_fxbucket.checks.verdict import Verdict, capped, failed, passed, said_once
 from pytest_fxbucket.graph.pairing import mixed_launches
 from pytest_fxbucket.words import counted
 

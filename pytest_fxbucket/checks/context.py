@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 from pytest_fxbucket.backends import BACKENDS, BackendChoice, choose, row_of
 from pytest_fxbucket.checks.devices import cannot_run_on
-from pytest_fxbucket.checks.verdict import Verdict, failed, skipped
+from pytest_fxbucket.checks.verdict import Verdict, capped, failed, skipped
 from pytest_fxbucket.errors import CaptureError
 from pytest_fxbucket.graph.calls import joint_problems
-from pytest_fxbucket.pipeline.schedules import table_of, table_problems
+from pytest_fxbucket.pipeline.problems import table_problems
+from pytest_fxbucket.pipeline.schedules import table_of
 from pytest_fxbucket.plan.folders import folders_of
 from pytest_fxbucket.plan.mesh_consistency import refuse_too_many_ranks
 from pytest_fxbucket.ranks import machine as machines
@@ -32,8 +33,6 @@ if TYPE_CHECKING:
 
     _Stage = tuple[str, Mapping[int, Mapping[Phase, "Passed | Looked"]]]
     """Name, and by rank what was seen of each graph behind it."""
-
-_MOST_LINES = 30
 
 
 class Times(Protocol):
@@ -127,37 +126,6 @@ def looked_at(world: PlanOnMesh) -> str:
     """Which ranks' graphs were looked at, for people."""
     ranks = world.ranks()
     return f"{world.size} ranks" if len(ranks) == world.size else f"{len(ranks)} of {world.size} ranks"
-
-
-def said_once(problems: Iterable[tuple[Sequence[int], Sequence[str]]]) -> list[str]:
-    """Problems of each set of ranks that share a graph, those of all graphs once; the others name their ranks."""
-    found: dict[str, list[int]] = {}
-    graphs = 0
-    for ranks, sentences in problems:
-        graphs += len(ranks)
-        for sentence in dict.fromkeys(sentences):
-            found.setdefault(sentence, []).extend(ranks)
-    return [
-        sentence if len(ranks) == graphs else f"rank {', '.join(map(str, sorted(ranks)))}: {sentence}"
-        for sentence, ranks in found.items()
-    ]
-
-
-def said_in_blocks(problems: Iterable[tuple[Sequence[int], Sequence[str]]]) -> list[str]:
-    """Lines of each set of ranks that has the same ones; those of all ranks name none. Indented ones belong to that above."""
-    ranks: dict[tuple[str, ...], list[int]] = {}
-    for its, lines in problems:
-        ranks.setdefault(tuple(lines), []).extend(its)
-    found: list[str] = []
-    for block, its in ranks.items():
-        of = "" if len(ranks) == 1 else f"rank {', '.join(map(str, sorted(its)))}: "
-        found += [line if line.startswith(" ") else of + line for line in block]
-    return found
-
-
-def capped(lines: list[str]) -> list[str]:
-    """At most as many lines as a person reads; the count says the rest."""
-    return lines if len(lines) <= _MOST_LINES else [*lines[:_MOST_LINES], f"... and {len(lines) - _MOST_LINES} more"]
 
 
 def disagreements(world: PlanOnMesh) -> list[str]:

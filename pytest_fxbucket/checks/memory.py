@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from pytest_fxbucket.checks.context import capped, looked_at, said_in_blocks
-from pytest_fxbucket.checks.verdict import Verdict, failed, passed
+from pytest_fxbucket.checks.context import looked_at
+from pytest_fxbucket.checks.verdict import Verdict, capped, failed, passed, said_in_blocks
 from pytest_fxbucket.cost.cluster import cluster_of
 from pytest_fxbucket.simulate.of_plan import SimulatedRank, simulated_ranks, unbucketed
 

@@ -83,14 +83,12 @@ class OnRanks:
         )
 
 
-def refuse_too_large(
-    parameters: Sequence[Parameter], world: int, where: str, check: str = "bitwise", environ: Mapping[str, str] = os.environ
-) -> None:
+def refuse_too_large(parameters: Sequence[Parameter], world: int, where: str, check: str = "bitwise") -> None:
     """Raise :class:`RankError`, beginning with ``where``, if the ranks' models together exceed the memory that is free here.
 
     ``check`` is the one that needs them.
     """
-    ranks = int(environ.get("LOCAL_WORLD_SIZE", world))  # of this machine, under torchrun
+    ranks = int(os.environ.get("LOCAL_WORLD_SIZE", world))  # of this machine, under torchrun
     needed = ranks * sum(prod(one.shape) * one.dtype.itemsize for one in parameters)
     if needed > (free := available_memory()):
         raise RankError(
@@ -112,7 +110,8 @@ def final_values(world: PlanOnMesh, rank: int, phase: Phase) -> tuple[Values, Va
         return _of_stages(reference, final, phase)
     phases = (phase,) if phase in final.graphs else CROSSING
     inputs, outputs = (
-        tuple(_each_once(value for one in phases for value in side[one])) for side in (final.inputs, final.outputs)
+        tuple(dict.fromkeys(value for one in phases for value in side[one] if value.role != "carried"))
+        for side in (final.inputs, final.outputs)
     )
     if (set(inputs), set(outputs)) == (set(reference.inputs[phase]), set(reference.outputs[phase])):
         return (), ()
@@ -123,23 +122,19 @@ def _of_stages(reference: StepGraph, final: StepGraph, phase: Phase) -> tuple[Va
     """Those of the reference that a rank's stages have, and state of their own; each rank gets the whole batch."""
     sides = (reference.inputs[phase], final.inputs), (reference.outputs[phase], final.outputs)
     inputs, outputs = (
-        (*(one for one in known if one.role == "batch" or _key(one) in _keys(has)), *_new_state(known, has))
+        (*(one for one in known if one.role == "batch" or one.key in _keys(has)), *_new_state(known, has))
         for known, has in sides
     )
     return inputs, outputs
 
 
 def _new_state(known: Values, side: Mapping[Phase, Values]) -> Iterable[Value]:
-    keys = {_key(value) for value in known}
-    return dict.fromkeys(one for values in side.values() for one in values if one.role == "state" and _key(one) not in keys)
+    keys = {value.key for value in known}
+    return dict.fromkeys(one for values in side.values() for one in values if one.role == "state" and one.key not in keys)
 
 
 def _keys(side: Mapping[Phase, Values]) -> set[tuple[str, str]]:
-    return {_key(value) for values in side.values() for value in values}
-
-
-def _key(value: Value) -> tuple[str, str]:
-    return value.role, value.fqn
+    return {value.key for values in side.values() for value in values}
 
 
 def added_state(world: PlanOnMesh) -> list[str]:
@@ -159,7 +154,3 @@ def _final_state(world: PlanOnMesh) -> set[str]:
 
 def _state(step: StepGraph) -> set[str]:
     return {fqn for role, fqn in _keys(step.inputs) if role == "state"}
-
-
-def _each_once(values: Iterable[Value]) -> Iterable[Value]:
-    return dict.fromkeys(value for value in values if value.role != "carried")

@@ -1,13 +1,16 @@
-"""What a check says."""
+"""What a check says: its verdict, and the lines of several ranks as one list."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 if TYPE_CHECKING:
     from pytest_fxbucket.ranks.failure import RankFailure
+
+_MOST_LINES = 30
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,3 +53,34 @@ def failed_on_ranks(check: str, failure: RankFailure) -> Verdict:
 def skipped(check: str, reason: str) -> Verdict:
     """A check that could not run here; counted and named, never passed."""
     return Verdict(check, "skipped", reason)
+
+
+def said_once(problems: Iterable[tuple[Sequence[int], Sequence[str]]]) -> list[str]:
+    """Problems of each set of ranks that share a graph, those of all graphs once; the others name their ranks."""
+    found: dict[str, list[int]] = {}
+    graphs = 0
+    for ranks, sentences in problems:
+        graphs += len(ranks)
+        for sentence in dict.fromkeys(sentences):
+            found.setdefault(sentence, []).extend(ranks)
+    return [
+        sentence if len(ranks) == graphs else f"rank {', '.join(map(str, sorted(ranks)))}: {sentence}"
+        for sentence, ranks in found.items()
+    ]
+
+
+def said_in_blocks(problems: Iterable[tuple[Sequence[int], Sequence[str]]]) -> list[str]:
+    """Lines of each set of ranks that has the same ones; those of all ranks name none. Indented ones belong to that above."""
+    ranks: dict[tuple[str, ...], list[int]] = {}
+    for its, lines in problems:
+        ranks.setdefault(tuple(lines), []).extend(its)
+    found: list[str] = []
+    for block, its in ranks.items():
+        of = "" if len(ranks) == 1 else f"rank {', '.join(map(str, sorted(its)))}: "
+        found += [line if line.startswith(" ") else of + line for line in block]
+    return found
+
+
+def capped(lines: list[str], most: int = _MOST_LINES) -> list[str]:
+    """At most as many lines as a person reads; the count says the rest."""
+    return lines if len(lines) <= most else [*lines[:most], f"... and {len(lines) - most} more"]

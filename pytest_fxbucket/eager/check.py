@@ -88,9 +88,7 @@ class Eager(OnRanks):
 
     def _problems(self, seen: Sequence[Seen]) -> Iterator[str]:
         world = self.world
-        for rank, one in enumerate(seen):
-            if one.digests != tuple(run_digests(world, "joint", rank)):
-                yield f"rank {rank} ran another graph than the one that was checked"
+        yield from judge.wrong_graphs(seen, [tuple(run_digests(world, "joint", rank)) for rank in range(world.size)])
         yield from dict.fromkeys(f"{self._torchs}: {one.wrong}" for one in seen if one.wrong)
         yield from dict.fromkeys(f"{self._torchs} stepped, and then raised {one.cannot}" for one in seen if _stopped(one))
         sided = dict.fromkeys(clause for one in seen for clause in one.one_sided)
@@ -176,7 +174,7 @@ def _unread(whole: StepGraph) -> tuple[tuple[str, str], ...]:
     What a stage reads and its graph has lost is not among them.
     """
     places = zip(whole.inputs["joint"], whole.graphs["joint"].graph.find_nodes(op="placeholder"), strict=True)
-    return tuple((value.role, value.fqn) for value, node in places if value.role in ("param", "buffer") and not node.users)
+    return tuple(value.key for value, node in places if value.role in ("param", "buffer") and not node.users)
 
 
 def _stopped(one: Seen) -> bool:

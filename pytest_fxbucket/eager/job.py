@@ -106,7 +106,7 @@ def run(rank: int, world: int, task: EagerTask) -> Seen:
     ours = final_run(graphs, start, graph)
     reporter = StepReporter(task.pipe, rank)
     try:
-        theirs = _Reference.make(rank, task, found, {(value.role, value.fqn) for value in ours.task.inputs})
+        theirs = _Reference.make(rank, task, found, {value.key for value in ours.task.inputs})
         unread = {key: one for key, one in theirs.step.tensors().items() if key in task.unread}
         for step in range(graph.steps):
             batch = [tensor.to(device()) for tensor in batches(step)]
@@ -273,8 +273,8 @@ def _its_own() -> Iterator[None]:
 
 def _by_key(ours: StepRun, took: Took) -> Left:
     """What the graph left, by role and name: inputs as they are now, and outputs that are no new values of those."""
-    left = {(v.role, v.fqn): tensor for v, tensor in zip(ours.task.inputs, took.given, strict=True)}
-    left |= {(v.role, v.fqn): made for v, made in zip(ours.task.outputs, took.results, strict=True)}
+    left = {v.key: tensor for v, tensor in zip(ours.task.inputs, took.given, strict=True)}
+    left |= {v.key: made for v, made in zip(ours.task.outputs, took.results, strict=True)}
     return {("loss", "") if key[0] == "loss" else key: value for key, value in left.items()}
 
 

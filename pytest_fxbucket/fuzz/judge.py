@@ -30,8 +30,8 @@ from pytest_fxbucket.passes.carried import carried
 from pytest_fxbucket.passes.keep_order import without_kept_order
 from pytest_fxbucket.passes.report import PassReport
 from pytest_fxbucket.plan.pass_tables import Overlap
-from pytest_fxbucket.same import two_graphs
-from pytest_fxbucket.same.two_graphs import ends
+from pytest_fxbucket.same.check import ends
+from pytest_fxbucket.same.check import problems as other_results
 from pytest_fxbucket.step.portable import digest, encode
 
 if TYPE_CHECKING:
@@ -171,7 +171,7 @@ def problems(program: Program, graphs: list[fx.Graph]) -> list[str]:
     found: dict[str, None] = {}
     for rank, graph in enumerate(graphs):
         plain = without_kept_order(graph)
-        reading = read_graph(plain, *two_graphs.ends(plain))
+        reading = read_graph(plain, *ends(plain))
         calls[rank], own = calls_of(plain, reading, twinned(members_of(program.world, program.groups, rank)))
         found.update(dict.fromkeys(own))
     return [*found, *joint_problems(calls)]
@@ -199,7 +199,7 @@ def differs(made: Made) -> Iterator[tuple[str, ...]]:
         for rank in (0, program.world - 1):
             members = twinned(members_of(program.world, program.groups, rank))
             plain = fx.GraphModule(made.after[rank], without_kept_order(made.after[rank].graph))
-            for text in two_graphs.problems(before, plain, members):
+            for text in other_results(before, plain, members):
                 yield VALUES, f"rank {rank}: {text}"
 
 

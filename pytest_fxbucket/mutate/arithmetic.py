@@ -1,4 +1,4 @@
-"""Sums and scalings in a graph, and the numbers in it."""
+"""Sums and scalings in a graph, the numbers in it, and the norms that gradients are clipped by."""
 
 from __future__ import annotations
 
@@ -9,12 +9,16 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from pytest_fxbucket.graph.compute import computes
+from pytest_fxbucket.graph.collectives import tensors_sent, waits_of
+from pytest_fxbucket.graph.compute import computes, is_reduced
 from pytest_fxbucket.graph.ops import by_operator, operator_name
+from pytest_fxbucket.graph.walks import reached, readers_of
 from pytest_fxbucket.mutate.values import alike
 
 if TYPE_CHECKING:
     from torch import fx
+
+    from pytest_fxbucket.mutate.operator import Seen
 
 _SCALINGS = ("aten::mul", "aten::div")
 _NUMBERS = ("number", "float", "Optional[number]", "Optional[float]")
@@ -65,3 +69,26 @@ def another(number: int | float) -> int | float:
     if isinstance(number, int):
         return number + 1
     return 1.0 if number == 0 else number * 2 if math.isfinite(number) else 0.0
+
+
+# Norms: their sums over ranks, among all other all-reduces.
+
+
+def other_sums(seen: Seen) -> Iterator[tuple[fx.Node, bool]]:
+    """(launch, whether it sums norms for an update) of every all-reduce of one tensor that is no gradient."""
+    updating = {seen.nodes[name] for name in seen.reading.updating_names}
+    for bucket in seen.reading.buckets:
+        launch = seen.nodes[bucket.node]
+        if bucket.kind == "all_reduce" and not any(bucket.fqns) and len(tensors_sent(launch)) == 1 and waits_of(launch):
+            yield launch, _is_of_norms(launch) and not updating.isdisjoint(readers_of([launch]))
+
+
+def _is_of_norms(launch: fx.Node) -> bool:
+    """Whether all that ``launch`` sends is made of numbers that tensors were reduced to."""
+    made = reached(tensors_sent(launch), lambda node: () if is_reduced(node) else node.all_input_nodes)
+    return all(is_reduced(node) or node.all_input_nodes for node in made)
+
+
+def is_norm(node: fx.Node) -> bool:
+    """Whether ``node`` is one number that a tensor was reduced to, one of a list of them too."""
+    return is_reduced(node.all_input_nodes[0] if node.target is getitem else node)

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from pytest_fxbucket.checks.context import capped
-from pytest_fxbucket.checks.verdict import Verdict, failed, passed
+from pytest_fxbucket.checks.verdict import Verdict, capped, failed, passed
 from pytest_fxbucket.mutate.judge import Asked, scored
 from pytest_fxbucket.mutate.score import Score, sums, survivor_lines, undecided_lines
 from pytest_fxbucket.words import counted

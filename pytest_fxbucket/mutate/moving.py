@@ -80,11 +80,9 @@ def sunk(seen: Seen, node: fx.Node, before: fx.Node) -> Move | None:
 def _move(seen: Seen, own: set[fx.Node], goes: Callable[[fx.Node], bool], before: fx.Node, begin: int, end: int) -> Move | None:
     """What of ``own`` goes to ``before``, if something that matters to a schedule stands between ``begin`` and ``end``."""
     between = list(seen.graph.nodes)[begin:end]
-    if before in own or not any(one not in own and one.target is not after and _matters(one) for one in between):
+    if before in own or not any(
+        one not in own and one.target is not after and (computes(one) or not carries(one)) for one in between
+    ):
         return None
     names = tuple(one.name for one in sorted(own, key=seen.place.__getitem__) if goes(one))
     return Move(names, before.name) if names else None
-
-
-def _matters(node: fx.Node) -> bool:
-    return computes(node) or not carries(node)

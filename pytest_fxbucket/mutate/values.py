@@ -10,9 +10,9 @@ import torch
 from torch.fx.node import map_arg
 
 from pytest_fxbucket.graph.collectives import communicates
-from pytest_fxbucket.graph.effects import effects_of
+from pytest_fxbucket.graph.effects import effects_of, written_arguments
 from pytest_fxbucket.graph.gradients import returned
-from pytest_fxbucket.graph.ops import operator_name
+from pytest_fxbucket.graph.ops import operator_name, overload, returns_written
 from pytest_fxbucket.mutate.operator import Site
 
 if TYPE_CHECKING:
@@ -107,6 +107,16 @@ def swapped(seen: Seen, role: Role) -> Iterator[Site]:
         if readers:
             how = f"and {second.name} are read for each other"
             yield Site(first.name, how, partial(trade, first.name, second.name, readers))
+
+
+def writes(seen: Seen) -> Iterator[tuple[fx.Node, fx.Node]]:
+    """(writer, what it writes) of each operator that writes one tensor and gives that or nothing."""
+    for node in seen.graph.nodes:
+        if overload(node) is None or communicates(node):
+            continue
+        targets = written_arguments(node)
+        if len(targets) == 1 and tensor(targets[0]) is not None and (returns_written(node) or not node.users):
+            yield node, targets[0]
 
 
 # Changes. All take names of nodes, or places of outputs, and the graph last.

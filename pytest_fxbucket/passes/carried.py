@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 
 from pytest_fxbucket.graph import collectives
+from pytest_fxbucket.graph.gradients import returned
 from pytest_fxbucket.graph.modules import direction_of
 from pytest_fxbucket.graph.movement import moves_or_pads
 from pytest_fxbucket.graph.ops import by_operator
@@ -50,8 +51,7 @@ class Carried(NamedTuple):
 def carried(graph: fx.Graph) -> dict[fx.Node, Carried]:
     """What each launch of ``graph`` carries, in graph order."""
     inputs = {node: i for i, node in enumerate(graph.find_nodes(op="placeholder"))}
-    returned = graph.output_node().args[0]
-    values = returned if isinstance(returned, (list, tuple)) else (returned,)
+    values = returned(graph.output_node())
     outputs = {node: i for i, node in reversed(list(enumerate(values))) if isinstance(node, torch.fx.Node)}
     products = _Products()
     found: dict[fx.Node, Carried] = {}

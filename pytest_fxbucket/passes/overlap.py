@@ -21,7 +21,7 @@ from pytest_fxbucket.graph.collectives import REDUCTIONS, communicates
 from pytest_fxbucket.passes import by_hand
 from pytest_fxbucket.passes.arrange import arranged, blocker, pull_up, readers, readers_before, relink
 from pytest_fxbucket.passes.compute import readers_of
-from pytest_fxbucket.passes.reordered import Reordered
+from pytest_fxbucket.passes.report import Reordered
 from pytest_fxbucket.passes.targets import LeftAlone
 from pytest_fxbucket.passes.updates import hoist_updates, kept_pairs, waits_of, why_late
 
@@ -36,7 +36,7 @@ Stage = list["Merged"]
 DIRECTIONS: tuple[Direction, Direction] = ("forward", "backward")
 
 
-def reorder(graph: fx.Graph, scheduler: Scheduler, updating: Iterable[fx.Node] = ()) -> Reordered:
+def reorder(graph: fx.Graph, scheduler: Scheduler, updating: Iterable[fx.Node]) -> Reordered:
     """Move launches and waits of the buckets in ``graph``, with what they need and who reads them, as ``scheduler`` says.
 
     ``updating`` are the optimizer's nodes, which move if the rules say so. Raises :class:`PlanError` for a place by hand that

@@ -15,6 +15,7 @@ from pytest_fxbucket.compat.fx import uncompiled
 from pytest_fxbucket.cost.cluster import cluster_of
 from pytest_fxbucket.cost.costs import Roofline, groups_of, own_cost
 from pytest_fxbucket.errors import FxbucketError, PassError, PlanError
+from pytest_fxbucket.graph.gradients import returned
 from pytest_fxbucket.graph.reading import read_given
 from pytest_fxbucket.pass_names import in_order
 from pytest_fxbucket.passes.auto.estimates import Estimates, Key
@@ -138,10 +139,9 @@ def estimates_of(job: PassJob) -> Estimates | None:
 
 def _refuse_other_ends(name: str, graph: fx.Graph, job: PassJob) -> None:
     """A pass may change how values are computed, never how many go in and out."""
-    returned = graph.output_node().args[0]
     ends = {
         "inputs": (len(graph.find_nodes(op="placeholder")), len(job.step.inputs[job.phase])),
-        "outputs": (len(returned) if isinstance(returned, (list, tuple)) else 1, len(job.step.outputs[job.phase])),
+        "outputs": (len(returned(graph.output_node())), len(job.step.outputs[job.phase])),
     }
     for what, (have, expected) in ends.items():
         if have != expected:

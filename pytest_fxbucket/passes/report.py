@@ -8,8 +8,11 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 from pytest_fxbucket.passes.targets import LeftAlone
+from pytest_fxbucket.words import some
 
 if TYPE_CHECKING:
+    from torch import fx
+
     from pytest_fxbucket.passes.targets import MergeTarget
 
 
@@ -71,6 +74,17 @@ class Schedule:
     collectives: int
     pairs: tuple[tuple[str, str], ...]
     """(earlier, later) names of nodes whose order makes the overlap: a launch and compute, compute and a wait."""
+
+
+@dataclass(frozen=True, slots=True)
+class Reordered:
+    """What moving launches and waits came to, by hand or found by itself."""
+
+    left: tuple[LeftAlone, ...]
+    kept: tuple[tuple[fx.Node, fx.Node], ...]
+    """Pairs (earlier, later) whose order makes the overlap; no edge carries it."""
+    schedule: Schedule | None = None
+    """Of an order that was found by itself what it came to."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -233,7 +247,7 @@ def sentence(split: SplitReason, kind: str, dims: Mapping[str, str] = {}) -> str
     twice = split.reason == "direction" and kind != "all_gather"
     return (_REDUCED_TWICE if twice else _SENTENCES[split.reason]).format(
         mine=dims.get(split.mine, split.mine),
-        others=_listed([dims.get(other, other) for other in split.others]),
+        others=some([dims.get(other, other) for other in split.others]),
         bytes=split.bytes,
         more=split.more,
         cap_mb=split.cap_mb,
@@ -245,8 +259,3 @@ def remedy(split: SplitReason, kind: str) -> str:
     """What to change in the plan or the model so that ``split`` does not part a bucket of ``kind``."""
     text = _REMEDIES[split.reason] if kind == "all_gather" else _OF_REDUCTIONS.get(split.reason, _REMEDIES[split.reason])
     return text.format(needed=math.ceil((split.bytes + split.more) / _MB * 1000) / 1000)
-
-
-def _listed(names: Sequence[str], most: int = 3) -> str:
-    more = f" and {len(names) - most} more" if len(names) > most else ""
-    return ", ".join(names[:most]) + more

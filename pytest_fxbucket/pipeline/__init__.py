@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from pytest_fxbucket.pipeline.problems import table_problems
     from pytest_fxbucket.pipeline.propose import proposed_cuts
-    from pytest_fxbucket.pipeline.schedules import Action, Table, bubble, table_of, table_problems, text_of
+    from pytest_fxbucket.pipeline.schedules import Action, Table, bubble, table_of, text_of
     from pytest_fxbucket.pipeline.split import split_stages
     from pytest_fxbucket.pipeline.stages import Stage, Stages, Summary, Tie
     from pytest_fxbucket.step.pipelined import Crossing
@@ -28,22 +30,17 @@ __all__ = [
 ]
 
 
+_MODULES = {
+    **dict.fromkeys(("Action", "Table", "bubble", "table_of", "text_of"), "schedules"),
+    "proposed_cuts": "propose",
+    "split_stages": "split",
+    "table_problems": "problems",
+}
+"""In this folder, by what they have; all else is in stages."""
+
+
 def __getattr__(name: str) -> Any:
     """They bring torch in: only where they are asked for."""
-    if name == "proposed_cuts":
-        from pytest_fxbucket.pipeline.propose import proposed_cuts
-
-        return proposed_cuts
-    if name == "split_stages":
-        from pytest_fxbucket.pipeline.split import split_stages
-
-        return split_stages
-    if name in ("Action", "Table", "bubble", "table_of", "table_problems", "text_of"):
-        from pytest_fxbucket.pipeline import schedules
-
-        return getattr(schedules, name)
     if name in __all__:
-        from pytest_fxbucket.pipeline import stages
-
-        return getattr(stages, name)
+        return getattr(import_module(f"{__name__}.{_MODULES.get(name, 'stages')}"), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -87,7 +87,7 @@ class _Composing:
         self.given: dict[Key, fx.Node] = {}
         microbatch = staged.microbatch
         for node, value in zip(microbatch.graph_module.graph.find_nodes(op="placeholder"), microbatch.inputs, strict=True):
-            self.given[value.role, value.fqn] = made = self.graph.placeholder(node.name)
+            self.given[value.key] = made = self.graph.placeholder(node.name)
             made.meta = dict(node.meta)
         self.have: list[dict[str, fx.Node]] = [{} for _ in how.places]
         self.read: list[set[str]] = [set() for _ in how.places]
@@ -114,12 +114,12 @@ class _Composing:
             self._unread()
         wanted = [Value("loss", "", (), None)] + [gradient_of(*read) for read in self.staged.microbatch.reads]
         for value in wanted:
-            if (value.role, value.fqn) not in self.results and not self.problems:
+            if value.key not in self.results and not self.problems:
                 self.problems.append(f"no stage gives the {'loss' if value.role == 'loss' else f'gradient of {value.fqn}'}")
         if self.problems:
             return Composed(None, problems=self.problems)
         wanted = [Value("crossing", name, (), None) for name in self.crossed] + wanted
-        self.graph.output([self.results[value.role, value.fqn] for value in wanted])
+        self.graph.output([self.results[value.key] for value in wanted])
         self.graph.lint()
         graph_module = uncompiled(self.constants, self.graph)
         return Composed(graph_module, self._whole(), tuple(wanted), self._beyond_cuts())
@@ -190,9 +190,9 @@ class _Composing:
                 self.results["loss", ""] = copies[node]
             else:
                 named = gradient_of(value.fqn, stage)
-                if (named.role, named.fqn) in self.results:
+                if named.key in self.results:
                     self.problems.append(f"stage {stage} gives the gradient of {value.fqn} twice")
-                self.results[named.role, named.fqn] = copies[node]
+                self.results[named.key] = copies[node]
 
     def _kept_waiting(self, stage: int) -> None:
         """Find gradients of weights that the stage before would wait for, and does not need."""
@@ -216,7 +216,7 @@ class _Composing:
         if value.role in ("crossing", "batch"):
             self.read[stage].add(value.fqn)
             return self.have[stage].get(value.fqn)
-        return self.given.get((value.role, value.fqn))
+        return self.given.get(value.key)
 
     def _copied(self, node: fx.Node, module: fx.GraphModule, copies: dict[fx.Node, fx.Node], phase: str) -> fx.Node:
         made = self.graph.node_copy(node, copies.__getitem__)

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from itertools import pairwise
 from typing import Any
 
-from pytest_fxbucket.capture.stage_marks import Call
+from pytest_fxbucket.capture.names import Call
 from pytest_fxbucket.errors import StageError
 from pytest_fxbucket.plan.schema import Plan
 from pytest_fxbucket.words import nearest, show, some, times

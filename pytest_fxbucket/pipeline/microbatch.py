@@ -14,9 +14,8 @@ from pytest_fxbucket.capture.batch import microbatches
 from pytest_fxbucket.capture.draws import draws_on_tape
 from pytest_fxbucket.capture.from_plan import ModelTraced
 from pytest_fxbucket.capture.joint import JointStep, traced_joint
-from pytest_fxbucket.capture.names import NodeNamer
+from pytest_fxbucket.capture.names import NodeNamer, StageMarks, first_names
 from pytest_fxbucket.capture.parallel.unshard import Reader, Travel
-from pytest_fxbucket.capture.stage_marks import StageMarks, first_names
 from pytest_fxbucket.capture.unregistered import keep_buffers
 from pytest_fxbucket.compat import tracing
 from pytest_fxbucket.compat.fake_tensors import FakeTensorMode

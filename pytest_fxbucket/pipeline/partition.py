@@ -18,7 +18,7 @@ from torch import fx
 from pytest_fxbucket.capture.backward import Read
 from pytest_fxbucket.capture.draws import draws
 from pytest_fxbucket.capture.functionalize import make_functional
-from pytest_fxbucket.capture.stage_marks import STAGE
+from pytest_fxbucket.capture.names import STAGE
 from pytest_fxbucket.compat.fx import uncompiled
 from pytest_fxbucket.errors import CaptureError
 from pytest_fxbucket.graph.effects import effects_of, written_arguments
@@ -179,15 +179,8 @@ class _Timed:
                 f"{node.name}, a value of type {type(value).__name__}, is made in stage {stage} and read in another, but only "
                 "tensors can cross; put the cut elsewhere"
             )
-        return Crossing(
-            name=self.given[node].fqn if node in self.given else node.name,
-            module=module_of(node),
-            stage=stage,
-            shape=tuple(value.shape),
-            strides=tuple(value.stride()),
-            dtype=value.dtype,
-            bytes=value.numel() * value.element_size(),
-        )
+        name = self.given[node].fqn if node in self.given else node.name
+        return Crossing.of(name, module_of(node), stage, value)
 
     def part(self, stage: int, work: Work, nodes: Sequence[fx.Node], done: Collection[fx.Node] = ()) -> Part:
         """A graph of ``nodes``: parameters and buffers are its first inputs, loss and gradients its first outputs.

@@ -9,7 +9,7 @@ import torch
 
 from pytest_fxbucket.compat.pipelining import RankStage, Transfer
 from pytest_fxbucket.errors import CaptureError
-from pytest_fxbucket.pipeline.table import Action
+from pytest_fxbucket.pipeline.schedules import Action
 from pytest_fxbucket.step.pipelined import Crossing, Pipelined, Work
 from pytest_fxbucket.step.roles import Value
 
@@ -53,7 +53,7 @@ class Stage(RankStage):
     def unshard(self) -> None:
         """Gather the stage's parameters, once a step."""
         if self._whole is None:
-            made = self._run(self.stage_index, "unshard", None, lambda value: self._kept[value.role, value.fqn])
+            made = self._run(self.stage_index, "unshard", None, lambda value: self._kept[value.key])
             self._whole = {value.fqn: tensor for value, tensor in made}
 
     # What torch's schedules ask for.
@@ -168,7 +168,7 @@ class Stage(RankStage):
             return self._whole[value.fqn]
         if value.role in ("crossing", "batch"):
             return self._value(value.fqn, microbatch)
-        return self._kept[value.role, value.fqn]
+        return self._kept[value.key]
 
     def _value(self, name: str, microbatch: int) -> Any:
         if name in self._values[microbatch]:

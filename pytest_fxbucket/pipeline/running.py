@@ -14,8 +14,7 @@ from pytest_fxbucket.capture.batch import microbatches
 from pytest_fxbucket.compat.pipelining import run_schedule, schedule_on_ranks
 from pytest_fxbucket.errors import CaptureError
 from pytest_fxbucket.pipeline.rank_stage import Crossed, Stage
-from pytest_fxbucket.pipeline.schedules import table_of
-from pytest_fxbucket.pipeline.table import GATHERS, leaves
+from pytest_fxbucket.pipeline.schedules import GATHERS, leaves, table_of
 from pytest_fxbucket.ranks import device, mark
 from pytest_fxbucket.step.pipelined import TIES, UPDATE, Pipelined, Work, phase_of, stage_of
 from pytest_fxbucket.step_runner import KEPT, Key, PhaseGraph, StepRun, StepTask, Took, update
@@ -76,7 +75,7 @@ class PipelinedRun(StepRun):
         self._step = step
         kept, others = iter(self.state), iter(batch)
         given = [next(kept) if value.role in KEPT else next(others) for value in self.task.inputs]
-        values = {_key(value): tensor for value, tensor in zip(self.task.inputs, given, strict=True)}
+        values = {value.key: tensor for value, tensor in zip(self.task.inputs, given, strict=True)}
         names = [value.fqn for value in self.task.inputs if value.role == "batch"]
         rows = [dict(zip(names, rows, strict=True)) for rows in microbatches(list(batch), self._how.microbatches)]
         self._asked.clear()
@@ -86,10 +85,10 @@ class PipelinedRun(StepRun):
         run_schedule(self._schedule, self._how.microbatches)
         results = self._results()
         if UPDATE in self._described:
-            given_to = lambda value: results[_key(value)] if value.role == "grad" else values[_key(value)]  # noqa: E731
+            given_to = lambda value: results[value.key] if value.role == "grad" else values[value.key]  # noqa: E731
             results |= _by_key(self._run(UPDATE, given_to))
         self._refuse_another_step()
-        return Took(given, [results[_key(value)] for value in self.task.outputs], {})
+        return Took(given, [results[value.key] for value in self.task.outputs], {})
 
     def crossed(self) -> Iterator[tuple[bool, Crossed, torch.Tensor]]:
         """As :meth:`Stage.crossed`, of all stages of the rank."""
@@ -149,8 +148,4 @@ class PipelinedRun(StepRun):
 
 
 def _by_key(made: Sequence[tuple[Value, Any]]) -> dict[Key, Any]:
-    return {_key(value): result for value, result in made}
-
-
-def _key(value: Value) -> Key:
-    return value.role, value.fqn
+    return {value.key: result for value, result in made}

@@ -18,10 +18,9 @@ from torch import fx, nn
 
 from pytest_fxbucket.capture.draws import draws_on_tape
 from pytest_fxbucket.capture.model import fake_twin, fake_twins, in_modules, refuse_scripted
-from pytest_fxbucket.capture.names import NodeNamer, calls_watched
+from pytest_fxbucket.capture.names import Call, NodeNamer, StageMarks, calls_watched, first_names
 from pytest_fxbucket.capture.python_state import trace_settled
 from pytest_fxbucket.capture.refusals import refuse_constants
-from pytest_fxbucket.capture.stage_marks import Call, first_names
 from pytest_fxbucket.capture.unregistered import refuse_other_buffers
 from pytest_fxbucket.compat import pytree, tracing
 from pytest_fxbucket.compat.fake_tensors import FakeTensorMode, KernelFakeMode, TorchDispatchMode
@@ -103,7 +102,7 @@ def trace_forward(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any
     paths = {id(leaf): path for path, leaf in leaves.items() if isinstance(leaf, torch.Tensor)}
     batch = {node: paths[id(tensor)] for node, tensor in zip(inputs, step.tensors, strict=True)}
     graph_module.graph.eliminate_dead_code(_stays)
-    return Forward(graph_module, model, held, batch, signature, leaves, step.result, step.calls, first_names(model))
+    return Forward(graph_module, model, held, batch, signature, leaves, step.result, step.marks.calls, first_names(model))
 
 
 class _Tracing:
@@ -116,7 +115,7 @@ class _Tracing:
         # one that is passed twice is two tensors in another call
         self.leaves = [fake_twin(mode, x) if isinstance(x, torch.Tensor) else x for x in leaves]
         self.tensors = [x for x in self.leaves if isinstance(x, torch.Tensor)]
-        self.calls: dict[str, list[Call]] = {}
+        self.marks = StageMarks()
         self.result: Any = None
 
     @property
@@ -126,14 +125,13 @@ class _Tracing:
         return args, kwargs
 
     def __call__(self, *_: torch.Tensor) -> list[torch.Tensor]:
-        begun: list[int] = []
         buffers = dict(self.model.named_buffers())
 
         def enter(fqn: str) -> None:
-            begun.append(len(tracing.current_graph().nodes))
+            self.marks.enter(len(tracing.current_graph().nodes))
 
         def leave(fqn: str) -> None:
-            self.calls.setdefault(fqn, []).append((begun.pop(), len(tracing.current_graph().nodes)))
+            self.marks.leave(fqn, len(tracing.current_graph().nodes))
 
         with ExitStack() as inside:
             inside.enter_context(uncompiled())

@@ -20,6 +20,7 @@ from pytest_fxbucket.graph import collectives, contents
 from pytest_fxbucket.graph.contents import precision_of
 from pytest_fxbucket.graph.effects import written
 from pytest_fxbucket.graph.follow import tensors_in
+from pytest_fxbucket.graph.gradients import returned
 from pytest_fxbucket.graph.ops import returns_written
 from pytest_fxbucket.same.exact import Ranks, among
 from pytest_fxbucket.same.followed import FollowedExpressions, Launching
@@ -68,8 +69,7 @@ class Walk:
 
     def outputs(self) -> list[int]:
         """The expression of each output, in order."""
-        returned = self.nodes[-1].args[0]
-        said = map(self._said, returned if isinstance(returned, (list, tuple)) else [returned])
+        said = map(self._said, returned(self.nodes[-1]))
         return [one if type(one) is int else self._context.table.number((LIST, one)) for one in said]
 
     def left_in_inputs(self) -> list[int]:

@@ -14,7 +14,7 @@ from pytest_fxbucket.step.pipelined import TIES, UPDATE, Crossing, Pipelined, Wo
 from pytest_fxbucket.step.roles import WITHIN
 
 if TYPE_CHECKING:
-    from pytest_fxbucket.pipeline.table import Action
+    from pytest_fxbucket.pipeline.schedules import Action
     from pytest_fxbucket.step.roles import Phase, StepGraph, Value
 
 
@@ -150,8 +150,7 @@ def _key(value: Value) -> tuple[str, str]:
 
 def run_stages(runs: Runs, how: Pipelined, rounding: int) -> list[Held]:
     """Run all graphs of the rank in the table's order, then ties and the update; gives what they and transfers bring."""
-    from pytest_fxbucket.pipeline.schedules import table_of  # torch's schedules take a second to import
-    from pytest_fxbucket.pipeline.table import leaves
+    from pytest_fxbucket.pipeline.schedules import leaves, table_of  # torch's schedules take a second to import
 
     table = table_of(how.schedule, how.stages, max(how.places) + 1, how.microbatches)
     stages = _Stages(runs, how, rounding)

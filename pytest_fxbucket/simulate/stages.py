@@ -8,15 +8,14 @@ from typing import TYPE_CHECKING
 
 from pytest_fxbucket.cost.costs import transfer_seconds
 from pytest_fxbucket.errors import SimulationError
-from pytest_fxbucket.pipeline.schedules import COSTS, table_of
-from pytest_fxbucket.pipeline.table import BACKWARD, FORWARD, INPUT_GRADS, WEIGHT_GRADS, leaves
+from pytest_fxbucket.pipeline.schedules import BACKWARD, COSTS, FORWARD, INPUT_GRADS, WEIGHT_GRADS, leaves, table_of
 from pytest_fxbucket.simulate.simulator import simulate
 from pytest_fxbucket.step.pipelined import TIES, UPDATE, Work, phase_of
 
 if TYPE_CHECKING:
     from pytest_fxbucket.cost.cluster import Cluster
     from pytest_fxbucket.cost.costs import CostModel
-    from pytest_fxbucket.pipeline.table import Action, Table
+    from pytest_fxbucket.pipeline.schedules import Action, Table
     from pytest_fxbucket.simulate.timeline import Timeline
     from pytest_fxbucket.step.pipelined import Crossing, Pipelined
     from pytest_fxbucket.step.roles import Phase, StepGraph

@@ -47,6 +47,12 @@ class Crossing:
     bytes: int
     """Of its elements, one by one: it is a value of its own, even if it is a view where it is made."""
 
+    @classmethod
+    def of(cls, name: str, module: str, stage: int, value: torch.Tensor) -> Crossing:
+        """``value``, which may be fake, as what crosses."""
+        layout = tuple(value.shape), tuple(value.stride()), value.dtype
+        return cls(name, module, stage, *layout, value.numel() * value.element_size())
+
 
 @dataclass(frozen=True, slots=True)
 class Pipelined:

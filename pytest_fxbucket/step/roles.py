@@ -39,6 +39,11 @@ class Value:
     """Shape as the graph sees it: for parameters and their gradients the padded local shard."""
     dtype: torch.dtype | None
 
+    @property
+    def key(self) -> tuple[str, str]:
+        """Role and name, by which graphs have it in common."""
+        return self.role, self.fqn
+
 
 @dataclass(frozen=True, slots=True)
 class Parameter:

@@ -170,7 +170,7 @@ class LiveValues:
                     f"{value.role} {value.fqn} has shape {tuple(found.shape)} and dtype {found.dtype}, but the step was traced "
                     f"with shape {value.shape} and dtype {value.dtype}; load what fits"
                 )
-            self._taken[value.role, value.fqn] = found
+            self._taken[value.key] = found
         return list(self._taken.values())
 
     def write(self, outputs: Iterable[Value], results: Sequence[Any], cleared: Iterable[str]) -> dict[str, Any]:
@@ -182,7 +182,7 @@ class LiveValues:
         targets: list[torch.Tensor] = []
         news: list[torch.Tensor] = []
         for value, result in zip(outputs, results, strict=True):
-            target = self._taken.get((value.role, value.fqn))
+            target = self._taken.get(value.key)
             if target is not None:
                 targets.append(target)
                 news.append(result)

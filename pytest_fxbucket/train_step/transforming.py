@@ -132,7 +132,7 @@ class Crossing:
         results = iterating.step(values.gather)
         given = values.write([value for value, _ in results], [made for _, made in results], cleared)
         self._left = iterating
-        behind = {(value.role, value.fqn): values.find(value.role, value.fqn) for value in iterating.behind}
+        behind = {value.key: values.find(value.role, value.fqn) for value in iterating.behind}
         self._seen = {key: (tensor._version, tensor.data_ptr()) for key, tensor in behind.items() if tensor is not None}
         return values, given
 

@@ -54,7 +54,7 @@ def _refuse_other_ends(where: str, graph: fx.Graph, inputs: Sequence[Value], out
         raise CaptureError(f"{where} left a graph that is not well formed: {text_of(error)[:300]}") from error
     ends = {"inputs": (inputs, graph.find_nodes(op="placeholder")), "outputs": (outputs, returned(graph.output_node()))}
     for side, (values, _) in ends.items():
-        names = Counter((value.role, value.fqn) for value in values)
+        names = Counter(value.key for value in values)
         if repeated := next((name for name, count in names.items() if count > 1), None):
             raise CaptureError(f"{where} left {side} with two of {_named(*repeated)}; each has a name of its own")
     for side, (values, nodes) in ends.items():
@@ -98,11 +98,11 @@ def _refuse_other_roles(where: str, before: StepGraph, after: StepGraph) -> None
 
 
 def _refuse_unpaired_outputs(where: str, inputs: Sequence[Value], outputs: Sequence[Value]) -> None:
-    given = {(value.role, value.fqn): value for value in inputs}
+    given = {value.key: value for value in inputs}
     for value in outputs:
         if value.role not in _WRITTEN:
             continue
-        of = given.get((value.role, value.fqn))
+        of = given.get(value.key)
         if of is None:
             raise CaptureError(
                 f"{where} left an output for {_named(value.role, value.fqn)}, which is no input; add or remove both"
@@ -134,7 +134,7 @@ def _fits(value: Value, tensor: torch.Tensor) -> bool:
 
 
 def _keys(values: Mapping[Any, Iterable[Value]], state: bool = True) -> list[tuple[str, str]]:
-    return [(value.role, value.fqn) for several in values.values() for value in several if state or value.role != "state"]
+    return [value.key for several in values.values() for value in several if state or value.role != "state"]
 
 
 def _named(role: str, fqn: str) -> str:

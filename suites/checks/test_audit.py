@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 import torch
 
-from pytest_fxbucket.checks.promises.kept import Expectations, audit
+from pytest_fxbucket.checks.promises.expectations import Expectations
+from pytest_fxbucket.checks.promises.kept import audit
 from pytest_fxbucket.graph.buckets import Bucket, GraphAnalysis, Member
 from pytest_fxbucket.step.roles import Direction
 from suites.checks.launches_by_hand import BF16, F32

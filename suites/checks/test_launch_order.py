@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from pytest_fxbucket.checks.promises.launch_order import launch_order_problems
+from pytest_fxbucket.checks.promises.order import launch_order_problems
 from pytest_fxbucket.graph.buckets import Bucket, GraphAnalysis
 from pytest_fxbucket.step.roles import Direction
 from suites.checks.launches_by_hand import gather, promise

@@ -15,7 +15,8 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils.checkpoint import checkpoint
 
 from pytest_fxbucket.capture.reshard import gather_again_in_backward
-from pytest_fxbucket.checks.promises.kept import Expectations, audit
+from pytest_fxbucket.checks.promises.expectations import Expectations
+from pytest_fxbucket.checks.promises.kept import audit
 from pytest_fxbucket.compat.c10d import c10d_functional
 from pytest_fxbucket.fuzz.program import HALVES, Groups, copied, fake_groups
 from pytest_fxbucket.golden.schedule import schedule_of

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
-from pytest_fxbucket.pipeline.table import Action, Table
+from pytest_fxbucket.pipeline.schedules import Action, Table
 
 ALL = -1
 Change = Callable[[list[Action]], list[Action]]

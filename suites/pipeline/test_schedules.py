@@ -11,8 +11,9 @@ import pytest
 import torch.distributed as dist
 
 from pytest_fxbucket.errors import StageError
-from pytest_fxbucket.pipeline.schedules import SCHEDULES, bubble, bubble_by_the_book, table_of, table_problems, text_of
-from pytest_fxbucket.pipeline.table import TRANSFERS, leaves
+from pytest_fxbucket.pipeline.problems import table_problems
+from pytest_fxbucket.pipeline.schedules import TRANSFERS, bubble, bubble_by_the_book, leaves, table_of, text_of
+from pytest_fxbucket.plan.pipeline_schedules import SCHEDULES
 
 SIZES = {
     name: [(pp * (1 if name in ("GPipe", "1F1B") else each), pp, m) for pp, each, m in product((1, 2, 4), counts, (4, 8, 16))]

@@ -11,8 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from pytest_fxbucket.errors import StageError
-from pytest_fxbucket.pipeline.propose import proposed_cuts
-from pytest_fxbucket.pipeline.seconds import RUNS, seconds_of_parts
+from pytest_fxbucket.pipeline.propose import RUNS, proposed_cuts, seconds_of_parts
 from pytest_fxbucket.pipeline.split import forward_of
 
 

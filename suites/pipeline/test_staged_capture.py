@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from pytest_fxbucket.capture.stage_marks import STAGE, StageMarks
+from pytest_fxbucket.capture.names import STAGE, StageMarks
 from pytest_fxbucket.errors import CaptureError, PlanError, StageError
 from pytest_fxbucket.pipeline.captured import StagedStep
 from pytest_fxbucket.pipeline.of_plan import with_cuts

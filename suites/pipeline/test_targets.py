@@ -13,9 +13,9 @@ import torch
 
 from pytest_fxbucket.errors import PlanError, StageError
 from pytest_fxbucket.pipeline import Crossing, Stages, Table, table_of
-from pytest_fxbucket.pipeline.table import leaves
+from pytest_fxbucket.pipeline.schedules import leaves
 from pytest_fxbucket.pipeline.targets import Setup, target_of
-from pytest_fxbucket.pipeline.targets.setup import loss_of
+from pytest_fxbucket.pipeline.targets.registry import loss_of
 from pytest_fxbucket.pipeline.targets.torch_pipelining import _sent, _traced
 from pytest_fxbucket.ranks.pools import Pools
 from suites.pipeline.running import bits, summed

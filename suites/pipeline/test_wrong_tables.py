@@ -7,8 +7,8 @@ from dataclasses import replace
 import pytest
 
 from pytest_fxbucket.errors import StageError
-from pytest_fxbucket.pipeline.schedules import bubble, table_of, table_problems
-from pytest_fxbucket.pipeline.table import Action
+from pytest_fxbucket.pipeline.problems import table_problems
+from pytest_fxbucket.pipeline.schedules import Action, bubble, table_of
 from suites.pipeline.changed_tables import ALL, Change, changed, each_alone, moved, place, swapped, without
 
 

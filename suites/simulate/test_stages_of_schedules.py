@@ -9,7 +9,8 @@ from torch import fx
 
 from pytest_fxbucket.cost.cluster import Cluster, Link
 from pytest_fxbucket.errors import SimulationError
-from pytest_fxbucket.pipeline.schedules import COSTS, SCHEDULES, bubble, table_of
+from pytest_fxbucket.pipeline.schedules import COSTS, bubble, table_of
+from pytest_fxbucket.plan.pipeline_schedules import SCHEDULES
 from pytest_fxbucket.simulate.stages import StagedTimeline, bubbles_of, done_by, simulate_stages
 from pytest_fxbucket.step.roles import Phase
 from suites.simulate.staged_graphs import place, two_stages

@@ -11,11 +11,11 @@ import torch
 from torch import fx
 
 from pytest_fxbucket.capture.functional_operators import value_of_new
+from pytest_fxbucket.capture.names import STAGE
 from pytest_fxbucket.capture.override.anchors import ANCHOR_BACKWARD, ANCHOR_FORWARD, Anchors, fake_like, run_subgraph
 from pytest_fxbucket.capture.override.call_text import ModuleCall, call_of, written
 from pytest_fxbucket.capture.override.calls import CALL_BACKWARD, CALL_FORWARD, empty_digest, fqn_of, gradients
 from pytest_fxbucket.capture.override.overrides import Overridden, Subgraph
-from pytest_fxbucket.capture.stage_marks import STAGE
 from pytest_fxbucket.compat import tracing
 from pytest_fxbucket.compat.fake_tensors import FakeTensorMode
 from pytest_fxbucket.errors import CaptureError

@@ -118,7 +118,7 @@ def overrides_of(model: nn.Module, plan: Plan, forwards: Forwards) -> Overrides:
     return _asked(model, named, lambda fqn: fqn)
 
 
-def overrides_given(model: nn.Module, given: Mapping[Any, Any], may_be_idle: Sequence[str] = ()) -> Overrides:
+def overrides_given(model: nn.Module, given: Mapping[Any, Any], may_be_idle: Sequence[str]) -> Overrides:
     """The same of what ``capture_step`` is given: FQNs or classes, each with "call", a callable or an :class:`Override`.
 
     ``may_be_idle`` are entries of parameters that a call may leave without a gradient.

@@ -22,7 +22,7 @@ def parted_dim(style: str, name: str) -> int | None:
     return _DIMS[style].get(name)
 
 
-def parted_forward(fqn: str, module: nn.Linear, style: str, group: Group, in_sequence: bool = False) -> Callable[..., Any]:
+def parted_forward(fqn: str, module: nn.Linear, style: str, group: Group, in_sequence: bool) -> Callable[..., Any]:
     """What is to be called instead of the forward of ``module``, called ``fqn``: it computes on the part of the weight.
 
     ``colwise`` takes the whole input and gives its part of the output, ``rowwise`` the reverse. ``in_sequence``: it lies in a

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 from functools import cached_property
 from typing import TYPE_CHECKING, cast
@@ -198,10 +198,10 @@ def _idle(fqns: Collection[str]) -> str:
     return f" (nothing of {some(sorted(fqns))}, idle in every step)" if fqns else ""
 
 
-def lacks_compiler(compiler: str, environ: Mapping[str, str] = os.environ) -> str:
+def lacks_compiler(compiler: str) -> str:
     """What is not here that ``compiler`` needs, as a sentence; empty if nothing is."""
-    cxx = environ.get("CXX", "g++")
-    if compiler != "inductor" or shutil.which(cxx, path=environ.get("PATH")):
+    cxx = os.environ.get("CXX", "g++")
+    if compiler != "inductor" or shutil.which(cxx):
         return ""
     return f'[run] compiler = "inductor" writes C++, and {cxx} is not here to compile it; install it, or name another in CXX'
 

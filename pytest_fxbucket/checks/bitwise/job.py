@@ -163,7 +163,7 @@ def run(rank: int, world: int, task: BitwiseTask) -> BitwiseOutcome:
             _one_nan([tensor for each in took for tensor in (*each.results, *each.given)])
         outcome.differences += _compare_step(step, rank, [(one.task, each) for one, each in zip(runs, took, strict=True)])
         results = took[0].results
-        before = {(value.role, value.fqn): result for value, result in zip(task.outputs, results, strict=True)}
+        before = {value.key: result for value, result in zip(task.outputs, results, strict=True)}
         losses = [result for value, result in zip(task.outputs, results, strict=True) if value.role == "loss"]
         outcome.losses.append(bits_digest(losses))
         outcome.squares.append(_squares(task, results))
@@ -216,7 +216,8 @@ def graphs_of(
 
 def final_run(graphs: Mapping[str, fx.GraphModule], start: Sequence[torch.Tensor], task: BitwiseTask) -> StepRun:
     """The step that is checked, on copies of ``start``."""
-    state, final = _copies(_final_start(task, start)), _final(task)
+    final = _final(task)
+    state = _copies(begun_with(start, task, final.inputs, task.first_state))
     if "bucketed" in graphs:
         return one_graph(graphs["bucketed"], state, final, "bucketed")
     if task.pipelined is not None:
@@ -236,16 +237,8 @@ def _final(task: BitwiseTask) -> BitwiseTask:
     return replace(task, inputs=task.final_inputs, outputs=task.final_outputs) if task.final_inputs else task
 
 
-def _final_start(task: BitwiseTask, start: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-    return begun_with(start, task, _final(task).inputs, task.first_state)
-
-
 def _copies(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
     return [tensor.to(device(), copy=True) for tensor in tensors]
-
-
-def _key(value: Value) -> Key:
-    return value.role, value.fqn
 
 
 def _peak_bytes() -> int:
@@ -300,8 +293,8 @@ def _by_key(values: Sequence[Value], tensors: Sequence[Any]) -> dict[tuple[str, 
     """By role, name, and which of that name."""
     found: dict[tuple[str, str, int], Any] = {}
     for value, tensor in zip(values, tensors, strict=True):
-        number = next(n for n in count() if (*_key(value), n) not in found)
-        found[*_key(value), number] = tensor
+        number = next(n for n in count() if (*value.key, n) not in found)
+        found[*value.key, number] = tensor
     return found
 
 

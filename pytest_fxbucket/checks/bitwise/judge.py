@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 class Compared(Protocol):
     """What one rank saw that compared tensors."""
 
+    digests: tuple[str, ...]
     differences: list[Difference]
 
 
@@ -66,7 +67,7 @@ def unusable_data(
     return found
 
 
-def wrong_graphs(outcomes: Sequence[BitwiseOutcome], checked: Sequence[tuple[str, ...]]) -> list[str]:
+def wrong_graphs(outcomes: Sequence[Compared], checked: Sequence[tuple[str, ...]]) -> list[str]:
     """Ranks that ran another graph than the one that was checked."""
     return [
         f"rank {rank} ran another graph than the one that was checked"
@@ -95,9 +96,7 @@ def never_clipped(
     ]
 
 
-def differing_losses(
-    outcomes: Sequence[BitwiseOutcome], sharing: Sequence[Sequence[int]], is_placed: bool = False
-) -> list[str]:
+def differing_losses(outcomes: Sequence[BitwiseOutcome], sharing: Sequence[Sequence[int]], is_placed: bool) -> list[str]:
     """Ranks that must have the same loss, and have not: ``sharing``, which have one batch, or ``is_placed`` so."""
     for ranks in sharing:
         if other := next((rank for rank in ranks if outcomes[rank].losses != outcomes[ranks[0]].losses), None):
@@ -137,7 +136,7 @@ def buckets_at_hand(
     readings: Mapping[int, Sequence[GraphAnalysis]],
     members_of: Mapping[str, tuple[int, ...]],
     entry_of: Mapping[str, str],
-    runs: Sequence[str] = RUNS,
+    runs: Sequence[str],
 ) -> dict[int, str]:
     """Rank -> the bucket of the collective that it launched or waits for; ranks that are in no step's collective are left out.
 

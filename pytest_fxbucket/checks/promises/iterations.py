@@ -49,7 +49,7 @@ class Phased:
     @cached_property
     def results(self) -> dict[tuple[str, str], Any]:
         """By role and name what is returned."""
-        return {(v.role, v.fqn): node for node, v in zip(returned(self.nodes[-1]), self.outputs, strict=True)}
+        return {v.key: node for node, v in zip(returned(self.nodes[-1]), self.outputs, strict=True)}
 
 
 def is_moved(entry_of: Mapping[str, str], bucket: Bucket) -> bool:
@@ -227,7 +227,7 @@ def _in_place_of(entry_of: Mapping[str, str], graphs: Mapping[Phase, Phased]) ->
     for phase in _TAKES:
         for fqn, maker in _makers(graphs[phase]).items():
             value = graphs[phase].given.get(maker)
-            if fqn in entry_of and (value is None or (value.role, value.fqn) != ("carried", fqn)):
+            if fqn in entry_of and (value is None or value.key != ("carried", fqn)):
                 told = f"{value.role} {value.fqn}" if value is not None else maker.name
                 yield f"graph {phase} reduces {told} as the gradient of {fqn}"
 

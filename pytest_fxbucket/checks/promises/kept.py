@@ -13,9 +13,9 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from pytest_fxbucket.checks.promises.expectations import DIRECTIONS, Expectations, of_kind
-from pytest_fxbucket.checks.promises.launch_order import launch_order_problems
+from pytest_fxbucket.checks.promises.foreign import Beside, stayed_computes
 from pytest_fxbucket.checks.promises.launches import launch_problems
-from pytest_fxbucket.checks.promises.other_changes import Beside, stayed_computes
+from pytest_fxbucket.checks.promises.order import launch_order_problems
 from pytest_fxbucket.checks.promises.overlap import memory_problems, overlap_problems
 from pytest_fxbucket.checks.promises.updates import update_problems
 from pytest_fxbucket.compat.c10d import twin_name, untwinned
@@ -32,8 +32,6 @@ if TYPE_CHECKING:
     import torch
 
     from pytest_fxbucket.graph.buckets import Bucket, GraphAnalysis, Member
-
-__all__ = ["MOST_DISPLACED", "Expectations", "audit"]
 
 MOST_DISPLACED = 0.05
 """Share of the nodes that are no collectives that may stand in another order than before."""

@@ -191,9 +191,9 @@ class _Hidden:
         return sorted(key for _, key, place in self.before[:count] if place >= now)
 
 
-def numbered(reading: GraphAnalysis) -> Iterator[tuple[int, tuple[str, str, int]]]:
+def numbered(reading: GraphAnalysis) -> Iterator[tuple[int, tuple[Direction, str, int]]]:
     """(position, (direction, FQN, nth)) of every compute."""
-    seen: Counter[tuple[str, str]] = Counter()
+    seen: Counter[tuple[Direction, str]] = Counter()
     for where, direction, fqn in reading.computes:
         yield where, (direction, fqn, seen[direction, fqn])
         seen[direction, fqn] += 1
@@ -322,13 +322,8 @@ def memory_problems(promise: Expectations, captured: GraphAnalysis, passed: Grap
 
 def _live_at_computes(reading: GraphAnalysis) -> dict[tuple[Direction, str, int], tuple[int, int]]:
     """(position, bytes alive) by (direction, FQN, nth) of every compute."""
-    places = [where for where, _, _ in reading.computes]
-    seen: Counter[tuple[str, str]] = Counter()
-    found = {}
-    for (where, direction, fqn), alive in zip(reading.computes, live_bytes(gathered_lives(reading), places), strict=True):
-        found[direction, fqn, seen[direction, fqn]] = (where, alive)
-        seen[direction, fqn] += 1
-    return found
+    alive = live_bytes(gathered_lives(reading), [where for where, _, _ in reading.computes])
+    return {key: (where, size) for (where, key), size in zip(numbered(reading), alive, strict=True)}
 
 
 class _Allowance:

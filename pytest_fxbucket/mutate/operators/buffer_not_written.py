@@ -7,8 +7,7 @@ from functools import partial
 
 from pytest_fxbucket.graph.storages import base
 from pytest_fxbucket.mutate.operator import Broken, Seen, Site
-from pytest_fxbucket.mutate.values import give, inputs, results
-from pytest_fxbucket.mutate.writes import writes
+from pytest_fxbucket.mutate.values import give, inputs, results, writes
 
 
 def sites(seen: Seen) -> Iterator[Site]:

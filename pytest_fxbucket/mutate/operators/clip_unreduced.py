@@ -7,8 +7,8 @@ from functools import partial
 from itertools import pairwise
 
 from pytest_fxbucket.graph.ops import operator_name
+from pytest_fxbucket.mutate.arithmetic import is_norm, other_sums
 from pytest_fxbucket.mutate.launches import leave_out_launch
-from pytest_fxbucket.mutate.norms import is_norm, other_sums
 from pytest_fxbucket.mutate.operator import Broken, Seen, Site
 
 

@@ -7,9 +7,8 @@ from functools import partial
 
 from torch import fx
 
-from pytest_fxbucket.mutate.launches import Flight, alike, gathers
+from pytest_fxbucket.mutate.launches import Flight, alike, gathers, pieces_of, split_of
 from pytest_fxbucket.mutate.operator import Broken, Seen, Site
-from pytest_fxbucket.mutate.packs import pieces_of, split_of
 
 
 def sites(seen: Seen) -> Iterator[Site]:

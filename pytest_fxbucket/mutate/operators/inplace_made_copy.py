@@ -9,7 +9,7 @@ import torch
 
 from pytest_fxbucket.graph.storages import base
 from pytest_fxbucket.mutate.operator import Broken, Seen, Site
-from pytest_fxbucket.mutate.writes import writes
+from pytest_fxbucket.mutate.values import writes
 
 
 def sites(seen: Seen) -> Iterator[Site]:

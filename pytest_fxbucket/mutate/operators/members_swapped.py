@@ -6,9 +6,8 @@ from collections.abc import Iterator, Sequence
 from functools import partial
 from itertools import combinations
 
-from pytest_fxbucket.mutate.launches import flights
+from pytest_fxbucket.mutate.launches import flights, members_of, pack_of, pieces_of, sizes_of, split_of
 from pytest_fxbucket.mutate.operator import Broken, Seen, Site
-from pytest_fxbucket.mutate.packs import members_of, pack_of, pieces_of, sizes_of, split_of
 
 
 def sites(seen: Seen) -> Iterator[Site]:

@@ -8,9 +8,8 @@ from itertools import accumulate, pairwise
 
 import torch
 
-from pytest_fxbucket.mutate.launches import flights
+from pytest_fxbucket.mutate.launches import dim_of, flights, pieces_of, sizes_of, split_of
 from pytest_fxbucket.mutate.operator import Broken, Seen, Site
-from pytest_fxbucket.mutate.packs import dim_of, pieces_of, sizes_of, split_of
 
 aten = torch.ops.aten
 

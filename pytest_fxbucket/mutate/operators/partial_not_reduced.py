@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from functools import partial
 
+from pytest_fxbucket.mutate.arithmetic import other_sums
 from pytest_fxbucket.mutate.launches import leave_out_launch
-from pytest_fxbucket.mutate.norms import other_sums
 from pytest_fxbucket.mutate.operator import Seen, Site
 
 

@@ -21,9 +21,8 @@ from pytest_fxbucket.compat.c10d import c10d_functional
 from pytest_fxbucket.cost.memory import Needs
 from pytest_fxbucket.passes.auto.latest_starts import DRIFT, ideal, latest
 from pytest_fxbucket.passes.auto.machine import machine_of
-from pytest_fxbucket.passes.auto.movable import Nodes
 from pytest_fxbucket.passes.auto.sweep import lazy
-from pytest_fxbucket.passes.auto.windows import Windows
+from pytest_fxbucket.passes.auto.windows import Nodes, Windows
 
 if TYPE_CHECKING:
     from pytest_fxbucket.graph.order import Order

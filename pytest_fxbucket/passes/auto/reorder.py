@@ -10,8 +10,7 @@ from pytest_fxbucket.graph.collectives import launch_kind
 from pytest_fxbucket.passes.arrange import relink
 from pytest_fxbucket.passes.auto.bucketing import Hiding
 from pytest_fxbucket.passes.auto.schedule import Limits, kept_as_it_is, scheduled
-from pytest_fxbucket.passes.reordered import Reordered
-from pytest_fxbucket.passes.report import Schedule
+from pytest_fxbucket.passes.report import Reordered, Schedule
 
 if TYPE_CHECKING:
     from torch import fx

@@ -15,9 +15,8 @@ from pytest_fxbucket.passes.auto.fill_waits import filled
 from pytest_fxbucket.passes.auto.headroom import GB, Headroom, NoRoomError, within
 from pytest_fxbucket.passes.auto.latest_starts import DRIFT, ideal, latest
 from pytest_fxbucket.passes.auto.machine import COMPUTE, Machine, machine_of
-from pytest_fxbucket.passes.auto.movable import Nodes
 from pytest_fxbucket.passes.auto.sweep import Sweep, lazy
-from pytest_fxbucket.passes.auto.windows import Windows
+from pytest_fxbucket.passes.auto.windows import Nodes, Windows
 
 if TYPE_CHECKING:
     from torch import fx

@@ -15,7 +15,7 @@ from torch import nn
 from pytest_fxbucket.errors import StageError
 from pytest_fxbucket.pipeline.stages import Stages
 from pytest_fxbucket.pipeline.targets.carrier import Carried
-from pytest_fxbucket.pipeline.targets.setup import Setup, loss_of
+from pytest_fxbucket.pipeline.targets.registry import Setup, loss_of
 
 Shape = tuple[int, ...]
 NONE: Shape = (1, 1, 1)

@@ -8,7 +8,7 @@ from torch import nn
 
 from pytest_fxbucket.pipeline.schedules import owners_of
 from pytest_fxbucket.pipeline.stages import Stages
-from pytest_fxbucket.pipeline.targets.setup import Setup
+from pytest_fxbucket.pipeline.targets.registry import Setup
 
 
 def sum_tied_gradients(stages: Stages, setup: Setup) -> None:

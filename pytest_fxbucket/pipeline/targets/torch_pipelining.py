@@ -13,7 +13,7 @@ from pytest_fxbucket.compat.fake_tensors import FakeTensorMode
 from pytest_fxbucket.compat.pipelining import has_one_stage_a_rank, schedule_class
 from pytest_fxbucket.pipeline.schedules import owners_of
 from pytest_fxbucket.pipeline.stages import Stage, Stages
-from pytest_fxbucket.pipeline.targets.setup import Setup, loss_of
+from pytest_fxbucket.pipeline.targets.registry import Setup, loss_of
 from pytest_fxbucket.step.pipelined import Crossing
 
 

@@ -115,8 +115,8 @@ class Cut:
         block.update(rest)
         self._take(graph, block)
         _copy(graph, [*self._attributes, *self.block.running], block)
-        new = {(value.role, value.fqn): block[node] for node, value in self.moved}
-        rest.update({node: new.get((value.role, value.fqn), rest[node]) for node, value in self.block.given.items()})
+        new = {value.key: block[node] for node, value in self.moved}
+        rest.update({node: new.get(value.key, rest[node]) for node, value in self.block.given.items()})
         _copy(graph, self._rest, rest)
         returned = [_of(block if item in self.block.nodes else rest, item) for item, _ in self.block.results]
         graph.output([*returned, *self._handed_on(graph, rest)])

@@ -9,9 +9,8 @@ from pytest_fxbucket.cost.memory import Needs
 from pytest_fxbucket.graph.order import order_of
 from pytest_fxbucket.passes.auto.latest_starts import ideal
 from pytest_fxbucket.passes.auto.machine import machine_of
-from pytest_fxbucket.passes.auto.movable import Nodes
 from pytest_fxbucket.passes.auto.schedule import Limits
-from pytest_fxbucket.passes.auto.windows import Windows
+from pytest_fxbucket.passes.auto.windows import Nodes, Windows
 from suites.graph.handmade import Handmade, aten
 from suites.passes.auto.test_by_itself import estimates, found
 

@@ -1,23 +1,25 @@
-"""What a pass did beside buckets: nodes that it added, computed again or took out, launches of activations that it parted.
+"""What another's pass is held to: what it did beside buckets, and whether what its nodes say of themselves holds.
 
-No plan speaks of them, so audit leaves them out, and names them. It is held to all that is left: every launch of parameters and
-gradients, and what the nodes that stayed read and make.
+Beside buckets it may add nodes, compute some again, take some out, and part launches of activations. No plan speaks of them,
+so audit leaves them out, and names them. It is held to all that is left: every launch of parameters and gradients, and what
+the nodes that stayed read and make. What nodes say compilers go by, and readers; our checks believe none of it.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeAlias
 
 from pytest_fxbucket.graph.collectives import communicates, is_wait, launch_kind
 from pytest_fxbucket.graph.compute import computes
-from pytest_fxbucket.graph.modules import module_of
+from pytest_fxbucket.graph.modules import direction_of, module_of
 from pytest_fxbucket.graph.movement import moves_data
 from pytest_fxbucket.graph.ops import operator_name
 from pytest_fxbucket.graph.walks import reached
-from pytest_fxbucket.words import some
+from pytest_fxbucket.passes.new_nodes import value_text, wrong_values
+from pytest_fxbucket.words import counted, some
 
 if TYPE_CHECKING:
     from torch import fx
@@ -104,3 +106,41 @@ def _name(node: fx.Node) -> str:
 
 def _times(name: str, count: int) -> str:
     return name if count == 1 else f"{count} {name}"
+
+
+# Does what nodes say of themselves hold?
+
+
+def metadata_problems(before: fx.Graph, after: fx.Graph) -> list[str]:
+    """A sentence for each kind of thing that nodes of ``after``, made of ``before``, say wrongly.
+
+    A node that was there before says what it said; of a new one the shape and dtype of ``meta["val"]`` are what its operator
+    gives for those of its inputs. What a node does not say is no problem.
+    """
+    known = {(node.name, node.target): node for node in before.nodes}
+    kept = [(known[node.name, node.target], node) for node in after.nodes if (node.name, node.target) in known]
+    new = [node for node in after.nodes if node.op == "call_function" and (node.name, node.target) not in known]
+    said = {"module": _other(kept, module_of), "direction": _other(kept, _backward)}
+    said['meta["val"]'] = [*_other(kept, _value), *wrong_values(new)]
+    return [line for what, lines in said.items() for line in _told(what, lines)]
+
+
+def _other(kept: list[tuple[fx.Node, fx.Node]], said: Callable[[fx.Node], str]) -> list[str]:
+    pairs = ((node, said(old), said(node)) for old, node in kept)
+    return [f"{node.name} says {now}, and {was or 'nothing'} before" for node, was, now in pairs if now and was != now]
+
+
+def _backward(node: fx.Node) -> str:
+    """Of the two directions the one that has marks."""
+    return "backward" if direction_of(node) == "backward" else ""
+
+
+def _value(node: fx.Node) -> str:
+    return value_text(node.meta.get("val"))
+
+
+def _told(what: str, lines: list[str]) -> list[str]:
+    if not lines:
+        return []
+    more = f" (and {counted(len(lines) - 1, 'other node')})" if lines[1:] else ""
+    return [f"what nodes say of their {what} is wrong, which compilers and readers go by: {lines[0]}{more}"]
