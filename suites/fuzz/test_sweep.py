@@ -40,6 +40,7 @@ def test_small_programs_are_legal_and_have_everything_that_may_meet() -> None:
 @pytest.mark.parametrize(("name", "faults"), [("torch", 23), (SCHEDULER, 6)], ids=["manual", "automatic"])
 def test_they_show_each_known_fault_of_torchs_passes(name: str, faults: int) -> None:
     subject = subject_of(name)
+    judged(next(chain(*sweeps(2, subject))), subject, PLAN)  # what torch imports then may take longer than a pass may
     left = list(known_faults(subject).values())
     assert len(left) >= faults
     for trial in chain(*sweeps(2, subject)):
