@@ -41,7 +41,7 @@ EACH = pytest.mark.parametrize("parting", PARTINGS, ids=lambda parting: parting.
 DROPIN = "pytest_fxbucket.passes:manual_overlap_bucketing"
 
 
-def drawing(number: int, count: int) -> settings:
+def drawing(count: int) -> settings:
     return settings(
         max_examples=count,
         database=None,
@@ -66,7 +66,7 @@ def test_nothing_is_seen_where_ours_is_right(parting: Parting) -> None:
 
 def test_a_printed_test_holds_the_program_that_was_drawn(tmp_path: Path) -> None:
     @seed(3)
-    @drawing(3, 12)
+    @drawing(6)
     @given(trials("manual", 4))
     def look(trial: Trial) -> None:
         path = tmp_path / "test_fuzz_one.py"
@@ -109,22 +109,33 @@ SMALL = [
 
 
 def test_every_step_and_every_option_is_drawn() -> None:
-    """Options beside one small program: what steps make of a program is the dear part of a trial."""
-    options, wrong, names = Counter[str](), Counter[str](), Counter[str]()
+    """A trial is made of one small program, and only of what is drawn that has something which nothing before it had."""
+    options, wrong, names, seen = set[str](), set[str](), set[str](), set[str]()
 
     @seed(1)
-    @drawing(1, 300)
-    @given(plans(subject_of("manual")), steps())
-    def look(chosen: Chosen, found: list[Step]) -> None:
+    @drawing(300)
+    @given(plans(subject_of("manual")))
+    def look(chosen: Chosen) -> None:
+        has = {*chosen.options([["a"]]), *chosen.transforms, chosen.wrong}
+        has |= {"in flight"} if chosen.schedule == "auto" and chosen.in_flight is not None else set()
+        if has <= seen:
+            return
+        seen.update(has)
         trial = chosen.trial(drawn(2, SMALL))
-        options.update(list(trial.options))
-        wrong[trial.wrong] += 1
+        options.update(trial.options)
+        wrong.add(trial.wrong)
+
+    @seed(1)
+    @drawing(60)
+    @given(steps())
+    def look_at_steps(found: list[Step]) -> None:
         names.update(step.what for step in found)
 
     look()
-    assert set(names) == set(NAMES)
+    look_at_steps()
+    assert names == set(NAMES)
     assert len(wrong) == 6
-    assert set(options) == {
+    assert options == {
         *("by", "enabled", "dtypes", "layout", "cap_mb", "prefetch", "defer_reduce", "updates", "gather_group"),
         *("insert_overlap_deps", "launch_at", "wait_before", "transforms", "schedule", "costs", "max_in_flight_gb"),
         *("max_prefetch", "max_memory_increase", "max_memory_increase_gb", "packer"),
@@ -135,7 +146,7 @@ def test_trials_have_programs_options_by_hand_and_found_and_wrong_plans() -> Non
     launched, options, wrong = Counter[str](), Counter[str](), Counter[bool]()
 
     @seed(1)
-    @drawing(1, 30)
+    @drawing(30)
     @given(trials("manual"))
     def look(trial: Trial) -> None:
         launched.update({kind for node in trial.graph_module.graph.nodes if (kind := launch_kind(node))})
@@ -160,7 +171,7 @@ def test_a_trial_that_is_cut_short_stays_legal_and_loses_what_it_does_not_need()
     launching = ("gather", "reduce", "all_reduce", "gather_into", "all_reduce_in_place", "write", "view", "compute")
 
     @seed(2)
-    @drawing(2, 15)
+    @drawing(5)
     @given(steps(launching, 12, 20), by_hand)
     def look(found: list[Step], chosen: object) -> None:
         trial = replace(by_hand_trial(found), options={"prefetch": 2})

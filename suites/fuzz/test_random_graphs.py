@@ -1,4 +1,4 @@
-"""A fortieth of the random graphs of ``make soak``: our pass changes none of them, breaks none and refuses none."""
+"""An eightieth of the random graphs of ``make soak``: our pass changes none of them, breaks none and refuses none."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from suites.fuzz.hunt import hunt
 SEED = 1
 
 
-@pytest.mark.parametrize(("world", "count", "real"), [(3, 40, False), (3, 8, True), (4, 8, True)])
+@pytest.mark.parametrize(("world", "count", "real"), [(3, 25, False), (4, 8, True)])
 @pytest.mark.parametrize("plans", [by_hand, automatic], ids=["by_hand", "automatic"])
 def test_random_graphs_come_out_equal_and_whole(
     pools: Pools, world: int, count: int, real: bool, plans: SearchStrategy[Chosen]

@@ -12,7 +12,7 @@ from pytest_fxbucket.fuzz.small_programs import sweeps
 from pytest_fxbucket.fuzz.tried_pass import subject_of
 from suites.fuzz.hunt import swept
 from suites.passes.test_beside_torch import of_a_version_in_the_table
-from suites.soak.known_faults import known_faults, missing
+from suites.soak.known_faults import known_faults
 
 SCHEDULER = "pytest_fxbucket.compat.torch_scheduler:schedule_overlap_bucketing"
 FEATURES = {
@@ -26,11 +26,10 @@ FEATURES = {
 }
 
 
-@pytest.mark.parametrize("ranks", [2, 3])
-def test_small_programs_are_legal_and_have_everything_that_may_meet(ranks: int) -> None:
+def test_small_programs_are_legal_and_have_everything_that_may_meet() -> None:
     found: set[str] = set()
-    for trial in next(sweeps(ranks, subject_of("torch"))):
-        said = problems(trial.program, [trial.graph_module.graph] * ranks)
+    for trial in next(sweeps(3, subject_of("torch"))):
+        said = problems(trial.program, [trial.graph_module.graph] * 3)
         assert [text for text in said if "is waited for 2 times" not in text] == []
         found |= features_of(trial)
     assert found >= FEATURES
@@ -40,11 +39,16 @@ def test_small_programs_are_legal_and_have_everything_that_may_meet(ranks: int) 
 @pytest.mark.parametrize(("name", "faults"), [("torch", 23), (SCHEDULER, 6)], ids=["manual", "automatic"])
 def test_they_show_each_known_fault_of_torchs_passes(name: str, faults: int) -> None:
     subject = subject_of(name)
-    everything = chain(*sweeps(2, subject))
-    trials = [one for one in everything if one.wrong or one.options in ({}, {"bucket_mode": "custom_ops_multidtype"})]
-    finds = [find for trial in trials if (find := judged(trial, subject, PLAN)) is not None]
-    assert len(known_faults(subject)) >= faults
-    assert missing(subject, finds) == []
+    judged(next(chain(*sweeps(2, subject))), subject, PLAN)  # what torch imports then may take longer than a pass may
+    left = list(known_faults(subject).values())
+    assert len(left) >= faults
+    for trial in chain(*sweeps(2, subject)):
+        if not left:
+            break
+        if trial.wrong or trial.options in ({}, {"bucket_mode": "custom_ops_multidtype"}):
+            find = judged(trial, subject, PLAN)
+            left = [one for one in left if find is None or not one.is_of([find])]
+    assert left == []
 
 
 def test_nothing_is_found_of_ours() -> None:

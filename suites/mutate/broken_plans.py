@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 
@@ -29,13 +29,10 @@ class BrokenPlan:
     """Its file, with a row ``buckets.toml::deps``."""
     pools: Pools
     artifacts: Path
-    world_run: Mapping[str, int] = field(default_factory=dict)
-    """Sizes of the mesh that ranks run, where they are others than the plan's."""
 
     @cached_property
     def run(self) -> PlanRun:
         plan, _ = find_plan(self.plan)
-        plan = replace(plan, run=replace(plan.run, world=dict(plan.run.world) | self.world_run))
         return PlanRun(plan, RunSettings(ROOT, ROOT / "golden", self.artifacts), self.pools)
 
     @property

@@ -17,7 +17,7 @@ from pytest_fxbucket.plan.schema import Plan
 from pytest_fxbucket.plan_on_mesh import PlanOnMesh, Spoil
 from pytest_fxbucket.step.roles import Phase
 
-ORDERS = 4
+ORDERS = 3
 
 
 class Variation(NamedTuple):

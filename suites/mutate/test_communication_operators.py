@@ -43,9 +43,9 @@ FOUND: dict[str, tuple[str, str, str]] = {
     "write_in_flight": ("uneven", "collectives", "writes to a buffer"),
 }
 """By operator: a plan, a check that finds one of its first mutants there, and what that says of it."""
-PLANS = ("hybrid", "uneven", "buckets::deps", "adamw::ready")
+PLANS = ("hybrid", "uneven", "buckets::deps")
 ONLY_IN = {
-    "gather_kept": ("hybrid", "uneven", "adamw::ready"),
+    "gather_kept": ("hybrid", "uneven"),
     "gather_stale": ("updated_first",),
     "group_other": ("hybrid",),
     "order_dependency_lost": ("buckets::deps",),

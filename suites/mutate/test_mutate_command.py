@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from pytest_fxbucket.cli.__main__ import main
+from pytest_fxbucket.ranks.pools import Pools
 from suites.plans.llama import LLAMA
 
 OWN = "suites.mutate.own_operators"
@@ -25,9 +26,11 @@ Run = Callable[..., tuple[int, str]]
 
 
 @pytest.fixture
-def mutate(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capsys) -> Run:
-    """Run the command on a plan of this text: its status, and what it prints."""
+def mutate(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capsys, pools: Pools) -> Run:
+    """Run the command on a plan of this text, one process on ranks that are warm: its status, and what it prints."""
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("pytest_fxbucket.cli.mutation_workers.Pools", lambda: pools)
+    monkeypatch.setattr(pools, "close", lambda: None)
 
     def run(*words: str, text: str = TEXT) -> tuple[int, str]:
         (tmp_path / "plan.toml").write_text(text)
@@ -55,16 +58,32 @@ def operators(*names: str) -> tuple[str, str]:
     return "--operators", ",".join(f"{OWN}:{name}" for name in names)
 
 
-def test_what_is_found_is_counted_by_operator_and_by_check(mutate: Run) -> None:
-    status, said = mutate("--operators", f"wait_dropped,{OWN}:doubled_loss", "--at-most", "4")
+def test_what_is_found_is_counted_by_operator_and_by_check_however_many_workers_make_it(mutate: Run) -> None:
+    own = ",".join(f"{OWN}:{name}" for name in ("doubled_loss", "traded_sides", "cannot"))
+    words = ("--operators", f"wait_dropped,{own}", "--at-most", "6")
+    status, said = mutate(*words)
     assert status == 0
     assert said.startswith(
         "operator       found  survived  equivalent  undecided\n"
-        "doubled_loss       1         0           0          0\nwait_dropped       3 "
+        "doubled_loss       1         0           0          0\n"
+        "traded_sides       0         0           2          0\n"
+        "wait_dropped       2         0           0          0\n"
     )
-    assert "collectives 3" in said
+    assert "collectives 2" in said
     assert "bitwise 1" in said
-    assert "plan.toml: found 4 of 4 mutants (100.0 %); audit, collectives and bitwise alone find 4 of 4; 4 of " in said
+    assert "not made: cannot " in said
+    assert "plan.toml: found 3 of 3 mutants (100.0 %); audit, collectives and bitwise alone find 3 of 3; 2 equivalents " in said
+
+    status, said = mutate(*words, "--json", "-n", "2")
+    found: dict[str, Any] = json.loads(said)
+    assert (status, found["score"], found["found"], found["judged"], found["ended"]) == (0, 1.0, 3, 6, "done")
+    names = ["wait_dropped", "doubled_loss", "traded_sides", "cannot"]
+    assert [one["operator"] for one in found["mutants"]] == [*names, "wait_dropped", "traded_sides"]
+    first = {one["operator"]: one for one in found["mutants"][:4]}
+    assert [first[name]["fate"] for name in names] == ["found", "found", "equivalent", "unmade"]
+    assert [first[name]["values_equal"] for name in names[1:]] == [False, True, None]
+    assert first["traded_sides"]["why"] == "same values, same schedule"
+    assert first["cannot"]["why"].endswith("cannot be made: ValueError: not here")
 
 
 def test_a_survivor_is_shown_with_its_graph_and_why(mutate: Run) -> None:
@@ -77,30 +96,8 @@ def test_a_survivor_is_shown_with_its_graph_and_why(mutate: Run) -> None:
     assert "found 0 of 1 mutant (0.0 %)" in said
 
 
-def test_an_equivalent_is_no_mutant(mutate: Run) -> None:
-    status, said = mutate(*operators("traded_sides"), "--at-most", "2")
-    assert status == 0
-    assert "found 0 of 0 mutants (100.0 %); audit, collectives and bitwise alone find 0 of 0; 2 equivalents beside them" in said
-
-
-def test_the_document_has_each_mutant_however_many_workers_make_it(mutate: Run) -> None:
-    names = ("doubled_loss", "traded_sides", "cannot")
-    words = (*operators(*names), "--at-most", "3", "--json")
-    status, said = mutate(*words)
-    assert mutate(*words, "-n", "2") == (status, said)
-    found: dict[str, Any] = json.loads(said)
-    assert status == 0
-    fates = {one["operator"]: one["fate"] for one in found["mutants"]}
-    assert fates == {"doubled_loss": "found", "traded_sides": "equivalent", "cannot": "unmade"}
-    by_name = {one["operator"]: one for one in found["mutants"]}
-    assert by_name["traded_sides"]["why"] == "same values, same schedule"
-    assert by_name["cannot"]["why"].endswith("cannot be made: ValueError: not here")
-    assert (found["score"], found["found"], found["judged"], found["ended"]) == (1.0, 1, 3, "done")
-    assert [by_name[name]["values_equal"] for name in names] == [False, True, None]
-
-
 def test_ctrl_c_gives_what_was_found_so_far(mutate: Run) -> None:
-    status, said = mutate(*operators("breaks_off"), "--seed", "1")
+    status, said = mutate(*operators("breaks_off"), "--seed", "1", text=ONLY_COLLECTIVES)
     assert status == 130
     assert "stopped" in said
 

@@ -16,21 +16,21 @@ FOUND_BY = {
     "carried_swapped": {"iterations": "audit"},
     "cast_early": {"mode": "audit"},
     "cast_late": {"adamw": "audit", "moe": "same"},
-    "clip_unreduced": {"adamw": "audit", "pipeline_mesh": "same"},
+    "clip_unreduced": {"adamw": "audit", "pipeline_mesh.toml::replicate": "same"},
     "compute_displaced": {"adamw": "audit"},
     "compute_doubled": {"adamw": "same"},
     "compute_dropped": {"adamw": "same"},
     "constant_changed": {"adamw": "same"},
-    "crossing_stale": {"pipeline_mesh": "same"},
-    "crossing_swapped": {"pipeline_mesh": "same", "split": "same"},
-    "crossing_zeroed": {"pipeline_mesh": "same", "split": "same"},
+    "crossing_stale": {"pipeline_mesh.toml::replicate": "same"},
+    "crossing_swapped": {"pipeline_mesh.toml::replicate": "same", "split": "same"},
+    "crossing_zeroed": {"pipeline_mesh.toml::replicate": "same", "split": "same"},
     "gradient_scaled": {"adamw": "same", "moe": "same"},
-    "gradient_swapped": {"adamw": "audit", "pipeline_mesh": "same"},
+    "gradient_swapped": {"adamw": "audit", "pipeline_mesh.toml::replicate": "same"},
     "gradient_unreduced": {"adamw": "audit", "moe": "same", "placed": "audit", "split": "audit"},
     "inplace_made_copy": {"gpt": "same"},
     "operand_swapped": {"adamw": "same", "moe": "same"},
-    "output_stale": {"adamw": "same", "pipeline_mesh": "same"},
-    "partial_not_reduced": {"pipeline_mesh": "same", "placed": "audit"},
+    "output_stale": {"adamw": "same", "pipeline_mesh.toml::replicate": "same"},
+    "partial_not_reduced": {"placed": "audit"},
     "state_not_updated": {"adamw": "audit", "adamw.toml::ready": "same"},
     "state_swapped": {"adamw": "audit", "adamw.toml::ready": "same"},
     "tokens_misrouted": {"moe": "same"},
@@ -75,10 +75,10 @@ def test_the_graphs_as_they_are_pass(plans: dict[str, BrokenPlan], plan: str, ch
 
 @pytest.mark.parametrize("plan", PLANS)
 def test_every_place_can_be_broken(plans: dict[str, BrokenPlan], plan: str) -> None:
-    """Graphs are linted as they are broken."""
+    """Graphs are linted as they are broken, the first in the test above."""
     world = plans[plan].world
     for operator in (operator for operator, found in FOUND_BY.items() if plan in found):
-        for mutant in plans[plan].mutants(operator)[:4]:
+        for mutant in plans[plan].mutants(operator)[1:4]:
             rank = world.mesh.ranks(0, "pp")[mutant.stage]
             spoiling = Spoiling(world, mutant)
             spoiling(rank, mutant.phase, graph(world, mutant).bucketed)

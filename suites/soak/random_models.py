@@ -18,6 +18,7 @@ from pytest_fxbucket.plan.schema import Plan
 
 DIM, ROWS, CLASSES = 4, 12, 4
 MOST_RANKS = 4
+KINDS = ("one", "nested", "both", "wide", "half", "checkpointed")
 Batch = tuple[Tensor, Tensor, Tensor, Tensor]
 
 
@@ -51,7 +52,7 @@ def shapes_of(seed: int) -> list[Shape]:
     depth = chance.randint(2, 9)
     shapes: list[Shape] = []
     for number in range(depth):
-        kind = chance.choice(("one", "one", "nested", "both", "wide", "half", "checkpointed"))
+        kind = chance.choice(("one", *KINDS))
         plain = [place for place, one in enumerate(shapes) if one.kind == "one"]
         tied = chance.choice(plain) if kind == "one" and plain and chance.random() < 0.3 else None
         inner = 0 < number < depth - 1

@@ -1,5 +1,6 @@
-"""Some of the soak: 100 items in a row on one pool, 4 runs of a plan, faults amid collectives, 2 kills of runs that accept, 100
-mutants, 30 models in stages; and what it says of comparisons of step time, which only the whole soak makes."""
+"""A twentieth of the soak's items in a row and of its models in stages, and a little of its other parts: 3 runs of a plan, of
+which the last has a new server, each signal amid collectives once, a kill of a run that accepts, 80 mutants. Of comparisons of
+step time, which only the whole soak makes, what it says of them."""
 
 from __future__ import annotations
 
@@ -12,32 +13,33 @@ from suites.soak.garbage import garbage
 from suites.soak.kills import kills
 from suites.soak.parts import faults, items, verdicts
 from suites.soak.pipelines import pipelines
-from suites.soak.random_models import SCHEDULES, plan_of
-from suites.soak.run import PIPELINES
+from suites.soak.random_models import KINDS, SCHEDULES, plan_of, shapes_of
+from suites.soak.run import ITEMS, PIPELINES
 from suites.soak.speeds import speeds
 from suites.soak.speeds_project import Run, SpeedsProject
 
+PART = 20
 UNITS = {5: 20, 10: 40}
 """What rank 1 does more, by per cent."""
 
 
 def test_items_in_a_row_leave_everything_where_it_was():
-    assert list(items(100, print)) == []
+    assert list(items(ITEMS // PART, print)) == []
 
 
 def test_a_little_of_the_soak_is_well():
-    # Of faults that are jobs, one of each outcome: the ranks' own tests have each.
-    kinds = list({fault.kind: fault for fault in FAULTS}.values())
-    problems = [*verdicts(4, print), *faults(1, 1, print, kinds), *kills(2, 1, print), *garbage(100, 1, print)]
+    # Of faults that are jobs one: the ranks' own tests have each.
+    problems = [*verdicts(3, print), *faults(1, 1, print, FAULTS[:1]), *kills(1, 1, print), *garbage(80, 1, print)]
     # How late a failure is told depends on the machine: the whole soak looks at that.
     assert [problem for problem in problems if " s late, " not in problem] == []
 
 
-def test_a_tenth_of_the_random_models_in_pipeline_stages_equal_their_whole_steps() -> None:
-    """Of the 300 that the soak runs; this seed draws every schedule."""
-    seed, count = 67, PIPELINES // 10
-    drawn = [plan_of(number).pipeline for number in range(seed * 10_000, seed * 10_000 + count)]
-    assert {one.schedule for one in drawn if one} == set(SCHEDULES)
+def test_some_random_models_in_pipeline_stages_equal_their_whole_steps() -> None:
+    """This seed draws every schedule, every kind of block, and few microbatches, each of which is traced."""
+    seed, count = 65, PIPELINES // PART
+    numbers = range(seed * 10_000, seed * 10_000 + count)
+    assert {one.schedule for number in numbers if (one := plan_of(number).pipeline)} == set(SCHEDULES)
+    assert {shape.kind for number in numbers for shape in shapes_of(number)} == set(KINDS)
     assert list(pipelines(count, seed, print)) == []
 
 
