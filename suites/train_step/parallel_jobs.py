@@ -75,14 +75,14 @@ def over_tp(models: Models) -> None:
 
 def by_callable(model: nn.Module, mesh: Any) -> None:
     for module in model.children():
-        fully_shard(module, mesh=mesh["dp"])
+        fully_shard(module, mesh=mesh)
 
 
 WAYS: dict[str, tuple[Callable[[Models], None], Any, tuple[int, ...] | None, tuple[str, ...]]] = {
-    "fully_shard": (shard, "fully_shard", None, ()),
+    "a callable": (shard, by_callable, (2,), ("dp",)),
     "hybrid_shard": (copies, "hybrid_shard", (2, 2), ("copies", "shards")),
     "replicate": (ddp, "replicate", None, ()),
-    "over tp": (over_tp, [{"body.*.up": "colwise", "body.*.down": "rowwise"}, by_callable], (2, 2), ("dp", "tp")),
+    "over tp": (over_tp, [{"body.*.up": "colwise", "body.*.down": "rowwise"}, "fully_shard"], (2, 2), ("dp", "tp")),
 }
 """How its user parts it, ``parallel``, and the mesh."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 
 import pytest
@@ -17,7 +18,7 @@ ROOT, JOBS = Path(__file__).resolve().parents[2], "suites.train_step.parallel_jo
 
 @pytest.mark.parametrize("name", WAYS)
 def test_a_step_that_is_parted_trains_as_one_parted_by_hand(pools: Pools, name: str) -> None:
-    world = 4 if WAYS[name][2] else 2
+    world = math.prod(WAYS[name][2] or (2,))
     found = pools.get(world).run(f"{JOBS}:train", [{"name": name}] * world, timeout_s=120, paths=[str(ROOT)])
     assert found == [0 if name == "replicate" else 28] * world
 
