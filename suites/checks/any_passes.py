@@ -1,15 +1,11 @@
-"""Passes that change more than buckets, and leave all bits as they were: each small, real, and of any step of one joint graph.
-
-What each breaks on purpose has the same name behind ``broken_``.
-"""
+"""Passes that change more than buckets, and leave all bits as they were: each small, real, and of any joint graph."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import fx
 
 from pytest_fxbucket.graph.compute import computes
@@ -26,15 +22,6 @@ def recomputed(gm: fx.GraphModule, plans: Plans) -> fx.GraphModule:
     for node, reader in _saved(gm, CHEAP):
         with gm.graph.inserting_before(reader):
             again = _like(node, node.target, *node.args, **node.kwargs)
-        _read_from(reader, node, again)
-    return gm
-
-
-def broken_recomputed(gm: fx.GraphModule, plans: Plans) -> fx.GraphModule:
-    """What is computed again is another function of the same."""
-    for node, reader in _saved(gm, CHEAP):
-        with gm.graph.inserting_before(reader):
-            again = _like(node, aten.sin.default, node.args[0])
         _read_from(reader, node, again)
     return gm
 
@@ -66,30 +53,6 @@ def broken_offloaded(gm: fx.GraphModule, plans: Plans) -> fx.GraphModule:
 
 def chunked(gm: fx.GraphModule, plans: Plans) -> fx.GraphModule:
     """Products of forward are made for one half of the rows and for the other, and joined again."""
-    return _chunked(gm, lambda parts: parts)
-
-
-def broken_chunked(gm: fx.GraphModule, plans: Plans) -> fx.GraphModule:
-    """The chunks are joined in another order."""
-    return _chunked(gm, lambda parts: parts[::-1])
-
-
-def parted_reductions(gm: fx.GraphModule, plans: Plans) -> fx.GraphModule:
-    """Sums of activations over ranks are launched in two parts, the first as soon as it is there."""
-    return _parted_reductions(gm, lambda parts: parts)
-
-
-def broken_parted_reductions(gm: fx.GraphModule, plans: Plans) -> fx.GraphModule:
-    """The parts are joined in another order."""
-    return _parted_reductions(gm, lambda parts: parts[::-1])
-
-
-def parted_on_the_last_rank(gm: fx.GraphModule, plans: Plans) -> fx.GraphModule:
-    """One rank launches in two parts what the others launch in one."""
-    return parted_reductions(gm, plans) if dist.get_rank() == dist.get_world_size() - 1 else gm
-
-
-def _chunked(gm: fx.GraphModule, order: Callable[[list[fx.Node]], list[fx.Node]]) -> fx.GraphModule:
     for node in gm.graph.find_nodes(op="call_function", target=aten.mm.default):
         if node not in _forward(gm):
             continue
@@ -99,20 +62,21 @@ def _chunked(gm: fx.GraphModule, order: Callable[[list[fx.Node]], list[fx.Node]]
             products = [_like(node, node.target, part, weight) for part in _halves(rows)]
             for product, value in zip(products, (node.meta["val"][:half], node.meta["val"][half:]), strict=True):
                 product.meta["val"] = value
-            joined = _like(node, aten.cat.default, order(products))
+            joined = _like(node, aten.cat.default, products)
         node.replace_all_uses_with(joined)
         gm.graph.erase_node(node)
     return gm
 
 
-def _parted_reductions(gm: fx.GraphModule, order: Callable[[list[fx.Node]], list[fx.Node]]) -> fx.GraphModule:
+def parted_reductions(gm: fx.GraphModule, plans: Plans) -> fx.GraphModule:
+    """Sums of activations over ranks are launched in two parts, the first as soon as it is there."""
     for launch in gm.graph.find_nodes(op="call_function", target=c10d.all_reduce.default):
         sent = launch.args[0]
         (wait,) = launch.users
         with gm.graph.inserting_before(launch):
             launches = [_like(part, launch.target, part, *launch.args[1:]) for part in _halves(sent)]
         with gm.graph.inserting_before(wait):
-            joined = _like(wait, aten.cat.default, order([_like(one, wait.target, one) for one in launches]))
+            joined = _like(wait, aten.cat.default, [_like(one, wait.target, one) for one in launches])
         wait.replace_all_uses_with(joined)
         gm.graph.erase_node(wait)
         gm.graph.erase_node(launch)

@@ -12,8 +12,7 @@ from functools import wraps
 import torch
 from torch import fx
 
-from pytest_fxbucket.passes.manual import ManualPass, manual_overlap_bucketing
-from pytest_fxbucket.passes.targets import by_module
+from pytest_fxbucket.passes.manual import manual_overlap_bucketing
 from suites.checks.bucketed_llama import (
     WK,
     aten,
@@ -118,28 +117,10 @@ def shifted_split(gm: fx.GraphModule) -> None:
 
 
 @breaking
-def late_launch(gm: fx.GraphModule) -> None:
-    launch = gathers(gm)[2]
-    wait_of(gathers(gm)[1]).append(launch)
-
-
-@breaking
-def early_launch(gm: fx.GraphModule) -> None:
-    first, last = gathers(gm)[0], gathers(gm)[3]
-    launch_behind(first, last)
-
-
-@breaking
 def late_first_launch_of_backward(gm: fx.GraphModule) -> None:
     """What stayed gathered computes first, and could hide it."""
     launch = gathers(gm)[4]
     wait_of(launch).prepend(launch)
-
-
-@breaking
-def early_wait(gm: fx.GraphModule) -> None:
-    launch = gathers(gm)[2]
-    launch.append(wait_of(launch))
 
 
 @breaking
@@ -163,12 +144,6 @@ def early_waits_behind_dummy_readers(gm: fx.GraphModule) -> None:
         with graph.inserting_after(wait_of(before)):
             place = like(wait_of(before), aten.neg.default, wait_of(before))
     place.append(wait_of(rest[-1]))
-
-
-@breaking
-def early_reduction_wait(gm: fx.GraphModule) -> None:
-    launch = reductions(gm)[0]
-    launch.append(wait_of(launch))
 
 
 @breaking
@@ -209,29 +184,6 @@ def low_precision_in_one_gather(gm: fx.GraphModule) -> None:
 
 
 @breaking
-def low_precision_reduction(gm: fx.GraphModule) -> None:
-    launch = reductions(gm)[1]
-    replace_input(launch, launch.all_input_nodes[0], lambda old: like(old, aten._to_copy.default, old, dtype=torch.bfloat16))
-    wait = wait_of(launch)
-    users = list(wait.users)
-    with gm.graph.inserting_after(wait):
-        wide = like(wait, aten._to_copy.default, wait, dtype=torch.float32)
-    for user in users:
-        user.replace_input_with(wait, wide)
-
-
-def does_nothing(gm: fx.GraphModule, plans: Plans) -> fx.GraphModule:
-    return gm
-
-
-def only_buckets(gm: fx.GraphModule, plans: Plans) -> fx.GraphModule:
-    graph = copy.deepcopy(gm.graph)
-    entries = [(str(plan), [plan] if isinstance(plan, str) else plan) for plan in plans]
-    ManualPass.of(prefetch=0, defer_reduce=False).run(graph, by_module(graph, entries, None))
-    return fx.GraphModule(gm, graph)
-
-
-@breaking
 def backward_reads_forward_gathers(gm: fx.GraphModule) -> None:
     """The merge that undoes resharding: a layer's backward gather is dropped for its forward one."""
     splits = columns(gm)
@@ -240,26 +192,6 @@ def backward_reads_forward_gathers(gm: fx.GraphModule) -> None:
     for user in list(backward.users):
         next(iter(user.users)).replace_all_uses_with(mine[user.args[1]])
     gm.graph.eliminate_dead_code(is_impure_node=lambda node: node.op in ("placeholder", "output"))
-
-
-def bucket_in_two(gm: fx.GraphModule, plans: Plans) -> fx.GraphModule:
-    halves = [["layers.0.attention", "layers.0.attention_norm"], ["layers.0.feed_forward", "layers.0.ffn_norm"]]
-    return good(gm, [half for plan in plans for half in (halves if plan == "layers.0" else [plan])])
-
-
-def foreign_member(gm: fx.GraphModule, plans: Plans) -> fx.GraphModule:
-    changed: dict[str, str | list[str]] = {"layers.1": ["layers.1", "norm"]}
-    return good(gm, [changed.get(plan, plan) if isinstance(plan, str) else "output" for plan in plans])
-
-
-def member_left_out(gm: fx.GraphModule, plans: Plans) -> fx.GraphModule:
-    return good(gm, [plan if isinstance(plan, str) else "output" for plan in plans])
-
-
-@breaking
-def sum_for_avg(gm: fx.GraphModule) -> None:
-    launch = reductions(gm)[1]
-    launch.args = (launch.args[0], "sum", *launch.args[2:])
 
 
 @breaking
@@ -303,7 +235,7 @@ def wrong_group_size(gm: fx.GraphModule, plans: Plans) -> fx.GraphModule:
     gm = extra_launch(gm, plans)
     source = calls(gm, aten.mm.default)[0]
     with gm.graph.inserting_after(source):
-        launch = like(source, c10d.all_gather_into_tensor.default, source, 2, "0")
+        launch = like(source, c10d.all_gather_into_tensor.default, source, 3, "0")
     with gm.graph.inserting_after(launch):
         like(source, c10d.wait_tensor.default, launch)
     return gm
@@ -343,14 +275,6 @@ def swapped_gradients(gm: fx.GraphModule) -> None:
 def without_metadata(gm: fx.GraphModule) -> None:
     for node in gm.graph.nodes:
         node.meta = {"val": node.meta.get("val")}
-
-
-def nothing_but_marks(gm: fx.GraphModule, plans: Plans) -> fx.GraphModule:
-    """Writes what our pass writes about itself, and does nothing."""
-    for node in gm.graph.nodes:
-        node.meta["fxbucket_entry"] = "layers.0"
-        node.meta["fxbucket_sources"] = ("layers.0.attention.wq.weight",)
-    return gm
 
 
 @breaking

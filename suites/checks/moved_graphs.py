@@ -95,17 +95,6 @@ def first_param(step: StepGraph) -> tuple[str, str]:
     return next((v.role, v.fqn) for v in step.outputs["cleanup"] if v.role == "param")
 
 
-def half_an_update(step: StepGraph) -> None:
-    """Clean-up gives half a parameter."""
-    key = first_param(step)
-    graph = step.graphs["cleanup"].graph
-    node = results(step, "cleanup")[key]
-    with graph.inserting_before(graph.output_node()):
-        half = graph.call_function(torch.ops.aten.mul.Tensor, (node, 0.5))
-    half.meta["val"] = node.meta["val"]
-    give(step, "cleanup", {key: half})
-
-
 def waited_for_at_once(step: StepGraph) -> None:
     """Right behind its launch, with what follows: nothing hides the reduction."""
     graph = step.graphs["steady"].graph
@@ -135,7 +124,7 @@ def reduced_in_setup(step: StepGraph) -> None:
 BROKEN = {
     change.__name__: change
     for change in (
-        *(rate_of_this_call, rate_of_the_first_call, rate_not_copied, swapped, not_updated, old_parameter, half_an_update),
+        *(rate_of_this_call, rate_of_the_first_call, rate_not_copied, swapped, not_updated, old_parameter),
         *(waited_for_at_once, launched_late, reduced_in_setup),
     )
 }

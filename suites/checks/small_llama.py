@@ -1,4 +1,4 @@
-"""A Llama of two layers on four ranks, captured once, and its plan run through any pass."""
+"""A Llama of two layers on some ranks, captured once, and its plan run through any pass."""
 
 from __future__ import annotations
 
@@ -9,20 +9,18 @@ from pathlib import Path
 from pytest_fxbucket.golden.store import render
 from pytest_fxbucket.plan.load import load_plans
 from pytest_fxbucket.plan.schema import Plan
-from pytest_fxbucket.plan_on_mesh import PlanOnMesh
+from pytest_fxbucket.plan_on_mesh import PlanOnMesh, mesh_of
 from pytest_fxbucket.ranks.pools import Pools
 from pytest_fxbucket.run import PlanRun
 from pytest_fxbucket.settings import RunSettings
-from pytest_fxbucket.step.mesh import shard_mesh
 from suites.plans.llama import llama
 
-PLAN = llama("layers = 2, dim = 32, heads = 2, kv_heads = 1", 4) + "[run]\nsteps = 2\ntimeout_s = 60\n"
 
-
-def make_project(folder: Path) -> Path:
+def make_project(folder: Path, ranks: int = 4) -> Path:
     """Write the plan and the broken passes into ``folder``; returns the plan's path."""
     path = folder / "small.toml"
-    path.write_text(PLAN)
+    text = llama("layers = 2, dim = 32, heads = 2, kv_heads = 1", ranks)
+    path.write_text(text + "[run]\nsteps = 2\ntimeout_s = 60\n")
     for name in ("broken_passes.py", "bucketed_llama.py"):
         shutil.copy(Path(__file__).with_name(name), folder)
     return path
@@ -37,9 +35,9 @@ class SmallLlama:
     captured: PlanOnMesh
 
     @classmethod
-    def make(cls, folder: Path, pools: Pools) -> SmallLlama:
-        plan = load_plans(make_project(folder))[0]
-        made = cls(plan, pools, PlanOnMesh(plan, shard_mesh(4), "manual", print))
+    def make(cls, folder: Path, pools: Pools, ranks: int = 4) -> SmallLlama:
+        plan = load_plans(make_project(folder, ranks))[0]
+        made = cls(plan, pools, PlanOnMesh(plan, mesh_of(plan), "manual", print))
         made.captured.reading(0)
         return made
 
@@ -47,8 +45,9 @@ class SmallLlama:
         folder = self.plan.path.parent
         settings = RunSettings(folder, folder / "golden", folder / "artifacts", pass_name, accept=accept)
         run = PlanRun(self.plan, settings, self.pools, accept_golden=write_golden)
-        world = PlanOnMesh(self.plan, shard_mesh(4), pass_name, print, _steps=self.captured._steps, _sent=self.captured._sent)
-        world.__dict__["_read"] = self.captured._read
+        had = self.captured
+        world = PlanOnMesh(self.plan, had.mesh, pass_name, print, _steps=had._steps, _sent=had._sent)
+        world.__dict__["_read"] = had._read
         run.__dict__["_mesh_world"] = world
         return run
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
@@ -12,6 +12,7 @@ from pytest_fxbucket.errors import PassError
 from pytest_fxbucket.plan.check_tables import Checks
 from pytest_fxbucket.plan.schema import Plan
 from pytest_fxbucket.plan.traced_tables import Parallel, Pipeline, Step
+from pytest_fxbucket.plan_on_mesh import PlanOnMesh, mesh_of
 from pytest_fxbucket.ranks.pools import Pools
 from pytest_fxbucket.run import PlanRun
 from pytest_fxbucket.settings import RunSettings
@@ -19,40 +20,47 @@ from suites.passes import adversaries
 from suites.plans.llama import LLAMA, plan_of
 
 PLAN = replace(plan_of(LLAMA, "adversaries.toml"), checks=Checks(golden=False))
-
-
 STAGES = replace(PLAN, parallel=Parallel(dp_shard=2, pp=2), pipeline=Pipeline(cuts=("layers.0",)), step=Step(microbatches=2))
+Ran = Callable[..., PlanRun]
 
 
-def ran(name: str, tmp_path: Path, pools: Pools, plan: Plan = PLAN) -> PlanRun:
-    settings = RunSettings(PLAN.path.parent, tmp_path, tmp_path / "artifacts", f"{adversaries.__name__}:{name}")
-    return PlanRun(plan, settings, pools)
+@pytest.fixture(scope="module")
+def ran(pools: Pools, tmp_path_factory: pytest.TempPathFactory) -> Ran:
+    """A pass behind the plan's step, which is captured once."""
+    folder = tmp_path_factory.mktemp("adversaries")
+    captured = {id(plan): PlanOnMesh(plan, mesh_of(plan), "manual", print) for plan in (PLAN, STAGES)}
+
+    def run(name: str, plan: Plan = PLAN) -> PlanRun:
+        name = f"{adversaries.__name__}:{name}"
+        made = PlanRun(plan, RunSettings(PLAN.path.parent, folder, folder / "artifacts", name), pools)
+        made.__dict__["_mesh_world"] = captured[id(plan)].by_pass(name)
+        return made
+
+    return run
 
 
-def green(name: str, tmp_path: Path, pools: Pools) -> str:
+def green(ran: Ran, name: str) -> str:
     """What the check same says of a pass that all checks find right."""
-    run = ran(name, tmp_path, pools)
+    run = ran(name)
     verdicts: list[Verdict] = [run.check(check) for check in ("audit", "collectives", "same")]
     assert all(verdicts), verdicts
     return verdicts[-1].summary
 
 
-def test_a_right_pass_is_green_and_nothing_is_said_of_it(tmp_path: Path, pools: Pools) -> None:
-    assert "the pass" not in green("right", tmp_path, pools)
+def test_a_right_pass_is_green_and_nothing_is_said_of_it(ran: Ran) -> None:
+    assert "the pass" not in green(ran, "right")
 
 
-def test_a_pass_may_go_by_variables_that_only_begin_like_those_of_runners(
-    tmp_path: Path, pools: Pools, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_pass_may_go_by_variables_that_only_begin_like_those_of_runners(ran: Ran, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CIFAR_ROOT", "/data")
     monkeypatch.setenv("CI", "true")
-    assert "the pass" not in green("by_an_own_variable", tmp_path, pools)
+    assert "the pass" not in green(ran, "by_an_own_variable")
 
 
-def test_each_stage_is_held_against_what_its_own_graph_said(tmp_path: Path, pools: Pools) -> None:
-    said = ran("other_values", tmp_path, pools, STAGES).check("audit").lines
+def test_each_stage_is_held_against_what_its_own_graph_said(ran: Ran) -> None:
+    said = ran("other_values", STAGES).check("audit").lines
     assert any('what nodes say of their meta["val"] is wrong' in line and line.startswith("rank 2, 3: ") for line in said)
-    said = ran("right", tmp_path, pools, STAGES).check("audit").lines
+    said = ran("right", STAGES).check("audit").lines
     assert not any("what nodes say of" in line for line in said)
 
 
@@ -65,8 +73,8 @@ def test_each_stage_is_held_against_what_its_own_graph_said(tmp_path: Path, pool
         ("leaves_a_hook", "has hooks, which run later in Python: the graph is what is compared and run"),
     ],
 )
-def test_what_a_pass_goes_by_beside_the_graph_is_named(name: str, words: str, tmp_path: Path, pools: Pools) -> None:
-    assert words in green(name, tmp_path, pools)
+def test_what_a_pass_goes_by_beside_the_graph_is_named(name: str, words: str, ran: Ran) -> None:
+    assert words in green(ran, name)
 
 
 @pytest.mark.parametrize(
@@ -81,17 +89,16 @@ def test_what_a_pass_goes_by_beside_the_graph_is_named(name: str, words: str, tm
     ],
 )
 def test_a_pass_that_may_do_another_thing_elsewhere_is_refused(
-    name: str, sentence: str, tmp_path: Path, pools: Pools, monkeypatch: pytest.MonkeyPatch
+    name: str, sentence: str, ran: Ran, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(adversaries.counts, "calls", 0)
     with pytest.raises(PassError, match=sentence):
-        ran(name, tmp_path, pools).check("audit")
+        ran(name).check("audit")
 
 
 @pytest.mark.parametrize(
     ("name", "check", "words"),
     [
-        ("returns_what_it_got", "audit", "launches, expected 1"),
         ("only_marks", "audit", "launches, expected 1"),
         ("other_modules", "audit", "what nodes say of their module is wrong, which compilers and readers go by: "),
         ("other_values", "audit", 'what nodes say of their meta["val"] is wrong, which compilers and readers go by: '),
@@ -99,11 +106,11 @@ def test_a_pass_that_may_do_another_thing_elsewhere_is_refused(
         ("changes_what_it_gave", "audit", "reduces by sum, expected avg"),
     ],
 )
-def test_a_pass_that_says_what_is_not_so_is_red(name: str, check: str, words: str, tmp_path: Path, pools: Pools) -> None:
-    verdict = ran(name, tmp_path, pools).check(check)
+def test_a_pass_that_says_what_is_not_so_is_red(name: str, check: str, words: str, ran: Ran) -> None:
+    verdict = ran(name).check(check)
     assert verdict.outcome == "failed"
     assert words in "\n".join(verdict.lines)
 
 
-def test_a_pass_may_spoil_the_graph_that_it_got(tmp_path: Path, pools: Pools) -> None:
-    assert green("changes_what_it_got", tmp_path, pools)
+def test_a_pass_may_spoil_the_graph_that_it_got(ran: Ran) -> None:
+    assert green(ran, "changes_what_it_got")

@@ -1,6 +1,6 @@
 """Promises of a plan, kept and broken, on readings made by hand: two layers and a head, forward and backward.
 
-What `test_broken_passes.py` shows on a real graph is not shown here again.
+`test_broken_passes.py` has real graphs.
 """
 
 from __future__ import annotations

@@ -38,7 +38,7 @@ def moved(bitwise: Callable[..., Verdict]) -> Moved:
     return run
 
 
-@pytest.mark.parametrize(("ranks", "steps", "optimizer"), [(2, 1, ADAMW), (2, 4, ADAMW), (3, 3, SGD)])
+@pytest.mark.parametrize(("ranks", "steps", "optimizer"), [(2, 1, ADAMW), (3, 4, SGD)])
 def test_one_step_and_many_are_equal(moved: Moved, ranks: int, steps: int, optimizer: Optimizer) -> None:
     verdict = moved("bitwise", ranks=ranks, steps=steps, optimizer=optimizer)
     assert verdict.outcome == "passed", verdict.lines
@@ -46,13 +46,11 @@ def test_one_step_and_many_are_equal(moved: Moved, ranks: int, steps: int, optim
 
 
 SAID = {
-    "rate_of_this_call": ("step 0, rank 0: parameter that the next call gave c.weight", "graph steady"),
     "rate_of_the_first_call": ("step 1, rank 0: parameter c.weight", "graph cleanup"),
     "rate_not_copied": ("step 0, rank 0: parameter that the next call gave c.weight", "graph steady"),
     "swapped": ("step 0, rank 0: gradient c.weight", "graph cleanup"),
     "not_updated": ("step 0, rank 0: parameter that the next call gave c.weight", "no node that both graphs have differs"),
     "old_parameter": ("step 1, rank 0: loss", "graph steady"),
-    "half_an_update": ("step 0, rank 0: parameter c.weight", "no node that both graphs have differs"),
 }
 
 

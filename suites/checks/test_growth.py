@@ -19,7 +19,7 @@ from pytest_fxbucket.passes import manual_overlap_bucketing
 from suites.benchmarks.decoder import RANKS
 from suites.benchmarks.passes import ROWS, Graphs
 
-SMALL, LARGE = 3, 12
+SMALL, LARGE = 2, 8
 MOST = 1.1
 """nodes to this power."""
 PEAK = 1.5

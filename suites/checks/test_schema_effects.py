@@ -260,20 +260,24 @@ def test_a_second_value_is_seen(
     _, first, second = load_plans(path)
     known = case.base, both, case.sees
     if known not in firsts:
-        firsts[known] = seen(first, case.sees, pools, folder)
-    one, two = firsts[known], seen(second, case.sees, pools, folder)
+        firsts[known] = seen(run_of(first, pools, folder), case.sees)
+    run = run_of(second, pools, folder)
+    one, two = firsts[known], seen(run, case.sees)
     assert one != two
     assert case.words in two
     assert not case.words or case.words not in one
     if case.sees in ("schedule", "passed", "unbucketed"):
-        assert seen(second, "audit", pools, folder).startswith("passed\n")
+        assert seen(run, "audit").startswith("passed\n")
 
 
-def seen(plan: Plan, what: str, pools: Pools, folder: Path) -> str:
-    """What a person can see of ``plan``, the row's own name left out."""
+def run_of(plan: Plan, pools: Pools, folder: Path) -> PlanRun:
+    return PlanRun(plan, RunSettings(Path(__file__).parent, folder / "golden", folder / "artifacts"), pools)
+
+
+def seen(run: PlanRun, what: str) -> str:
+    """What a person can see of a plan, the row's own name left out."""
     if what == "items":
-        return " ".join(item_names(plan)).replace(f"[{plan.matrix_id}]", "")
-    run = PlanRun(plan, RunSettings(Path(__file__).parent, folder / "golden", folder / "artifacts"), pools)
+        return " ".join(item_names(run.plan)).replace(f"[{run.plan.matrix_id}]", "")
     if what == "unbucketed":
         with run._its_code():
             return digest(run._mesh_world.unbucketed(0, "joint"))

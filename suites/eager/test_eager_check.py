@@ -9,13 +9,17 @@ import pytest
 import torch
 from torch import fx
 
+from pytest_fxbucket.eager.reasons import lacking
 from pytest_fxbucket.pipeline.captured import StagedStep
 from pytest_fxbucket.plan.entries import parse_entries
 from pytest_fxbucket.plan.load import load_plans
+from pytest_fxbucket.plan.schema import Plan
 from pytest_fxbucket.plan.traced_tables import Optimizer
+from pytest_fxbucket.plan_on_mesh import PlanOnMesh, mesh_of
 from pytest_fxbucket.step.mesh import Mesh
 from pytest_fxbucket.step.roles import StepGraph
 from suites.eager.eager_net import ROOT, Run
+from suites.eager.eager_net import plan_of as small_plan
 from suites.pipeline.wrong_splits import edited, place_of
 
 
@@ -30,6 +34,11 @@ loss = "suites.eager.rounding_models:loss"
 plan = {plan}
 {tables}
 """
+
+
+def row_of(path: str, row: str | None) -> Plan:
+    (plan,) = [plan for plan in load_plans(ROOT / path) if plan.matrix_id == row]
+    return plan
 
 
 TWO = "[parallel]\ndp_shard = 2\n"
@@ -125,7 +134,7 @@ def test_a_parameter_without_a_gradient_is_none_for_ddp_either(run: Run) -> None
 
 
 def test_zeros_for_what_torch_leaves_without_a_gradient_are_right_where_it_may_be_idle(run: Run) -> None:
-    (idle,) = [plan for plan in load_plans(ROOT / "fixtures/plans/override.toml") if plan.matrix_id == "idle"]
+    idle = row_of("fixtures/plans/override.toml", "idle")
     assert idle.model is not None
     found = run(idle)
     assert found, found
@@ -136,7 +145,7 @@ def test_zeros_for_what_torch_leaves_without_a_gradient_are_right_where_it_may_b
 
 def test_an_update_that_torch_leaves_out_is_red_also_of_what_may_be_idle(run: Run) -> None:
     """Weights decay in the graph."""
-    (idle,) = [plan for plan in load_plans(ROOT / "fixtures/plans/override.toml") if plan.matrix_id == "idle"]
+    idle = row_of("fixtures/plans/override.toml", "idle")
     verdict = run(replace(idle, optimizer=(Optimizer("torch.optim:AdamW", {"lr": 0.01, "weight_decay": 0.1}),)))
     assert verdict.outcome == "failed"
     assert verdict.lines[0].startswith("step 0, rank 0: parameter layers.0.moe.experts.3.w1.weight")
@@ -184,7 +193,6 @@ def test_an_eager_step_that_does_not_end_says_which(run: Run) -> None:
 
 
 LACKING = {
-    "a unit of two dtypes": ("fixtures/plans/gpt.toml", None, "tokens+positions+norm+output has float32 and float64"),
     "[graph]": ("fixtures/plans/traced.toml", None, "a [graph] comes without the model that it was traced from"),
     "a mode of one's own": ("fixtures/plans/mode.toml", None, "torch has no eager step for mode fixtures.modes:predivided"),
     "experts": ("fixtures/plans/moe.toml", None, "torch has no eager step for experts that are parted over ep"),
@@ -192,14 +200,32 @@ LACKING = {
     "all-reduced first": ("fixtures/plans/hybrid.toml", "replicate_first", "FSDP2 scatters first"),
     "clipped over two meshes": ("fixtures/plans/whole.toml", "clipped", "clip_grad_norm_ takes no parameters of two meshes"),
     "another sub-graph": ("fixtures/plans/override.toml", "subgraph", "gives the graph something else than the model's own"),
+}
+
+
+@pytest.fixture(scope="module")
+def any_world() -> PlanOnMesh:
+    plan = small_plan()
+    return PlanOnMesh(plan, mesh_of(plan), "manual", print)
+
+
+@pytest.mark.parametrize("case", LACKING)
+def test_what_torch_has_no_step_for_is_named(case: str, any_world: PlanOnMesh) -> None:
+    path, row, words = LACKING[case]
+    said = lacking(row_of(path, row), any_world.step(0), any_world.resolution, ())
+    assert said is not None
+    assert words in said
+
+
+LACKING_ONCE_CAPTURED = {
+    "a unit of two dtypes": ("fixtures/plans/gpt.toml", None, "tokens+positions+norm+output has float32 and float64"),
     "sums that round": ("fixtures/plans/duplicates.toml", "added", "add_before_reducing"),
 }
 
 
-@pytest.mark.parametrize("case", LACKING)
+@pytest.mark.parametrize("case", LACKING_ONCE_CAPTURED)
 def test_what_torch_has_no_step_for_is_skipped_by_name(case: str, run: Run) -> None:
-    path, row, words = LACKING[case]
-    (plan,) = [plan for plan in load_plans(ROOT / path) if plan.matrix_id == row]
-    verdict = run(plan)
+    path, row, words = LACKING_ONCE_CAPTURED[case]
+    verdict = run(row_of(path, row))
     assert verdict.outcome == "skipped"
     assert words in verdict.summary

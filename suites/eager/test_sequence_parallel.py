@@ -46,10 +46,8 @@ timeout_s = 60
 
 
 def test_biases_and_norms_within_heads_are_torchs_bit_for_bit(run: Run) -> None:
-    plan = plan_of(text())
-    for check in ("eager", "bitwise", "audit"):
-        verdict = run(plan, check)
-        assert verdict, verdict
+    verdict = run(text())
+    assert verdict, verdict
 
 
 def unsummed(gradient: torch.Tensor, group: Group) -> torch.Tensor:
@@ -78,7 +76,7 @@ def test_a_wrong_capture_is_red(
     of: object, name: str, wrong: Callable[..., torch.Tensor], check: str, words: str, run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(of, name, wrong)
-    verdict = run(plan_of(text()), check)
+    verdict = run(text(), check)
     assert verdict.outcome == "failed"
     assert words in "\n".join(verdict.lines), verdict.lines
 

@@ -141,10 +141,6 @@ def copied(gm: fx.GraphModule) -> fx.GraphModule:
     return fx.GraphModule(gm, graph)
 
 
-def returns_what_it_got(gm: fx.GraphModule, plans: Plans) -> fx.GraphModule:
-    return gm
-
-
 def only_marks(gm: fx.GraphModule, plans: Plans) -> fx.GraphModule:
     """As ours marks what it has bucketed."""
     for node in gm.graph.nodes:

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
@@ -51,7 +52,7 @@ def adam(models: Models) -> torch.optim.Optimizer:
 
 def shard(models: Models) -> None:
     for model in models.values():
-        fully_shard(model, mesh=init_device_mesh("cpu", (4,)))
+        fully_shard(model, mesh=init_device_mesh("cpu", (dist.get_world_size(),)))
 
 
 def copies(models: Models) -> None:
@@ -77,12 +78,10 @@ def by_callable(model: nn.Module, mesh: Any) -> None:
         fully_shard(module, mesh=mesh)
 
 
-NAMES = {(4,): ("dp",), (2, 2): ("dp", "tp")}
 WAYS: dict[str, tuple[Callable[[Models], None], Any, tuple[int, ...] | None, tuple[str, ...]]] = {
-    "fully_shard": (shard, "fully_shard", None, ()),
+    "a callable": (shard, by_callable, (2,), ("dp",)),
     "hybrid_shard": (copies, "hybrid_shard", (2, 2), ("copies", "shards")),
     "replicate": (ddp, "replicate", None, ()),
-    "a callable": (shard, by_callable, (4,), ("dp",)),
     "over tp": (over_tp, [{"body.*.up": "colwise", "body.*.down": "rowwise"}, "fully_shard"], (2, 2), ("dp", "tp")),
 }
 """How its user parts it, ``parallel``, and the mesh."""
@@ -106,9 +105,9 @@ def train(rank: int, world: int, payload: dict[str, Any]) -> int:
     )
     eager = step_of(theirs, [optimizers[1]], clip)
     runs = [Run(nn.ModuleDict(one), [optimizer], None) for one, optimizer in zip((mine, theirs), optimizers, strict=True)]
-    parts = 2 if payload["name"] == "over tp" else 4
-    place = rank * parts // 4
-    for number in range(3):
+    parts = 2 if payload["name"] == "over tp" else world
+    place = rank * parts // world
+    for number in range(2):
         draw = torch.Generator().manual_seed(number)
         x, y, scale = torch.randn(8, 8, generator=draw), torch.randn(8, 4, generator=draw), torch.tensor(1.5)
         losses = captured(x, y, scale), eager(x.chunk(parts)[place], y.chunk(parts)[place], scale)

@@ -13,7 +13,7 @@ from suites.train_step.sharded_trainers import FOUR, REFUSED, TOLD, WAYS
 ROOT, JOBS = Path(__file__).resolve().parents[2], "suites.train_step.sharded_trainers"
 LAUNCHES = {
     "fully_shard": (22, 14, 1),
-    "fully_shard, bucketed": (8, 6, 1),
+    "rows that ranks do not divide, bucketed": (8, 6, 1),
     "two microbatches, bucketed": (16, 10, 1),
 }
 """All-gathers, reduce-scatters and all-reduces in the graph."""
@@ -35,9 +35,7 @@ def test_a_trainer_that_is_parted_already_trains_as_eager(pools: Pools, name: st
 
 @pytest.mark.parametrize("name", TOLD)
 def test_what_a_model_is_told_between_two_calls_is_traced_anew(pools: Pools, name: str) -> None:
-    traces, nodes = run(pools, "told", name)
-    assert traces == 2
-    assert nodes[0] != nodes[1]
+    assert run(pools, "told", name) == 1 + len(TOLD[name][1])
 
 
 def test_a_trainers_work_goes_into_its_next_step(pools: Pools) -> None:
