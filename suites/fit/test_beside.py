@@ -77,8 +77,8 @@ def test_outcomes_and_goldens_are_those_without_them(project: Path, warm_runs: W
     for plugin in ("sugar", "rerunfailures", "repeat", "randomly", "timeout", "cov"):
         assert f" {plugin}-" in said
     assert "mytrainer/net.py" in said  # covered
-    on_workers, _ = run(warm_runs, project, plan, *them, "-n2")
-    assert on_workers == outcomes
+    on_a_worker, _ = run(warm_runs, project, plan, *them, "-n1")
+    assert on_a_worker == outcomes
 
 
 def test_a_plan_that_fails_once_is_tried_again_from_the_beginning(project: Path, warm_runs: WarmRuns) -> None:

@@ -47,6 +47,13 @@ class Rig:
     """Longest that one job may take."""
     hang_s: float = 15.0
     """How long ranks that hang are waited for."""
+    pools: Pools | None = None
+    """Warm ranks of another's; without them each part has its own."""
+
+    @property
+    def sharing(self) -> list[int]:
+        """Numbers of ranks that repeat and time a step."""
+        return [ranks for ranks in self.worlds if ranks in (2, 4)]
 
     @property
     def has_gpus(self) -> bool:
@@ -55,8 +62,11 @@ class Rig:
 
 
 @contextmanager
-def ranks_of() -> Iterator[Pools]:
-    """Warm ranks, ended when the part is."""
+def ranks_of(rig: Rig) -> Iterator[Pools]:
+    """Warm ranks, ended when the part is, if they are its own."""
+    if rig.pools is not None:
+        yield rig.pools
+        return
     pools = Pools(warm=["pytest_fxbucket.bench.measure"])  # jobs of these parts read plans' steps by it
     try:
         yield pools
@@ -79,7 +89,7 @@ def staged_plans(rig: Rig) -> Iterator[Found]:
 
 def worlds(rig: Rig) -> Iterator[Found]:
     """Bitwise and eager of each plan at other numbers of ranks; one is no mesh, as nobody would have anybody to talk to."""
-    with ranks_of() as pools:
+    with ranks_of(rig) as pools:
         for ranks in (ranks for ranks in rig.worlds if ranks > 1):
             for plan in rows_of(rig):
                 if (smaller := at_world(plan, ranks)) is not None:
@@ -87,7 +97,7 @@ def worlds(rig: Rig) -> Iterator[Found]:
 
 
 def all_checks(rig: Rig, backend: str) -> Iterator[Found]:
-    with ranks_of() as pools:
+    with ranks_of(rig) as pools:
         for plan in rows_of(rig):
             names = [name.partition("@")[0].partition("[")[0] for name in item_names(plan)]
             yield from run_checks(plan, [name for name in names if not name.startswith("benchmark")], backend, pools)
@@ -134,8 +144,8 @@ def run_checks(plan: Plan, names: Sequence[str], backend: str, pools: Pools) -> 
 
 def repeats(rig: Rig) -> Iterator[Found]:
     """The bucketed step, again and again from the same state, gives the same bits."""
-    with ranks_of() as pools:
-        for ranks in (2, 4):
+    with ranks_of(rig) as pools:
+        for ranks in rig.sharing:
             digests = asked(pools, rig, f"{JOBS}:repeated", ranks, rig.repeats)
             different = [len(set(of_rank)) for of_rank in digests]
             what = f"{rig.repeats} steps on {ranks} ranks from the same state"
@@ -144,8 +154,8 @@ def repeats(rig: Rig) -> Iterator[Found]:
 
 def step_time(rig: Rig) -> Iterator[Found]:
     """Both steps between two CUDA events, and what torch's profiler sees of them."""
-    with ranks_of() as pools:
-        for ranks in (2, 4):
+    with ranks_of(rig) as pools:
+        for ranks in rig.sharing:
             timed = asked(pools, rig, f"{JOBS}:timed", ranks, rig.repeats)
             of = {name: max(one["seconds"][name] for one in timed) for name in timed[0]["seconds"]}
             said = ", ".join(f"{name} {1e3 * seconds:.3g} ms" for name, seconds in of.items())
@@ -157,7 +167,7 @@ def step_time(rig: Rig) -> Iterator[Found]:
 
 def cuda_graphs(rig: Rig) -> Iterator[Found]:
     """The bucketed step as a CUDA graph gives the bits of the step itself."""
-    with ranks_of() as pools:
+    with ranks_of(rig) as pools:
         for ranks in (1, 2):
             what = f"the bucketed step of rank 0 of {ranks} as a CUDA graph" if ranks > 1 else "an all-reduce as a CUDA graph"
             job = "graphed" if ranks > 1 else "graphed_all_reduce"
@@ -198,7 +208,7 @@ def faults(rig: Rig) -> Iterator[Found]:
         "out_of_memory": "out of memory",
         "beyond_its_share": "out of memory",
     }
-    with ranks_of() as pools:
+    with ranks_of(rig) as pools:
         for fault, said in {"kill": "SIGKILL", "hang": "never launched", "raises": "ValueError"}.items():
             yield from one_fault(rig, pools, f"{JOBS}:{fault}", said, rig.hang_s if fault == "hang" else rig.limit_s)
         for fault, said in on_gpus.items() if rig.has_gpus else ():
@@ -234,7 +244,7 @@ def marker(rig: Rig) -> Iterator[Found]:
 
 def ring_sums(rig: Rig) -> Iterator[Found]:
     """NCCL's own sums on one channel beside those of ``[run] reduce = "ring"``."""
-    with ranks_of() as pools:
+    with ranks_of(rig) as pools:
         for ranks, dtype in product((2, 4), ("float32", "bfloat16")):
             sent = pools.get(ranks, rig.backend).run(f"{JOBS}:summed", [dtype] * ranks, timeout_s=rig.limit_s)
             wrong: Mapping[str, int] = {}
@@ -246,7 +256,7 @@ def ring_sums(rig: Rig) -> Iterator[Found]:
 
 def inductor(rig: Rig) -> Iterator[Found]:
     """Compiled training with the pass and without: the same bits."""
-    with ranks_of() as pools:
+    with ranks_of(rig) as pools:
         pool = pools.get(2, rig.backend)
         for case in rig.compiled:
             for found in pool.run(f"{JOBS}:compiled", [(case, rig.has_gpus)] * 2, timeout_s=4 * rig.limit_s)[:1]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import sys
 from collections.abc import Iterator, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -25,10 +26,12 @@ from pytest_fxbucket.passes.scheduler import Pair
 from pytest_fxbucket.passes.targets import MergeTarget, by_size
 from pytest_fxbucket.plan.load import load_plans
 from pytest_fxbucket.plan.pass_tables import Bucket, Overlap
+from pytest_fxbucket.plan_on_mesh import PlanOnMesh, mesh_of
 from pytest_fxbucket.ranks.pools import Pools
 from pytest_fxbucket.run import PlanRun
 from pytest_fxbucket.settings import RunSettings
 from pytest_fxbucket.step.portable import encode_module
+from pytest_fxbucket.step.roles import StepGraph
 from suites.docs.blocks import ROOT, of
 from suites.passes.programs import chain, launches
 
@@ -56,11 +59,21 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
         del sys.modules[name]
 
 
-def run_of(project: Path, pools: Pools, name: str, plan: str) -> PlanRun:
+@cache
+def steps_of(model: str) -> dict[int, StepGraph]:
+    """What ranks trace, once for all plans of a model."""
+    return {}
+
+
+def run_of(project: Path, pools: Pools, name: str, text: str) -> PlanRun:
     path = project / "plan.toml"
-    path.write_text(plan, encoding="utf-8")
+    path.write_text(text, encoding="utf-8")
     settings = RunSettings(project, project / "golden", project / "artifacts", f"mytrainer.{name}:{name}")
-    return PlanRun(load_plans(path)[0], settings, pools)
+    plan = load_plans(path)[0]
+    run = PlanRun(plan, settings, pools)
+    world = PlanOnMesh(plan, mesh_of(plan), settings.pass_name, print, _steps=steps_of(str(plan.model)))
+    run.__dict__["_mesh_world"] = world
+    return run
 
 
 @pytest.mark.parametrize("name", EXAMPLES)

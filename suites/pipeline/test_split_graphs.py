@@ -79,9 +79,7 @@ def tokens() -> tuple[Tensor]:
     return (torch.randint(0, 64, (2, 4)),)
 
 
-@pytest.mark.parametrize(
-    ("count", "by", "tied"), [(2, "parameters", False), (2, "flops", True), (3, "parameters", True), (4, "flops", False)]
-)
+@pytest.mark.parametrize(("count", "by", "tied"), [(2, "flops", False), (3, "parameters", True)])
 def test_no_other_cuts_have_a_smaller_largest_stage(count: int, by: Any, tied: bool) -> None:
     model, batch = Uneven(tied), tokens()
 

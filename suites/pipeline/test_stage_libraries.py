@@ -56,10 +56,9 @@ def continued() -> dict[str, Any]:
     ("build", "batch", "cuts", "ties"),
     [
         (t5, translated, ["encoder.block.1", "encoder", "decoder.block.1"], {"shared.weight": (0, 2, 3)}),
-        (t5, translated, ["encoder.block.1", "decoder.block.1"], {"shared.weight": (0, 1, 2)}),
         (llama, continued, ["model.layers.0", "model.layers.1.mlp"], {"model.embed_tokens.weight": (0, 2)}),
     ],
-    ids=["t5 in 4", "t5 in 3", "llama in 3"],
+    ids=["t5 in 4", "llama in 3"],
 )
 def test_stages_of_transformers(
     build: Callable[[], nn.Module], batch: Callable[[], Any], cuts: list[str], ties: dict[str, tuple[int, ...]]

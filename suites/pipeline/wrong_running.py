@@ -9,7 +9,6 @@ from unittest.mock import patch
 from pytest_fxbucket.checks.bitwise.job import BitwiseOutcome, BitwiseTask, run
 from pytest_fxbucket.pipeline import running
 from pytest_fxbucket.pipeline.rank_stage import Stage
-from pytest_fxbucket.pipeline.running import PipelinedRun
 
 Job = Callable[[int, int, BitwiseTask], BitwiseOutcome]
 
@@ -26,20 +25,6 @@ def instead_of(cls: Any, name: str) -> Callable[[Callable[..., Any]], Job]:
         return job
 
     return made
-
-
-@instead_of(PipelinedRun, "_results")
-def loss_of_one_microbatch_lost(real: Any, self: PipelinedRun) -> Any:
-    for stage in self._stages:
-        stage.losses.pop(1, None)
-    return real(self)
-
-
-@instead_of(PipelinedRun, "_results")
-def loss_of_one_microbatch_twice(real: Any, self: PipelinedRun) -> Any:
-    for stage in self._stages:
-        stage.losses |= {number + 100: loss for number, loss in stage.losses.items() if number == 1}
-    return real(self)
 
 
 @instead_of(Stage, "forward_one_chunk")

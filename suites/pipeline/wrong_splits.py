@@ -10,7 +10,7 @@ import torch
 from torch import fx
 
 from pytest_fxbucket.capture.clip import Clip
-from pytest_fxbucket.pipeline.captured import Described, StagedStep
+from pytest_fxbucket.pipeline.captured import StagedStep
 from pytest_fxbucket.step.mesh import Mesh
 from pytest_fxbucket.step.pipelined import TIES, UPDATE, Crossing, Pipelined
 from pytest_fxbucket.step.portable import own_copy
@@ -299,20 +299,6 @@ def tie_summed_twice(staged: StagedStep) -> StagedStep:
         return edited(step, TIES, edit)
 
     return at(staged, None, change)
-
-
-@dataclass(frozen=True)
-class FirstToLast(StagedStep):
-    """Ties are summed from the first stage to the last."""
-
-    def _ties(self, place: int, mesh: Mesh) -> Described | None:
-        ties = tuple((fqn, stages[::-1]) for fqn, stages in self.pipelined.ties)
-        other = StagedStep(**{**parts(self), "pipelined": replace(self.pipelined, ties=ties)})
-        return other._ties(place, mesh)
-
-
-def tie_summed_first_to_last(staged: StagedStep) -> StagedStep:
-    return FirstToLast(**parts(staged))
 
 
 # What a stage computes.

@@ -12,7 +12,11 @@ import pytest
 
 from pytest_fxbucket.artifacts import Folder, why_elsewhere
 from pytest_fxbucket.checks.verdict import failed
+from pytest_fxbucket.plan.load import load_plans
 from pytest_fxbucket.pytest_plugin.terminal import failure_lines
+from pytest_fxbucket.ranks.pools import Pools
+from pytest_fxbucket.run import PlanRun
+from pytest_fxbucket.settings import RunSettings
 
 
 def names(path: Path) -> list[str]:
@@ -166,10 +170,10 @@ def test_a_failure_says_where_its_files_are_and_why_there(tmp_path: Path, tempor
     assert said[-1] == f"graphs, report and rank logs: {made} (since {tmp_path}/.fxbucket cannot be used: File exists)"
 
 
-def test_a_bitwise_is_green_where_nothing_can_be_left(project: pytest.Pytester, temporary: Path) -> None:
+def test_a_bitwise_is_green_where_nothing_can_be_left(
+    project: pytest.Pytester, temporary: Path, pools: Pools, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(project.path)
     Path(".fxbucket").symlink_to("/nowhere")
-    path = Path("plans/plain.toml")
-    path.write_text(
-        path.read_text() + "[checks]\ngolden = false\naudit = false\ncollectives = false\nsame = false\neager = false\n"
-    )
-    project.runpytest_inprocess("plans/plain.toml").assert_outcomes(passed=1)
+    settings = RunSettings(project.path, project.path / "golden", project.path / ".fxbucket")
+    assert PlanRun(load_plans(project.path / "plans/plain.toml")[0], settings, pools).check("bitwise")

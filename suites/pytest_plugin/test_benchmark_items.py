@@ -40,10 +40,13 @@ def entries(file: Path) -> dict[str, dict[str, Any]]:
     return {entry["fullname"]: entry for entry in json.loads(file.read_text())["benchmarks"]}
 
 
-def test_each_variant_is_an_entry_of_pytest_benchmark_with_the_samples_of_the_slowest_rank(timed: pytest.Pytester) -> None:
+def test_each_variant_is_an_entry_of_pytest_benchmark_with_the_samples_of_the_slowest_rank_and_has_its_page(
+    timed: pytest.Pytester, warm_runs: WarmRuns
+) -> None:
+    pytest.importorskip("plotly", reason="a report needs plotly")
     plan = timed.path / "plans" / "timed.toml"
     plan.write_text(plan.read_text().replace(TIMED, AGAINST))
-    result = run(timed, "--benchmark-json=out.json", "--benchmark-columns=rounds")
+    result = run(timed, "--benchmark-json=out.json", "--benchmark-columns=rounds", "--fxbucket-report=pages")
     result.assert_outcomes(passed=3)
     result.stdout.fnmatch_lines(["plans/timed.toml: * benchmark passed, *", "*benchmark 'plans/timed.toml': 3 tests*"])
     found = entries(timed.path / "out.json")
@@ -60,6 +63,13 @@ def test_each_variant_is_an_entry_of_pytest_benchmark_with_the_samples_of_the_sl
     assert record["workload"]["world"]["dp_shard"] == 2
     assert record["capture_s"] > 0
     assert record["pass_s"] > 0
+    result.stdout.fnmatch_lines(["report of 1 plan: pages/index.html"])
+    traces = {f"plans.timed.{variant}.trace.json" for variant in ("bucketed", "torch", "unbucketed")}
+    assert {path.name for path in (timed.path / "pages").iterdir()} == {"index.html", "plans.timed.html", *traces}
+    asked = ("simulate", "plans/timed.toml", "--cluster=cpu-gloo", "--calibrate=pages/plans.timed.bucketed.trace.json")
+    told = warm_runs.run(["-m", "pytest_fxbucket.cli", *asked], timed.path, os.environ).stdout
+    lines = ["*on cpu-gloo as in plans.timed.bucketed.trace.json*", "error left: compute *launches *"]
+    pytest.LineMatcher(told.splitlines()).fnmatch_lines(lines)
 
 
 def test_a_stored_run_is_compared_and_a_regression_is_a_failed_item_with_numbers(timed: pytest.Pytester) -> None:
@@ -122,17 +132,3 @@ def test_a_test_measures_the_plan_that_it_is_marked_with(timed: pytest.Pytester)
     (entry,) = entries(timed.path / "out.json").values()
     assert entry["name"] == "test_speed"
     assert entry["extra_info"]["fxbucket"]["plan"] == "plans/timed.toml"
-
-
-def test_pages_and_traces_are_written_for_what_was_measured(timed: pytest.Pytester, warm_runs: WarmRuns) -> None:
-    pytest.importorskip("plotly", reason="a report needs plotly")
-    result = run(timed, "--fxbucket-report=pages")
-    result.assert_outcomes(passed=2)
-    result.stdout.fnmatch_lines(["report of 1 plan: pages/index.html"])
-    names = {path.name for path in (timed.path / "pages").iterdir()}
-    assert names == {"index.html", "plans.timed.html", "plans.timed.bucketed.trace.json", "plans.timed.unbucketed.trace.json"}
-    for variant in ("bucketed", "unbucketed"):
-        asked = ("simulate", "plans/timed.toml", "--cluster=cpu-gloo", f"--calibrate=pages/plans.timed.{variant}.trace.json")
-        told = warm_runs.run(["-m", "pytest_fxbucket.cli", *asked], timed.path, os.environ).stdout
-        lines = [f"*on cpu-gloo as in plans.timed.{variant}.trace.json*", "error left: compute *launches *"]
-        pytest.LineMatcher(told.splitlines()).fnmatch_lines(lines)

@@ -7,8 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from suites.pytest_plugin.processes import Trace
-
 CHECKS = ["audit", "golden", "collectives", "same", "bitwise", "eager"]
 
 
@@ -80,21 +78,7 @@ class TestPlans:
         )
 
 
-class TestEnd:
-    @pytest.mark.usefixtures("ctrl_c")
-    def test_control_c_ends_with_2_writes_no_golden_and_leaves_no_process(
-        self, project: pytest.Pytester, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-    ) -> None:
-        trace = Trace(monkeypatch, tmp_path)
-        interrupting = "import signal\nfrom tiny import batch, loss\ndef build(): signal.raise_signal(signal.SIGINT)\n"
-        Path("stops.py").write_text(interrupting)
-        Path("plans/stops.toml").write_text(Path("plans/plain.toml").read_text().replace("tiny:", "stops:"))
-        result = project.runpytest_subprocess("plans/plain.toml", "plans/stops.toml", "--accept")
-        assert result.ret == pytest.ExitCode.INTERRUPTED
-        result.stdout.fnmatch_lines(["golden NOT written: 1 accepted, but the run was interrupted"])
-        assert golden_names(project) == []
-        assert trace.left([]) == []
-
+class TestWorkers:
     @pytest.mark.usefixtures("warm")
     def test_a_worker_that_dies_fails_its_item_once_and_the_rest_still_runs(self, project: pytest.Pytester) -> None:
         pytest.importorskip("xdist", reason="-n needs pytest-xdist")

@@ -14,6 +14,7 @@ from pytest_fxbucket.errors import RankError
 from pytest_fxbucket.ranks import launch
 from pytest_fxbucket.ranks.pool import RankFailure
 from pytest_fxbucket.ranks.pools import Pools
+from suites.pytest_plugin.processes import Trace
 
 PARENT = """
 import json, os, signal, sys
@@ -44,8 +45,9 @@ ENDS = {
 
 @pytest.mark.usefixtures("ctrl_c")
 @pytest.mark.parametrize("name", ENDS)
-def test_nothing_is_left_after(name, watched, tmp_path):
+def test_nothing_is_left_after(name, watched, tmp_path, monkeypatch):
     then, end = ENDS[name]
+    trace = Trace(monkeypatch, tmp_path)
     os.mkfifo(tmp_path / "fifo")
     announced = os.open(tmp_path / "fifo", os.O_RDWR)
     parent, pids = start(then, tmp_path / "fifo")
@@ -56,23 +58,9 @@ def test_nothing_is_left_after(name, watched, tmp_path):
     end(parent)
     _, errors = parent.communicate(timeout=20)
     assert gone() == []
+    assert trace.left(pids) == []
     if name == "ctrl-c":
         assert errors.rstrip().endswith("KeyboardInterrupt")
-
-
-def test_close_ends_server_and_ranks_leaves_no_descriptor_and_may_be_called_twice(watched):
-    before = set(os.listdir("/proc/self/fd"))
-    pools = Pools()
-    ranks = pools.get(2)
-    server = ranks.run("suites.ranks.jobs:parent_of", [None] * 2, timeout_s=60)[0]
-    gone = watched([server, *ranks.pids])
-    watching = set(os.listdir("/proc/self/fd"))
-    pools.close()
-    assert gone() == []
-    pools.close()
-    assert not os.path.exists(f"/proc/{server}")
-    # those that watch are open still
-    assert len(set(os.listdir("/proc/self/fd")) - before) == 3 < len(watching - before)
 
 
 @pytest.mark.parametrize(
@@ -99,6 +87,8 @@ def test_importing_the_pool_imports_no_torch():
 def test_a_server_that_stands_still_holds_up_no_warm_ranks_and_is_an_error_with_its_name_when_it_must_fork(
     watched, monkeypatch
 ):
+    """And close ends the one in its place with its ranks, leaves no descriptor, and may be called twice."""
+    before = set(os.listdir("/proc/self/fd"))
     pools = Pools()
     ranks = pools.get(2)
     (server, _) = ranks.run("suites.ranks.jobs:parent_of", [None] * 2, timeout_s=60)
@@ -112,8 +102,15 @@ def test_a_server_that_stands_still_holds_up_no_warm_ranks_and_is_an_error_with_
         with pytest.raises(RankError, match=said):
             pools.get(3).start()
     assert gone() == []
-    assert pools.get(3).run("suites.ranks.jobs:echo", [1] * 3, timeout_s=60) == [1] * 3
+    (server, *_) = pools.get(3).run("suites.ranks.jobs:parent_of", [None] * 3, timeout_s=60)
+    gone = watched([server, *pools.get(3).pids])
+    watching = set(os.listdir("/proc/self/fd"))
     pools.close()
+    assert gone() == []
+    pools.close()
+    assert not os.path.exists(f"/proc/{server}")
+    # those that watch are open still
+    assert len(set(os.listdir("/proc/self/fd")) - before) == 3 + 4 < len(watching - before)
 
 
 def test_a_server_that_is_stopped_before_it_is_ready_is_said(monkeypatch):

@@ -139,14 +139,6 @@ def test_dtensor_takes_no_process_group_of_a_job_before(ranks):
         assert ranks.run(JOBS + "summed_by_dtensor", [groups_before] * 4, timeout_s=30) == [2.0, 2.0, 10.0, 10.0]
 
 
-def test_ranks_are_forked_only_when_the_modules_asked_for_are_loaded_however_soon_the_first_job_comes():
-    pools = Pools(warm=("torch._dynamo",))
-    try:
-        assert pools.get(2).run(JOBS + "is_loaded", ["torch._dynamo"] * 2, timeout_s=60) == [True, True]
-    finally:
-        pools.close()
-
-
 def test_a_module_to_import_before_that_is_not_there_is_said():
     """Each rank would import what it is called now, and nobody would see why that takes so long."""
     pools = Pools(warm=("fixtures.reference.missing.deeper",))
@@ -157,26 +149,20 @@ def test_a_module_to_import_before_that_is_not_there_is_said():
         pools.close()
 
 
-def test_the_module_of_a_job_of_ours_is_loaded_once_before_ranks_are_forked_and_a_users_by_each():
-    ours, users = "pytest_fxbucket.checks.bitwise.job", "suites.ranks.odd_jobs"
-    pools = Pools()
-    try:
-        for module, loaded in ((users, False), (ours, True)):
-            pool = pools.get(2)
-            pool.start(job=f"{module}:run")
-            assert pool.run(JOBS + "is_loaded", [module] * 2, timeout_s=60) == [loaded] * 2
-            pool.close()
-    finally:
-        pools.close()
+def test_ranks_are_forked_when_modules_are_loaded_those_asked_for_and_that_of_a_job_of_ours_but_not_a_users():
+    """However soon the first job comes. What one of them raises is left for the rank whose job needs it.
 
-
-def test_what_a_module_to_import_before_raises_is_left_for_the_rank_whose_job_needs_it():
-    """The server would end with it, and with all ranks; a newer torch without a private name raises AttributeError."""
-    pools = Pools(warm=("suites.ranks.raises_at_import",))
+    The server would end with it, and with all ranks; a newer torch without a private name raises AttributeError.
+    """
+    raising, ours, users = "suites.ranks.raises_at_import", "pytest_fxbucket.checks.bitwise.job", "suites.ranks.odd_jobs"
+    pools = Pools(warm=(raising, "torch._dynamo"))
     try:
-        ranks = pools.get(2)
-        assert ranks.run(JOBS + "threads", [None] * 2, timeout_s=30) == [1, 1]
+        assert pools.get(2).run(JOBS + "is_loaded", ["torch._dynamo"] * 2, timeout_s=60) == [True, True]
         with pytest.raises(RankFailure, match="raised AttributeError: torch has no such name"):
-            ranks.run("suites.ranks.raises_at_import:job", [None] * 2, timeout_s=30)
+            pools.get(2).run(f"{raising}:job", [None] * 2, timeout_s=30)
+        for module, loaded in ((users, False), (ours, True)):
+            pools.get(2).close()
+            pools.get(2).start(job=f"{module}:run")
+            assert pools.get(2).run(JOBS + "is_loaded", [module] * 2, timeout_s=60) == [loaded] * 2
     finally:
         pools.close()

@@ -26,11 +26,7 @@ def shuffled_1(gm: fx.GraphModule, plans: Plans) -> fx.GraphModule:
     return _shuffled(gm, 1)
 
 
-def shuffled_2(gm: fx.GraphModule, plans: Plans) -> fx.GraphModule:
-    return _shuffled(manual_overlap_bucketing(gm, plans), 2)
-
-
-def shuffled_3(gm: fx.GraphModule, plans: Plans) -> fx.GraphModule:
+def shuffled_again(gm: fx.GraphModule, plans: Plans) -> fx.GraphModule:
     return manual_overlap_bucketing(_shuffled(manual_overlap_bucketing(gm, plans), 3), plans)
 
 

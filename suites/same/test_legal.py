@@ -57,7 +57,7 @@ VARIATIONS: dict[str, dict[str, Any]] = {
     "torch's pass": {"pass_name": "torch"},
     **{
         name: {"pass_name": f"legal_passes:{name}"}
-        for name in ("untouched", "shuffled_1", "shuffled_2", "shuffled_3", "written_out", "gathered_anew")
+        for name in ("untouched", "shuffled_1", "shuffled_again", "written_out", "gathered_anew")
     },
 }
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -27,11 +28,18 @@ SIDE = 'backward launches its own instead of keeping it, as reshard_after_forwar
 ROUND = 'each round (microbatch) launches its own instead of keeping it; again = "microbatches" merges it'
 
 
-def world_of(reshard: bool, step: str, again: Any) -> PlanOnMesh:
+@cache
+def captured(reshard: bool, step: str) -> PlanOnMesh:
+    """Without the transformation, for all that have it."""
     text = llama("layers = 1, dim = 16, heads = 2, kv_heads = 1", reshard_after_forward=reshard)
     (plan,) = parse_plans(f"{text}[step]\n{step}", Path("plan.toml"))
-    plan = replace(plan, transform=(Transform("merge_duplicates", {"again": again}),))
     return PlanOnMesh(plan, mesh_of(plan), "manual", lambda _: None)
+
+
+def world_of(reshard: bool, step: str, again: Any) -> PlanOnMesh:
+    made = captured(reshard, step)
+    plan = replace(made.plan, transform=(Transform("merge_duplicates", {"again": again}),))
+    return PlanOnMesh(plan, made.mesh, "manual", lambda _: None, _steps=made._steps)
 
 
 def gathers(world: PlanOnMesh) -> tuple[int, int]:
