@@ -86,10 +86,11 @@ def graph_of(*modules: str) -> fx.Graph:
 @pytest.mark.parametrize("setting", moving_nothing())  # what there is in this torch
 def test_where_inductor_moves_launches_once_more_the_pass_says_what_keeps_them(setting: str) -> None:
     others = dict.fromkeys(moving_nothing(), False)
-    with torch._inductor.config.patch({**others, setting: True, **_PASSES}), pytest.warns(UserWarning) as warned:
-        bucketing_post_grad_pass(PLAN)(graph_of("embed"))
+    bucketing, says = bucketing_post_grad_pass(PLAN), "moves launches and waits once more behind the pass"
+    settings = torch._inductor.config.patch({**others, setting: True, **_PASSES})
+    with settings, pytest.warns(UserWarning, match=says) as warned:
+        bucketing(graph_of("embed"))
     (said,) = [str(one.message) for one in warned]
-    assert "moves launches and waits once more behind the pass" in said
     assert said.endswith(f", or set torch._inductor.config.{setting} = False")
 
 

@@ -67,7 +67,7 @@ def test_ranks_of_one_stage_are_taken_for_alike_without_a_pass_for_each() -> Non
 
 
 @pytest.mark.parametrize(
-    "more", ["bucket.cap_mb = 0.001", "bucket.enabled = false", "overlap.gather_group = 'own'", "step.microbatches = 2"]
+    "more", ["bucket.enabled = false", "bucket.cap_mb = 0.001\noverlap.gather_group = 'own'\nstep.microbatches = 2"]
 )
 def test_launches_have_the_names_that_a_reading_gives_them(more: str) -> None:
     """Several of a name, none merged, and all-reduces behind reductions."""
