@@ -26,7 +26,7 @@ from pytest_fxbucket.simulate.timeline import Flight, Timeline
 from pytest_fxbucket.step.roles import Direction
 from suites.simulate.allocations import PLANS, small
 
-PLAN = load_plans(PLANS / "llama.toml")[0]
+PLAN = small("llama")
 FAST = Cluster(preset="h100-sxm", launch_us=50.0)
 """Kernels are so small that calls are what takes time, and hide everything."""
 SLOW = Cluster(preset="h100-sxm", launch_us=0.0, within=Link(bandwidth=0.001))
@@ -55,7 +55,7 @@ def test_what_is_within_its_limits_is_green_and_says_on_which_cluster(check: Che
     verdict = check(FAST, Overlapped(exposed_max_ms=1.0, hidden_min=0.9))
     assert verdict, verdict
     assert re.fullmatch(
-        r"0\.0\d\d of \d+\.\d\d\d ms exposed, 15 of 16 launches hidden, on h100-sxm with figures of its own; 4 ranks",
+        r"0\.0\d\d of \d+\.\d\d\d ms exposed, 15 of 16 launches hidden, on h100-sxm with figures of its own; 2 ranks",
         verdict.summary,
     )
 
@@ -139,18 +139,8 @@ def test_a_cost_of_ones_own_is_asked_and_what_it_does_not_know_estimated(check: 
     assert [line for line in slow.lines if re.match(r"  \w+ all_gather .* 1000\.000 ms in flight", line)]
 
 
-@pytest.mark.parametrize(
-    ("cost", "said"),
-    [
-        (
-            "suites.simulate.own_costs:not_a_number",
-            r"= \"suites\.simulate\.own_costs:not_a_number\" says that .* takes nan seconds",
-        ),
-        ("suites.simulate.own_costs:negative", r"takes -1\.0 seconds, expected 0 or more"),
-        ("suites.simulate.own_costs:nothing", r"\[cluster\] cost: module \"suites\.simulate\.own_costs\" has no \"nothing\""),
-    ],
-)
-def test_a_cost_that_cannot_be_is_told_in_one_sentence(check: Check, cost: str, said: str) -> None:
+def test_a_cost_that_is_not_there_is_told_in_one_sentence(check: Check) -> None:
+    said = r"\[cluster\] cost: module \"suites\.simulate\.own_costs\" has no \"nothing\""
     with pytest.raises(FxbucketError, match=said) as caught:
-        check(replace(FAST, cost=cost), ALL)
+        check(replace(FAST, cost="suites.simulate.own_costs:nothing"), ALL)
     assert "\n" not in str(caught.value)
