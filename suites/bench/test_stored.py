@@ -240,19 +240,19 @@ DAMAGE = {
 
 
 class TestDamage:
-    @pytest.mark.parametrize("damage", DAMAGE)
-    def test_as_the_newest_it_is_an_error_that_names_it(self, project: Project, damage: str) -> None:
-        content, says = DAMAGE[damage]
+    def test_as_the_newest_it_is_an_error_that_names_it(self, project: Project) -> None:
         project.store(1)
-        project.store(2).write_bytes(content)
-        with pytest.raises(BenchmarkError) as told:
-            found("latest", project)
-        assert str(told.value).startswith(f".benchmarks/{KIND}/0002_run.json")
-        assert says in str(told.value)
-        assert "measure again" in str(told.value)
-        assert "\n" not in str(told.value)
-        with pytest.raises(BenchmarkError):
-            found(str(project.storage / KIND / "0002_run.json"), project)
+        newest = project.store(2)
+        for damage, (content, says) in DAMAGE.items():
+            newest.write_bytes(content)
+            with pytest.raises(BenchmarkError) as told:
+                found("latest", project)
+            assert str(told.value).startswith(f".benchmarks/{KIND}/0002_run.json"), damage
+            assert says in str(told.value), damage
+            assert "measure again" in str(told.value), damage
+            assert "\n" not in str(told.value), damage
+            with pytest.raises(BenchmarkError):
+                found(str(newest), project)
 
     def test_an_older_one_is_no_matter_beside_a_newer_run_of_the_plan(self, project: Project) -> None:
         project.store(1).write_text("{")

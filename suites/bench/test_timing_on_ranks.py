@@ -53,11 +53,14 @@ args = { entries = ["c", "d"] }
 """A step whose work crosses iterations."""
 
 
+def run_of(text: str, pools: Pools, folder: Path) -> PlanRun:
+    (plan,) = parse_plans(text, ROOT / "plan.toml")
+    return PlanRun(plan, RunSettings(ROOT, folder / "golden", folder / "artifacts"), pools)
+
+
 @pytest.fixture(scope="module")
 def plan_run(pools: Pools, tmp_path_factory: pytest.TempPathFactory) -> PlanRun:
-    (plan,) = parse_plans(PLAN, ROOT / "plan.toml")
-    folder = tmp_path_factory.mktemp("run")
-    return PlanRun(plan, RunSettings(ROOT, folder / "golden", folder / "artifacts"), pools)
+    return run_of(PLAN, pools, tmp_path_factory.mktemp("run"))
 
 
 @pytest.fixture(scope="module")
@@ -72,19 +75,16 @@ def run(
     return pools.get(len(tasks), "gloo:plain").run(JOB, clocked, timeout_s=60)  # type: ignore[return-value]  # jobs give objects
 
 
-def test_a_sample_is_the_time_of_the_slowest_rank_and_the_same_on_all(world: PlanOnMesh, pools: Pools) -> None:
+def test_variants_take_turns_and_a_sample_is_the_time_of_the_slowest_rank_the_same_on_all(
+    world: PlanOnMesh, pools: Pools
+) -> None:
     tasks = tasks_of(worlds_of(world, Benchmark()), Pacing(60, 0.5, least_rounds=8))
     # In turn one rank is the slower one: neither's mean is what a step took.
     seconds = [((1.0, 3.0), (2.0, 2.5)), ((2.0, 1.0), (0.5, 3.5))]
-    for timed, _ in run(pools, tasks, seconds):
+    for timed, ran in run(pools, tasks, seconds):
+        assert "".join(name[0] for name in ran) == "ubbubuub" * 4, "step by step, and the first changes"
         assert timed.samples == {"unbucketed": [2.0, 3.0] * 4, "bucketed": [2.0, 3.5] * 4}
         assert (timed.warmup_rounds, timed.is_stable) == (8, True)
-
-
-def test_variants_take_turns_step_by_step_and_the_first_changes(world: PlanOnMesh, pools: Pools) -> None:
-    tasks = tasks_of(worlds_of(world, Benchmark()), Pacing(60, 0.5, least_rounds=8))
-    for _, ran in run(pools, tasks, [((1.0,), (1.0,))] * 2):
-        assert "".join(name[0] for name in ran) == "ubbubuub" * 4
 
 
 def test_warm_up_goes_on_while_steps_become_faster(world: PlanOnMesh, pools: Pools) -> None:
@@ -169,9 +169,13 @@ def test_state_goes_on_from_step_to_step_and_apart_for_each_variant(world: PlanO
 
 
 @pytest.fixture(scope="module")
-def crossing(tmp_path_factory: pytest.TempPathFactory) -> PlanOnMesh:
-    (plan,) = parse_plans(CROSSING, ROOT / "plan.toml")
-    return PlanOnMesh(plan, mesh_of(plan), "manual", lambda _: None)
+def crossing_run(pools: Pools, tmp_path_factory: pytest.TempPathFactory) -> PlanRun:
+    return run_of(CROSSING, pools, tmp_path_factory.mktemp("crossing"))
+
+
+@pytest.fixture(scope="module")
+def crossing(crossing_run: PlanRun) -> PlanOnMesh:
+    return crossing_run.world
 
 
 def test_of_a_step_that_crosses_iterations_the_steady_graph_is_timed_beside_the_step_without_that(
@@ -200,9 +204,8 @@ def test_steps_that_cross_iterations_leave_what_as_many_steps_without_that_leave
         assert all(torch.equal(one, other) for one, other in zip(crossed, alone, strict=True))
 
 
-def test_a_plan_that_crosses_iterations_is_timed_with_launches_of_the_steady_graph(pools: Pools, tmp_path: Path) -> None:
-    (plan,) = parse_plans(CROSSING, ROOT / "plan.toml")
-    found = PlanRun(plan, RunSettings(ROOT, tmp_path / "golden", tmp_path), pools).step_time(Benchmark(budget_s=0.01))
+def test_a_plan_that_crosses_iterations_is_timed_with_launches_of_the_steady_graph(crossing_run: PlanRun) -> None:
+    found = crossing_run.step_time(Benchmark(budget_s=0.01))
     record = found.record
     assert {name: len(rounds) for name, rounds in record.samples.items()} == dict.fromkeys(
         ("unbucketed", "bucketed", IN_ONE_CALL), SETS
@@ -215,9 +218,8 @@ def test_a_plan_that_crosses_iterations_is_timed_with_launches_of_the_steady_gra
     assert {span.rank for span in found.spans["bucketed"]} == {0, 1}
 
 
-@pytest.mark.parametrize("row", [None, "after"])
-def test_a_step_with_state_that_a_transformation_added_is_timed(row: str | None, pools: Pools) -> None:
-    (plan,) = [plan for plan in load_plans(ROOT / "fixtures/plans/averaged.toml") if plan.matrix_id == row]
+def test_a_step_with_state_that_a_transformation_added_is_timed(pools: Pools) -> None:
+    plan = load_plans(ROOT / "fixtures/plans/averaged.toml")[0]
     world = PlanOnMesh(plan, mesh_of(plan), "manual", lambda _: None)
     tasks = tasks_of(worlds_of(world, Benchmark()), Pacing(0.01, 0.5))
     for found in pools.get(2, "gloo:plain").run("suites.bench.timing_jobs:trained", tasks, timeout_s=60):

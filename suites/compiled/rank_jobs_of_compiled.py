@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
+from functorch.compile import make_boxed_func
 from torch import Tensor, fx
 from torch.distributed.tensor import DTensor
 
 from pytest_fxbucket.graph.collectives import read_launch
-from pytest_fxbucket.passes import bucketing_backend, bucketing_post_grad_pass, manual_overlap_bucketing
+from pytest_fxbucket.passes import bucketing_backend
 from suites.compiled.small_nets import loss_of, net, net_of_dtensors, words
 
 CASES: dict[str, tuple[dict[str, Any], tuple[Any, ...], dict[str, Any]]] = {
@@ -35,21 +36,13 @@ WITHOUT_CODE = {"disable_cpp_codegen": True, "compile_threads": 1}
 """Inductor calls ATen's kernels in its own order and memory, and needs no compiler."""
 
 
-def differing(rank: int, world: int, payload: Mapping[str, Any]) -> dict[str, list[str]]:
-    """By case of ``payload["cases"]``: losses, gradients and parameters of two steps that the pass changes.
-
-    ``payload["inductor"]``: inductor with and without the post-grad pass, else our backend beside the model as it is.
-    """
+def differing(rank: int, world: int, payload: None) -> dict[str, list[str]]:
+    """By case: losses, gradients and parameters of two steps that our backend changes beside the model as it is."""
     warnings.simplefilter("ignore")
     found = {}
-    for case in payload["cases"]:
-        sharding, args, options = CASES[case]
-        without: dict[str, Any] = {"disable": True}
-        ours: dict[str, Any] = {"backend": bucketing_backend(*args, **options)}
-        if payload["inductor"]:
-            passes = bucketing_post_grad_pass(*args, **options).options
-            without, ours = {"options": WITHOUT_CODE}, {"options": {**WITHOUT_CODE, **passes}}
-        before, after = (_train(sharding, rank, world, compiling) for compiling in (without, ours))
+    for case, (sharding, args, options) in CASES.items():
+        ways: list[dict[str, Any]] = [{"disable": True}, {"backend": bucketing_backend(*args, **options)}]
+        before, after = (_train(sharding, rank, world, compiling) for compiling in ways)
         found[case] = [name for name, value in before.items() if not torch.equal(value, after[name])]
         if all(not tensor.any() for tensor in after.values()):
             found[case].append("everything is zero")
@@ -57,34 +50,22 @@ def differing(rank: int, world: int, payload: Mapping[str, Any]) -> dict[str, li
 
 
 def uneven(rank: int, world: int, width: int) -> dict[str, list[str]]:
-    """By way of compiling a net of DTensors, one block, whose rows ``world`` does not divide: gradients that the pass changes.
+    """Gradients of a net of DTensors, one block, that our backend changes, and the launches that it makes of both graphs.
 
-    ``launches`` are those that each way makes, forward and backward.
+    ``world`` does not divide the net's rows.
     """
     warnings.simplefilter("ignore")
     launches: list[str] = []
 
-    def drop_in(graph: fx.Graph) -> None:
-        gm = graph.owning_module
-        assert gm is not None
-        manual_overlap_bucketing(gm, UNEVEN_PLAN)
-        launches.extend(f"{read.operator} {read.node.meta['val'].shape}" for read in map(read_launch, graph.nodes) if read)
+    def compiler(gm: fx.GraphModule, inputs: Sequence[Any]) -> Any:
+        launches.extend(f"{read.operator} {read.node.meta['val'].shape}" for read in map(read_launch, gm.graph.nodes) if read)
+        return make_boxed_func(gm.forward)
 
-    backend = bucketing_backend(UNEVEN_PLAN)
-    ways: dict[str, dict[str, Any]] = {
-        "eager": {"disable": True},
-        "backend": {"backend": backend},
-        "inductor alone": {"options": WITHOUT_CODE},
-        "inductor": {"options": {**WITHOUT_CODE, "post_grad_custom_post_pass": drop_in}},
-    }
-    beside = {"backend": "eager", "inductor": "inductor alone"}
-    got = {way: _gradients(rank, world, width, compiling) for way, compiling in ways.items()}
-    found = {
-        way: [name for name, value in got[other].items() if not torch.equal(value, got[way][name])]
-        for way, other in beside.items()
-    }
+    backend = bucketing_backend(UNEVEN_PLAN, compiler=compiler)
+    before, after = (_gradients(rank, world, width, way) for way in ({"disable": True}, {"backend": backend}))
     said = [f"{report.launches_before} to {report.launches_after}" for report in backend.reports]
-    return {**found, "reports": said, "launches": launches}
+    changed = [name for name, value in before.items() if not torch.equal(value, after[name])]
+    return {"changed": changed, "reports": said, "launches": launches}
 
 
 def _gradients(rank: int, world: int, width: int, compiling: Mapping[str, Any]) -> dict[str, Tensor]:

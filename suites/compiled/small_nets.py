@@ -63,10 +63,10 @@ def mesh_of(ranks: int) -> DeviceMesh:
     return init_device_mesh(torch.device(device()).type, (ranks,), mesh_dim_names=("dp_shard",))
 
 
-def net(ranks: int = 2, *, tied: bool = False, breaks: str = "", **sharding: Any) -> nn.Module:
+def net(ranks: int = 2, *, tied: bool = False, breaks: str = "", depth: int = 2, **sharding: Any) -> nn.Module:
     """A sharded net, the same on every rank but for the rows that it has."""
     torch.manual_seed(0)
-    return shard(Net(tied=tied, breaks=breaks).to(device()), mesh_of(ranks), **sharding)
+    return shard(Net(tied=tied, breaks=breaks, depth=depth).to(device()), mesh_of(ranks), **sharding)
 
 
 def net_of_dtensors(ranks: int = 2, width: int = WIDTH, depth: int = 2) -> nn.Module:

@@ -71,21 +71,15 @@ def test_neighbours_fill_buckets_by_size() -> None:
     assert forward.launches_after == backward.launches_after == 1
 
 
-@pytest.mark.parametrize(
-    ("plan", "said"),
-    [
-        (["embed", "layers.[0-2]", "head"], 'entry "layers.2" matches nothing; "layers" has children 0..1'),
-        (["embed", ["head", "norm"]], 'entry "head+norm": "norm" matches nothing'),
-    ],
-)
-def test_an_entry_that_no_graph_has_is_an_error_at_the_end_of_the_first_backward(plan: list[Any], said: str) -> None:
+def test_an_entry_that_no_graph_has_is_an_error_at_the_end_of_the_first_backward() -> None:
     model = net()
-    backend = bucketing_backend(plan)
+    backend = bucketing_backend(["embed", "layers.[0-2]", "head"])
     compiled = torch.compile(model, backend=backend)
     for _ in range(2):  # and again: nobody trains on by trying once more
         with pytest.raises(PlanError) as error:
             step(compiled)
-        assert str(error.value).startswith(f"bucketing_backend: {said}")
+        said = 'bucketing_backend: entry "layers.2" matches nothing; "layers" has children 0..1'
+        assert str(error.value).startswith(said)
     assert all(parameter.grad is not None for parameter in model.parameters())  # the end of it, not before
 
 

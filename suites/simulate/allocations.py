@@ -4,16 +4,32 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 from pytest_fxbucket.checks.bitwise.check import task_of
+from pytest_fxbucket.plan.load import parse_plans
 from pytest_fxbucket.plan.schema import Plan
 from pytest_fxbucket.plan_on_mesh import PlanOnMesh, mesh_of
 from pytest_fxbucket.ranks.pools import Pools
 from pytest_fxbucket.simulate.held_memory import memory_of
 
+PLANS = Path(__file__).parents[2] / "fixtures" / "plans"
+LAYERS_GONE = {
+    "iterations": {"layers = 4": "layers = 2", "layers.[0-3]": "layers.[0-1]", '"layers.3"': '"layers.1"'},
+    "averaged": {"layers = 2": "layers = 1", "layers.[0-1]": "layers.0"},
+}
 JOB = "suites.simulate.allocation_jobs:count"
 PARTING = 0.03
 """How far what is said may part from what is counted."""
+
+
+def small(name: str, row: str | None = None) -> Plan:
+    """A row of a plan of fixtures, with the layers and ranks that it needs to have all kinds of graphs."""
+    text = (PLANS / f"{name}.toml").read_text(encoding="utf-8")
+    for old, new in LAYERS_GONE.get(name, {}).items():
+        text = text.replace(old, new)
+    plans = parse_plans(text.replace("dp_shard = 4", "dp_shard = 2"), PLANS / f"{name}.toml")
+    return next(one for one in plans if one.matrix_id == row)
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,10 +17,6 @@ def not_a_number(node: fx.Node) -> float:
     return float("nan")
 
 
-def negative(node: fx.Node) -> float:
-    return -1.0
-
-
 def measured(node: fx.Node) -> float:
     """Something else each time."""
     return _CHANCE.uniform(1e-6, 1e-3)

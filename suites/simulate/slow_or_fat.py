@@ -81,18 +81,6 @@ def gather_waited_for_early(gm: fx.GraphModule) -> None:
 
 
 @spoiled
-def gather_of_backward_waited_for_early(gm: fx.GraphModule) -> None:
-    launch = gathers(gm)[BACK + 1]
-    launch.append(wait_of(launch))
-
-
-@spoiled
-def reduction_waited_for_early(gm: fx.GraphModule) -> None:
-    launch = reductions(gm)[1]
-    launch.append(wait_of(launch))
-
-
-@spoiled
 def all_waited_for_at_once(gm: fx.GraphModule) -> None:
     for launch in (*gathers(gm), *reductions(gm)):
         launch.append(wait_of(launch))
@@ -147,20 +135,6 @@ def gathers_kept(gm: fx.GraphModule) -> None:
     ours = gathers(gm)
     for again, kept in zip(ours[BACK:], (L2, L1, L0), strict=True):
         read_from(again, {again: ours[kept], wait_of(again): wait_of(ours[kept])})
-
-
-@spoiled
-def all_gathers_at_the_beginning(gm: fx.GraphModule) -> None:
-    place = wait_of(gathers(gm)[0])
-    for launch in gathers(gm)[L0:]:
-        launch_at(place, launch)
-
-
-@spoiled
-def all_gathers_of_backward_at_its_beginning(gm: fx.GraphModule) -> None:
-    first, *rest = gathers(gm)[BACK:]
-    for launch in rest:
-        launch_at(first, launch)
 
 
 @spoiled

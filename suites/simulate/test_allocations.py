@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 
-from pytest_fxbucket.plan.load import load_plans
 from pytest_fxbucket.ranks.pools import Pools
-from suites.simulate.allocations import peaks
+from suites.simulate.allocations import peaks, small
 
-PLANS = Path(__file__).parents[2] / "fixtures" / "plans"
 SOME = {
     "adamw": "ready",  # a fused update, which gives lists of lists
     "buckets": "deps",  # launches behind views that keep an order
@@ -25,7 +21,6 @@ SOME = {
 
 @pytest.mark.parametrize("name", SOME)
 def test_the_peak_of_each_graph_is_that_of_ranks(name: str, pools: Pools) -> None:
-    plan = next(one for one in load_plans(PLANS / f"{name}.toml") if one.matrix_id == SOME[name])
-    found = list(peaks(pools, plan))
+    found = list(peaks(pools, small(name, SOME[name])))
     assert len(found) > 1
     assert [one for one in found if one.parts] == []

@@ -54,19 +54,19 @@ def test_ranks_whose_graphs_differ_in_whom_they_send_to_are_told_once() -> None:
 
 
 def test_ranks_of_one_stage_are_taken_for_alike_without_a_pass_for_each() -> None:
-    world = on_mesh(4)
+    world = on_mesh(2)
     (only,) = simulated_ranks(world, H100, believed=True)
-    assert [rank for rank in range(4) if world.is_passed(rank)] == [0]
+    assert [rank for rank in range(2) if world.is_passed(rank)] == [0]
     assert "reading" not in vars(world.final(0)["joint"]), "it takes as long as the pass and the simulation together"
     (proved,) = simulated_ranks(world, H100)
     assert (only.ranks, only.flights) == (proved.ranks, proved.flights)
     other = PlanOnMesh(world.plan, world.mesh, "suites.passes.foreign_passes:same", lambda _: None)
     assert other.alike()
-    assert all(other.is_passed(rank) for rank in range(4)), "nobody knows what it does on which rank"
+    assert all(other.is_passed(rank) for rank in range(2)), "nobody knows what it does on which rank"
 
 
 @pytest.mark.parametrize(
-    "more", ["bucket.cap_mb = 0.001", "bucket.enabled = false", "overlap.gather_group = 'own'", "step.microbatches = 2"]
+    "more", ["bucket.enabled = false", "bucket.cap_mb = 0.001\noverlap.gather_group = 'own'\nstep.microbatches = 2"]
 )
 def test_launches_have_the_names_that_a_reading_gives_them(more: str) -> None:
     """Several of a name, none merged, and all-reduces behind reductions."""
@@ -88,7 +88,7 @@ def test_reductions_of_two_levels_are_named_by_their_entry_both(hybrid: PlanOnMe
 
 
 def test_an_order_that_is_written_into_the_graph_takes_no_time() -> None:
-    worlds = [on_mesh(4, f"[overlap]\ninsert_overlap_deps = {deps}") for deps in ("false", "true")]
+    worlds = [on_mesh(2, f"[overlap]\ninsert_overlap_deps = {deps}") for deps in ("false", "true")]
     plain, pinned = (simulated_ranks(world, H100)[0] for world in worlds)
     assert [one.name for one in plain.flights] == [one.name for one in pinned.flights]
     assert plain.timeline.seconds == pinned.timeline.seconds
@@ -98,7 +98,7 @@ def test_an_order_that_is_written_into_the_graph_takes_no_time() -> None:
 
 def test_norms_that_clipping_sends_are_the_optimizers() -> None:
     found = simulated_ranks(
-        on_mesh(4, '[step]\nclip_norm = 0.1\n[optimizer]\nfactory = "torch.optim:SGD"\nargs = { lr = 0.1 }'), H100
+        on_mesh(2, '[step]\nclip_norm = 0.1\n[optimizer]\nfactory = "torch.optim:SGD"\nargs = { lr = 0.1 }'), H100
     )[0]
     assert [one.name for one in found.flights if one.direction == "optimizer"] == ["optimizer all_reduce norms"]
 

@@ -16,6 +16,7 @@ from collections.abc import Sequence
 from functools import partial
 
 from suites.soak.allocations import allocations
+from suites.soak.estimates import estimates
 from suites.soak.garbage import garbage
 from suites.soak.kills import kills
 from suites.soak.parts import faults, graphs, items, scheduled, verdicts
@@ -23,9 +24,22 @@ from suites.soak.pipelines import pipelines
 from suites.soak.speeds import speeds
 
 ITEMS, VERDICTS, FAULTS, GRAPHS, KILLS, GARBAGE, PIPELINES = 1000, 200, 20, 2000, 50, 2000, 300
+ESTIMATES = 200
 EQUAL, SLOWED = 50, 20
 """runs of fxbucket compare"""
-PARTS = ("items", "verdicts", "faults", "graphs", "scheduled", "kills", "garbage", "speeds", "pipelines", "allocations")
+PARTS = (
+    "items",
+    "verdicts",
+    "faults",
+    "graphs",
+    "scheduled",
+    "kills",
+    "garbage",
+    "speeds",
+    "pipelines",
+    "allocations",
+    "estimates",
+)
 
 
 def main() -> int:
@@ -62,6 +76,7 @@ def soak(part: float, seed: int, names: Sequence[str]) -> list[str]:
         "speeds": partial(speeds, round(EQUAL * part), round(SLOWED * part), seed, say),
         "pipelines": partial(pipelines, round(PIPELINES * part), seed, say),
         "allocations": partial(allocations, part, say),
+        "estimates": partial(estimates, round(ESTIMATES * part), say),
     }
     return [problem for name in names for problem in parts[name]()]
 

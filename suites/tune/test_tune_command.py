@@ -12,9 +12,11 @@ from typing import Any
 import pytest
 
 from pytest_fxbucket.cli.__main__ import main
+from pytest_fxbucket.cost.presets import cluster_of
 from pytest_fxbucket.plan.load import load_plans, parse_plans
 from pytest_fxbucket.plan.schema import Plan
 from pytest_fxbucket.progress import Progress
+from pytest_fxbucket.tune.moves import key_of
 from pytest_fxbucket.tune.score import Simulated
 from pytest_fxbucket.tune.search import Score
 from suites.tune.small_plans import ROOT, SMALL, STARS
@@ -34,18 +36,27 @@ def plan(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return path
 
 
+@pytest.fixture(scope="module")
+def first() -> tuple[Simulated, Score]:
+    """The plan scored: what is told of its model and of its step holds for all of these plans."""
+    plan = parse_plans(TEXT, ROOT / "plan.toml")[0]
+    cluster = cluster_of(plan)
+    assert cluster is not None
+    scorer = Simulated(plan, cluster, lambda _: None)
+    return scorer, scorer.score(plan)
+
+
 @pytest.fixture
-def guessed(monkeypatch: pytest.MonkeyPatch) -> Callable[[Scored], None]:
+def guessed(first: tuple[Simulated, Score], monkeypatch: pytest.MonkeyPatch) -> Callable[[Scored], None]:
     """Have plans scored without a simulation behind the first."""
+    known, score = first
+    (facts,) = known._facts.values()
 
     def by(scored: Scored) -> None:
-        score = Simulated.score
-
         def instead(self: Simulated, plan: Plan) -> Score:
-            if plan == self.start:
-                return score(self, plan)
-            self._facts[repr((plan.bucket, plan.overlap))] = self._facts[repr((self.start.bucket, self.start.overlap))]
-            return scored(plan)
+            self._first, self._worlds = known._first, known._worlds
+            self._facts[key_of(plan)] = facts
+            return score if plan == self.start else scored(plan)
 
         monkeypatch.setattr(Simulated, "score", instead)
 
@@ -62,7 +73,10 @@ def diff_of(old: str, new: str) -> str:
     return "".join(unified_diff(*(text.splitlines(keepends=True) for text in (old, new)), "plan.toml", "plan.toml"))
 
 
-def test_what_is_shown_is_what_is_written_and_nothing_else(plan: Path, capsys: Capsys) -> None:
+def test_what_is_shown_is_what_is_written_and_nothing_else(
+    plan: Path, guessed: Callable[[Scored], None], capsys: Capsys
+) -> None:
+    guessed(by_prefetch)
     assert main(["tune", "plan.toml", "--write"]) == 0
     said = capsys.readouterr().out
     assert "\nwritten to plan.toml; goldens and checks decide: pytest --fxbucket-plans=plan.toml\n" in said
