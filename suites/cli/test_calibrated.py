@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from pathlib import Path
@@ -10,14 +11,18 @@ from typing import Any
 
 import pytest
 
+from pytest_fxbucket.bench.calibrated import calibrated_by
 from pytest_fxbucket.bench.measure import digests
 from pytest_fxbucket.bench.timeline.marks import UNBUCKETED, Span, marks_of
 from pytest_fxbucket.bench.timeline.spans import chrome_trace, to_json
 from pytest_fxbucket.cost.cluster import preset_text
+from pytest_fxbucket.errors import SimulationError
 from pytest_fxbucket.plan.load import load_plans
 from pytest_fxbucket.plan_on_mesh import PlanOnMesh, mesh_of
 from pytest_fxbucket.simulate import cluster_named
-from suites.cli.test_simulate import PLAN, document, said
+from suites.cli.test_simulate import MODEL, document, said
+from suites.plans.llama import llama
+from suites.plans.traced import TRACED
 
 LAUNCH_NS, OTHER_NS = 200_000, 50_000
 Capsys = pytest.CaptureFixture[str]
@@ -27,7 +32,7 @@ Refused = Callable[[list[str], int, str], str]
 @pytest.fixture(scope="module")
 def world(tmp_path_factory: pytest.TempPathFactory) -> PlanOnMesh:
     path = tmp_path_factory.mktemp("plan") / "plan.toml"
-    path.write_text(f'{PLAN}\n[cluster]\npreset = "cpu-gloo"\n')
+    path.write_text(f'{llama("layers = 2, dim = 16", 4)}\n[cluster]\npreset = "cpu-gloo"\n')
     (plan,) = load_plans(path)
     return PlanOnMesh(plan, mesh_of(plan), "manual", lambda _: None)
 
@@ -70,26 +75,26 @@ def test_a_trace_of_a_report_calibrates_and_what_it_finds_is_a_preset(
 
 
 def test_another_world_is_simulated_by_what_the_plans_own_taught(world: PlanOnMesh, tmp_path: Path, capsys: Capsys) -> None:
-    trace = written(tmp_path / "step.trace.json", clocked(world, "bucketed"), variant="bucketed")
-    asked = ("simulate", str(world.plan.path), "--calibrate", str(trace))
-    own, more = document(capsys, *asked), document(capsys, *asked, "--world", "dp_shard=8")
-    assert own["calibrated"] == more["calibrated"]
-    assert (own["mesh"]["dp_shard"], more["mesh"]["dp_shard"]) == (4, 8)
-    assert said(capsys, *asked).splitlines()[1].startswith("error left: compute ")
+    """The trace names the plan's own graphs: by those of another world it would be refused."""
+    graphs = " ".join(digests("bucketed", world, 0))
+    trace = written(tmp_path / "step.trace.json", clocked(world, "bucketed"), variant="bucketed", graphs=graphs)
+    lines = said(capsys, "simulate", str(world.plan.path), "--calibrate", str(trace), "--world", "dp_shard=8").splitlines()
+    assert lines[0].endswith("plan.toml: 8 ranks on cpu-gloo as in step.trace.json, pass manual")
+    assert lines[1].startswith("error left: compute ")
 
 
 def test_a_trace_of_a_report_is_of_the_mesh_that_ranks_run_and_of_its_sizes(
     tmp_path: Path, capsys: Capsys, refused: Refused
 ) -> None:
     path = tmp_path / "plan.toml"
-    path.write_text(f'{PLAN}\n[run]\nworld = {{ dp_shard = 2 }}\n[cluster]\npreset = "cpu-gloo"\n')
+    path.write_text(f'{MODEL}\n[run]\nworld = {{ dp_shard = 2 }}\n[cluster]\npreset = "cpu-gloo"\n')
     (plan,) = load_plans(path)
     ran = PlanOnMesh(plan, mesh_of(plan, run=True), "manual", lambda _: None)
     graphs = " ".join(digests("bucketed", ran, 0))
     trace = written(tmp_path / "step.trace.json", clocked(ran, "bucketed"), variant="bucketed", graphs=graphs)
     asked = ["simulate", str(path), "--calibrate", str(trace)]
     assert document(capsys, *asked)["calibrated"]["errors"]
-    path.write_text(path.read_text().replace("dim = 16", "dim = 32"))
+    path.write_text(path.read_text().replace("dim = 16", "dim = 256").replace("ringed:batch", "ringed:wide_batch"))
     refused(asked, 1, "the trace is of another graph: its launches are the same, but sizes or operators are not")
 
 
@@ -134,14 +139,12 @@ def test_a_trace_of_something_else_is_refused(
     cluster: str,
     words: str,
     tmp_path: Path,
-    refused: Refused,
 ) -> None:
     spans = clocked(world, "bucketed")
     trace = written(tmp_path / "step.trace.json", change(spans) if change else spans, variant=variant)
-    saved = tmp_path / "ours.toml"
-    asked = ["simulate", str(world.plan.path), "--cluster", cluster, "--calibrate", str(trace), "--save", str(saved)]
-    assert str(trace) in refused(asked, 1, words)
-    assert not saved.exists()
+    with pytest.raises(SimulationError, match=re.escape(words)) as raised:
+        calibrated_by(trace, world, cluster_named(cluster, tmp_path))
+    assert str(trace) in str(raised.value)
 
 
 def test_a_preset_is_never_written_over_and_ends_in_toml(world: PlanOnMesh, tmp_path: Path, refused: Refused) -> None:
@@ -155,7 +158,7 @@ def test_a_preset_is_never_written_over_and_ends_in_toml(world: PlanOnMesh, tmp_
 
 def test_a_preset_is_written_when_all_else_is_well_and_refused_before_work_begins(tmp_path: Path, refused: Refused) -> None:
     path, saved = tmp_path / "plan.toml", tmp_path / "ours.toml"
-    path.write_text(f'{PLAN}\n[cluster]\npreset = "cpu-gloo"\ncost = "suites.simulate.own_costs:not_a_number"\n')
+    path.write_text(f'{TRACED}\n[cluster]\npreset = "cpu-gloo"\ncost = "suites.simulate.own_costs:not_a_number"\n')
     refused(["simulate", str(path), "--save", str(saved)], 1, "not_a_number")
     assert not saved.exists()
     path.write_text("[model]\nfactory = 'nowhere:build'\nbatch = 'nowhere:batch'\n[bucket]\nunplanned = 'root'\n")

@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 
 from pytest_fxbucket.cli.common import status_of
-from suites.cli.small_repository import ROOT, command, environment
+from suites.cli.small_repository import ROOT, environment
+from suites.warm.runs import WarmRuns
 
 Refused = Callable[[list[str], int, str], str]
 TRACED = str(ROOT / "fixtures/plans/traced.toml")
@@ -56,16 +57,16 @@ def test_a_side_in_a_process_of_its_own_that_ends_is_no_success(folder: Path, re
     refused(["diff", str(copy), "b/plan.toml"], 2, "fxbucket show ended")
 
 
-def test_who_reads_no_further_gets_no_traceback(tmp_path: Path) -> None:
+def test_who_reads_no_further_gets_no_traceback(tmp_path: Path, warm_runs: WarmRuns) -> None:
     read, write = os.pipe()
     os.close(read)  # as `| head` has done by then
-    done = subprocess.run(
-        command("show", TRACED), env=environment(), cwd=tmp_path, stdout=write, stderr=subprocess.PIPE, text=True, check=False
-    )
-    os.close(write)
-    assert done.returncode == 141
-    assert "Traceback" not in done.stderr
-    assert "BrokenPipe" not in done.stderr
+    with open(write, "w") as out, open(os.memfd_create("err"), "w+") as err:
+        words = ["-m", "pytest_fxbucket.cli", "show", TRACED]
+        assert warm_runs.start(words, tmp_path, environment(), out, err).wait() == 141
+        err.seek(0)
+        said = err.read()
+    assert "Traceback" not in said
+    assert "BrokenPipe" not in said
 
 
 def test_who_reads_no_further_is_no_comparison_that_failed() -> None:

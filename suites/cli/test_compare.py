@@ -20,12 +20,13 @@ from pytest_fxbucket.bench import side as bench_side
 from pytest_fxbucket.bench.side_by_side import Length
 from pytest_fxbucket.cli import compare
 from pytest_fxbucket.cli.__main__ import main
+from pytest_fxbucket.errors import BenchmarkError
+from pytest_fxbucket.plan import parse_plans
 from suites.cli.small_repository import SmallRepository, command, environment
 from suites.pytest_plugin.processes import ends
 from suites.soak.speeds_project import MODEL, PLAN
 
 Capsys = pytest.CaptureFixture[str]
-SHORT = ("--budget-s", "0.1")
 MUCH = 1000
 """units of work that nobody can overlook: a step takes many times as long"""
 
@@ -38,54 +39,34 @@ def two_sets(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def timed(repository: SmallRepository) -> SmallRepository:
-    """Two commits, of which HEAD does much more work on rank 1, and tag `same`, which is as HEAD~1."""
+    """A commit of a plan whose own back end has no step time."""
     repository.write("net.py", MODEL)
-    for extra, tag in ((0, "same"), (0, "fast"), (MUCH, "slow")):
-        repository.write("extra.txt", str(extra))
-        repository.commit(plans__plan=PLAN)
-        repository.git("tag", tag)
+    repository.write("extra.txt", "0")
+    repository.commit(plans__plan=PLAN.replace('"gloo"', '"local"'))
     return repository
 
 
-def test_a_commit_that_does_much_more_is_slower_and_the_other_way_round_faster(
+def test_a_working_tree_that_does_much_more_is_slower_than_the_commit(
     timed: SmallRepository, untouched: None, capsys: Capsys
 ) -> None:
-    before = timed.state()
-    words = ["--plan", "plans/plan.toml", *SHORT]
+    timed.write("extra.txt", str(MUCH))
     timed.write("plans/conftest.py", "")  # the folder has other things than plans
-    monkey = sys.path[:]
-    assert main(["compare", "fast", "slow", *words, "--json"]) == 1
+    before, monkey = timed.state(), sys.path[:]
+    assert main(["compare", "HEAD", "--plan", "plans", "--budget-s", "0.1", "--backend", "gloo", "--json"]) == 1
     (plan,) = json.loads(capsys.readouterr().out)["plans"]
     assert plan["verdict"] == "slower"
     assert plan["log_ratio"] > plan["low"] > 0
+    assert plan["threshold"] == 0.03
+    sha = timed.git("rev-parse", "HEAD").strip()
     old, new = plan["sides"]
-    assert (old["commit"], new["commit"]) == tuple(timed.git("rev-parse", "fast", "slow").split())
+    assert (old["commit"], new["commit"]) == (sha, None)
+    assert new["label"] == f"the working tree at {sha[:7]}, with uncommitted changes"
     assert old["digest"] == new["digest"], "the graph is the same, the operator is not"
     assert [len(one) for one in old["samples_s"]] == [len(one) for one in new["samples_s"]]
     assert len(old["samples_s"]) == 2
     assert len(new["peak_bytes"]) == 2
-    assert timed.state() == before[:2] + timed.state()[2:]
+    assert timed.state() == before
     assert sys.path == monkey
-
-
-def test_the_working_tree_is_the_second_side_and_its_changes_are_said(
-    timed: SmallRepository, untouched: None, capsys: Capsys
-) -> None:
-    timed.write("extra.txt", "0")
-    assert main(["compare", "slow", "--plan", "plans/plan.toml", *SHORT]) == 0
-    out = capsys.readouterr().out
-    sha = timed.git("rev-parse", "HEAD")[:7]
-    assert f"plans/plan.toml: the working tree at {sha}, with uncommitted changes is faster than slow ({sha}) (" in out
-    assert "threshold 3 %)\n" in out
-    assert "both sides run the same graph" in out
-
-
-def test_one_commit_beside_itself_is_said_to_be_that(timed: SmallRepository, untouched: None, capsys: Capsys) -> None:
-    """With a threshold that no noise comes to, since nothing here may hang on the clock."""
-    assert main(["compare", "fast", "fast", "--plan", "plans", *SHORT, "--threshold", "0.99"]) == 0
-    said = capsys.readouterr()
-    assert "both sides are one commit: what is seen is noise\n" in said.err
-    assert "no difference beyond the noise between fast (" in said.out
 
 
 def test_a_plan_that_was_come_across_and_is_not_in_a_commit_is_passed_over(
@@ -94,11 +75,11 @@ def test_a_plan_that_was_come_across_and_is_not_in_a_commit_is_passed_over(
     """The ini names the folder."""
     timed.git("mv", "plans/plan.toml", "plans/other.toml")
     timed.write("pytest.ini", "[pytest]\nfxbucket_plans = plans\n")
-    assert main(["compare", "fast"]) == 2
+    assert main(["compare", "HEAD"]) == 2
     said = capsys.readouterr()
     assert (
         said.err
-        == f"fxbucket: plans/other.toml is passed over, since it is not in fast ({timed.git('rev-parse', 'fast')[:7]})\n"
+        == f"fxbucket: plans/other.toml is passed over, since it is not in HEAD ({timed.git('rev-parse', 'HEAD')[:7]})\n"
     )
 
 
@@ -106,11 +87,11 @@ def test_each_side_has_its_own_interpreter(timed: SmallRepository, untouched: No
     lacking = tmp_path / "python"
     lacking.write_text("#!/bin/sh\necho \"ModuleNotFoundError: No module named 'torch'\" >&2\nexit 1\n")
     lacking.chmod(0o755)
-    words = ["compare", "fast", "slow", "--plan", "plans/plan.toml", "--python", str(lacking), "--python", sys.executable]
+    words = ["compare", "HEAD", "HEAD", "--plan", "plans/plan.toml", "--python", str(lacking), "--python", sys.executable]
     assert main(words) == 2
-    sha = timed.git("rev-parse", "fast")[:7]
+    sha = timed.git("rev-parse", "HEAD")[:7]
     assert (
-        f"at fast ({sha}): {lacking} cannot be used: ModuleNotFoundError: No module named 'torch'\n" in capsys.readouterr().err
+        f"at HEAD ({sha}): {lacking} cannot be used: ModuleNotFoundError: No module named 'torch'\n" in capsys.readouterr().err
     )
 
 
@@ -123,18 +104,26 @@ print(json.dumps({"protocol": 1, "facts": {"benchmark": None}, "files": []}), fi
 sys.stdin.readline()
 """
 """It answers the first request, and has read that its first set is to run."""
-
-
-@pytest.fixture
-def stubbed(repository: SmallRepository) -> SmallRepository:
-    repository.write("pytest_fxbucket/__init__.py", "")
-    repository.write("pytest_fxbucket/bench/__init__.py", "")
-    return repository
+TURNS = """
+import socket, struct
+facts = {"digest": ["a"], "ranks": 2, "backend": "gloo:plain", "torch": "2", "python": "3", "benchmark": None}
+print(json.dumps({"protocol": 1, "facts": facts, "files": []}), file=answers, flush=True)
+for request in map(json.loads, sys.stdin):
+    with socket.socket(socket.AF_UNIX) as turns:
+        turns.connect(f"\\0{request['address']}")
+        while steps := turns.recv(1)[0]:
+            turns.sendall(steps * struct.pack("=d", STEP_S))
+    print(json.dumps({"protocol": 1, "has_priority": True, "peak_bytes": [1, 2]}), file=answers, flush=True)
+"""
+"""It takes all its turns, in steps that it says took STEP_S."""
+NO_MORE = "print(json.dumps({'protocol': 1, 'error': f'no more in {os.getcwd()}/net.py'}), file=answers)"
+"""A sentence that names a folder which is soon gone."""
 
 
 def side(repository: SmallRepository, code: str) -> str:
-    """Commit a side that does `code` after it was asked."""
-    repository.write("pytest_fxbucket/bench/side.py", STUB + code)
+    """Commit a package whose side of a comparison is `code`."""
+    for name, text in {"__init__": "", "bench/__init__": "", "bench/side": code}.items():
+        repository.write(f"pytest_fxbucket/{name}.py", text)
     return repository.commit(plan=PLAN)[:7]
 
 
@@ -159,7 +148,6 @@ def children() -> set[str]:
         (["HEAD", "--plan", "plan.toml", *["--python", "x"] * 3], "--python is given 3 times, and there are two sides"),
         (["HEAD", "--plan", "plan.toml", "--python", "/no/python"], "/no/python cannot be started: No such file or directory"),
         (["HEAD", "--plan", "plan.toml::no"], 'plan.toml has no [[matrix]] row "no"; it has no rows'),
-        (["HEAD", "--plan", "plan.toml", "--backend", "local"], "back end local has no step time; use gloo, nccl or auto"),
     ],
 )
 def test_what_cannot_be_compared_is_one_sentence(
@@ -172,16 +160,10 @@ def test_what_cannot_be_compared_is_one_sentence(
     assert [line for line in err.splitlines() if line.startswith("fxbucket: ")] == err.splitlines()[-1:]
 
 
-def test_a_model_that_fails_at_a_commit_is_told_with_the_commit(
-    repository: SmallRepository, untouched: None, refused: Refused
-) -> None:
-    repository.write("net.py", MODEL.replace("return Net()", "raise ValueError('no model yet in ' + __file__)"))
-    repository.write("extra.txt", "0")
-    sha = repository.commit(plan=PLAN)
-    repository.write("net.py", MODEL)
-    said = f"fxbucket: plan.toml: at HEAD ({sha[:7]}): [model] factory net:build"
-    err = refused(["compare", "HEAD", "--plan", "plan.toml"], 2, said)
-    assert "no model yet in net.py" in err, "the folder of the commit is not there any more"
+def test_a_back_end_that_times_nothing_is_refused() -> None:
+    (plan,) = parse_plans(PLAN, Path("plan.toml"))
+    with pytest.raises(BenchmarkError, match="back end local has no step time; use gloo, nccl or auto"):
+        bench_side._backend(plan, "local")
 
 
 @pytest.mark.parametrize(
@@ -191,30 +173,71 @@ def test_a_model_that_fails_at_a_commit_is_told_with_the_commit(
         ("raise ValueError('a side that breaks')", "its process ended with status 1: ValueError: a side that breaks"),
         ("os.kill(os.getpid(), 9)", "its process ended by signal 9"),
         (f"{FACTS}\nos.kill(os.getpid(), 9)", "its process ended by signal 9"),
-        (f"{FACTS}\nprint(json.dumps({{'protocol': 1, 'error': 'no more'}}), file=answers)", "no more"),
+        (f"{FACTS}\n{NO_MORE}", ": no more in net.py"),
         (f"{FACTS}\nprint(json.dumps({{'protocol': 1}}), file=answers)", "it ended its turns by itself"),
         ("answers.write('{\"prot'); answers.flush(); os._exit(3)", "its process ended with status 3"),
     ],
 )
 def test_a_side_that_cannot_go_on_is_told_with_its_commit(
-    stubbed: SmallRepository, untouched: None, refused: Refused, code: str, says: str
+    repository: SmallRepository, untouched: None, refused: Refused, code: str, says: str
 ) -> None:
-    sha, before = side(stubbed, code), children()
-    assert f"fxbucket: plan.toml: at HEAD ({sha}): " in refused(BESIDE_ITSELF, 2, says)
+    sha, before = side(repository, STUB + code), children()
+    err = refused(BESIDE_ITSELF, 2, f"{says}\n")
+    assert f"fxbucket: plan.toml: at HEAD ({sha}): " in err
+    assert err.endswith("\nboth sides are one commit: what is seen is noise\n")
     assert children() == before
 
 
-def test_a_commit_whose_own_package_times_no_steps_is_refused(
-    stubbed: SmallRepository, untouched: None, refused: Refused
+@pytest.mark.parametrize(
+    ("old_s", "new_s", "threshold", "status", "verdict"),
+    [
+        (0.1, 0.2, 0.03, 1, "new ({new}) is slower than old ({old}) (+100.0 %; 99 % interval +"),
+        (0.2, 0.1, 0.03, 0, "new ({new}) is faster than old ({old}) (-50.0 %; 99 % interval -"),
+        (0.1, 0.198, 0.99, 0, "no difference beyond the noise between new ({new}) and old ({old}) (+98.0 %; "),
+    ],
+)
+def test_the_verdict_is_said_with_what_it_rests_on(
+    repository: SmallRepository,
+    untouched: None,
+    capsys: Capsys,
+    old_s: float,
+    new_s: float,
+    threshold: float,
+    status: int,
+    verdict: str,
 ) -> None:
-    sha = stubbed.commit(plan=PLAN)[:7]
+    shas = {}
+    for name, step_s in (("old", old_s), ("new", new_s)):
+        shas[name] = side(repository, f"{STUB}STEP_S = {step_s}\n{TURNS}")
+        repository.git("tag", name)
+    assert main(["compare", "old", "new", "--plan", "plan.toml", "--budget-s", "0", "--threshold", str(threshold)]) == status
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].startswith(f"plan.toml: {verdict.format(**shas)}")
+    assert lines[0].endswith(f"; threshold {100 * threshold:g} %)")
+    assert lines[1] == f"  old ({shas['old']}): {1e3 * old_s:.2f} ms a step, 2 ranks over gloo, torch 2"
+    assert lines[3:5] == ["  20 steps of each side in 2 sets of processes, in turns", "  both sides run the same graph"]
+
+
+def test_a_document_has_what_could_not_be_compared(repository: SmallRepository, untouched: None, capsys: Capsys) -> None:
+    sha = side(repository, STUB + "raise ValueError('a side that breaks')")
+    assert main([*BESIDE_ITSELF, "--json"]) == 2
+    said = json.loads(capsys.readouterr().out)
+    problem = f"plan.toml: at HEAD ({sha}): its process ended with status 1: ValueError: a side that breaks"
+    assert said == {"format": 1, "plans": [], "problems": [problem]}
+
+
+def test_a_commit_whose_own_package_times_no_steps_is_refused(
+    repository: SmallRepository, untouched: None, refused: Refused
+) -> None:
+    repository.write("pytest_fxbucket/__init__.py", "")
+    sha = repository.commit(plan=PLAN)[:7]
     refused(BESIDE_ITSELF, 2, f"at HEAD ({sha}): the pytest_fxbucket there cannot time steps beside another commit's")
 
 
-def test_what_is_read_from_the_working_tree_is_refused(stubbed: SmallRepository, untouched: None, refused: Refused) -> None:
-    late = stubbed.write("late.py", "")
-    stubbed.git("add", "late.py")
-    side(stubbed, f"print(json.dumps({{'protocol': 1, 'facts': {{}}, 'files': [{str(late)!r}]}}), file=answers)")
+def test_what_is_read_from_the_working_tree_is_refused(repository: SmallRepository, untouched: None, refused: Refused) -> None:
+    late = repository.write("late.py", "")
+    repository.git("add", "late.py")
+    side(repository, f"{STUB}print(json.dumps({{'protocol': 1, 'facts': {{}}, 'files': [{str(late)!r}]}}), file=answers)")
     refused(BESIDE_ITSELF, 2, "late.py was imported from the working tree")
 
 
@@ -230,12 +253,15 @@ def test_a_side_tells_what_was_imported_while_its_step_was_traced(tmp_path: Path
 
 @pytest.mark.parametrize(("number", "status"), [(signal.SIGTERM, 143), (signal.SIGKILL, -9)])
 def test_a_signal_leaves_no_side(repository: SmallRepository, tmp_path: Path, number: int, status: int) -> None:
-    """Nor a worktree, but for SIGKILL, after which nobody can take it away."""
+    """Nor a worktree, but for SIGKILL, after which nobody can take it away, and the sides, ours, see that they are alone."""
     waiting = tmp_path / "waiting"
     os.mkfifo(waiting)
     tell = f"import os, signal\nos.write(os.open({str(waiting)!r}, os.O_WRONLY), b'%d\\n' % os.getpid())\nsignal.pause()\n"
-    repository.write("net.py", tell)
-    repository.commit(plan=PLAN)
+    if number == signal.SIGKILL:
+        repository.write("net.py", tell)
+        repository.commit(plan=PLAN)
+    else:
+        side(repository, tell)
     process = subprocess.Popen(command(*BESIDE_ITSELF), cwd=repository.top, env=environment(), start_new_session=True)
     with open(waiting) as file:
         sides = [int(file.readline()), int(file.readline())]

@@ -11,7 +11,9 @@ import pytest
 
 from pytest_fxbucket.cli.__main__ import main
 from pytest_fxbucket.cli.first_entries import BlockNames, draft
-from pytest_fxbucket.plan import Plan, Resolution, load_plans, parse_entries, resolve
+from pytest_fxbucket.cli.first_plan import PlanSource, plan_text
+from pytest_fxbucket.cli.first_stages import said_of, stages_draft
+from pytest_fxbucket.plan import Plan, Resolution, load_plans, parse_entries, parse_plans, resolve
 from pytest_fxbucket.plan.toml_text import from_toml, to_toml
 
 Capsys = pytest.CaptureFixture[str]
@@ -61,7 +63,7 @@ class Asks(nn.Module):
         return self.linear(x) if x.sum() > 0 else self.linear(-x)
 
 def asks_for_values():
-    model = build()
+    model = build(tied=True)
     for layer in model.layers:
         layer.up = nn.Sequential(Asks(), layer.up)
     return model
@@ -175,26 +177,22 @@ def test_models_of_other_shapes_get_a_plan_that_holds_every_parameter_once(
 
 
 def test_the_first_plan_passes_and_says_what_it_needed_for_that(net: str, capsys: Capsys) -> None:
-    """``scale`` could take the labels: only with ``inputs`` the loss gets them."""
-    assert main(["init", f"{net}:asks_for_values", "--out", "p.toml"]) == 0
-    said, (plan,) = capsys.readouterr().out, load_plans(Path("p.toml"))
+    """``scale`` could take the labels: only with ``inputs`` the loss gets them. Tied weights are planned once."""
+    assert main(["init", f"{net}:asks_for_values"]) == 0
+    said, plan = capsys.readouterr().out, load(f"{net}.toml")
     assert plan.model is not None
     assert plan.model.inputs == ((0,),)
     assert [entry.name for one in plan.override for entry in one.module] == ["layers.*.up.0"]
     assert "The model is given the first item of a batch, and the loss the rest" in said
     assert "Not traced, since they look at values: layers.*.up.0; [override] calls them as they are." in said
+    assert resolved(plan).entries[0].parameters[0] == "embed.weight"
+    assert "out.weight is tied to embed.weight" in said
 
 
 def test_what_keeps_the_first_plan_from_passing_is_said_and_the_plan_is_there(net: str, capsys: Capsys) -> None:
     assert main(["init", f"{net}:raises_in_forward", "--out", "p.toml"]) == 1
     assert "It does not pass yet: tracing module norm failed" in capsys.readouterr().out
     assert resolved(load("p.toml")).entries
-
-
-def test_tied_weights_are_planned_once_and_said(net: str, capsys: Capsys) -> None:
-    assert main(["init", f"{net}:build", "--arg", "tied=true"]) == 0
-    assert resolved(load(f"{net}.toml")).entries[0].parameters[0] == "embed.weight"
-    assert "out.weight is tied to embed.weight" in capsys.readouterr().out
 
 
 def test_a_model_larger_than_memory_is_looked_at_without_it(net: str, tmp_path: Path, capsys: Capsys) -> None:
@@ -295,17 +293,31 @@ def test_stages_are_written_with_their_cuts_and_ranks(net: str, capsys: Capsys) 
     assert capsys.readouterr().out.startswith("p.toml: 2 stages on 2 ranks of pp by 1F1B, 2 microbatches\n")
 
 
-def test_microbatches_of_stages_divide_the_batch_and_the_schedule_takes_them(net: str, capsys: Capsys) -> None:
+@pytest.mark.parametrize(
+    ("stages", "microbatches", "schedule", "says"),
+    [
+        (3, 4, "1F1B", ()),
+        (
+            5,
+            4,
+            "GPipe",
+            ('Its schedule is GPipe, since 4 microbatches are all that a batch can be cut into: "1F1B" needs 5.',),
+        ),
+    ],
+)
+def test_microbatches_of_stages_divide_the_batch_and_the_schedule_takes_them(
+    net: str, monkeypatch: pytest.MonkeyPatch, stages: int, microbatches: int, schedule: str, says: tuple[str, ...]
+) -> None:
     """The batch has 4 rows: of 3 stages it is cut into 4, and 5 stages are more than 1F1B could have."""
-    assert main(["init", f"{net}:build", "--stages", "3", "--out", "three.toml"]) == 0
-    assert (load("three.toml").step.microbatches, load("three.toml").stages) == (4, 3)
-    assert main(["init", f"{net}:build", "--arg", "layers=5", "--stages", "5", "--out", "five.toml"]) == 0
-    five = load("five.toml")
-    assert five.pipeline is not None
-    assert (five.step.microbatches, five.pipeline.schedule, five.parallel.pp) == (4, "GPipe", 5)
-    assert 'Its schedule is GPipe, since 4 microbatches are all that a batch can be cut into: "1F1B" needs 5.' in (
-        capsys.readouterr().out
-    )
+    monkeypatch.syspath_prepend(Path.cwd())
+    source = PlanSource(f"{net}:build", {"layers": 5}, f"{net}:batch", f"{net}:loss", (0,))
+    bucket, out = draft(importlib.import_module(net).build(layers=5)), Path("p.toml")
+    found = stages_draft(source, bucket, out, stages, lambda _: None)
+    (plan,) = parse_plans(plan_text(source, bucket, found), out)
+    assert plan.pipeline is not None
+    assert (plan.step.microbatches, plan.pipeline.schedule) == (microbatches, schedule)
+    assert (plan.parallel.pp, plan.stages) == (stages, stages)
+    assert tuple(said_of(found))[2:] == says
 
 
 def test_stages_without_a_batch_are_left_to_be_proposed(net: str, capsys: Capsys) -> None:

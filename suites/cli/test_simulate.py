@@ -11,13 +11,25 @@ from typing import Any
 import pytest
 
 from pytest_fxbucket.cli.__main__ import main
-from suites.plans.llama import llama
+from suites.plans.traced import TRACED
 
 ROOT = Path(__file__).parents[2]
 PAGE = (
     (ROOT / "docs" / "reference" / "cli.md").read_text(encoding="utf-8").partition("\n## simulate\n")[2].partition("\n## ")[0]
 )
-PLAN = llama("layers = 2, dim = 16", ranks=4)
+MODEL = """
+[model]
+factory = "suites.eager.ringed:build"
+args = { dim = 16 }
+batch = "suites.eager.ringed:batch"
+loss = "suites.eager.ringed:loss"
+
+[parallel]
+dp_shard = 4
+
+[bucket]
+plan = ["0", "1"]
+"""
 SLOW = '[cluster]\npreset = "h100-sxm"\nwithin = { bandwidth = 0.1 }\n'
 Capsys = pytest.CaptureFixture[str]
 Refused = Callable[[list[str], int, str], str]
@@ -27,8 +39,8 @@ Refused = Callable[[list[str], int, str], str]
 def plan(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
     path = tmp_path / "plan.toml"
-    path.write_text(PLAN + SLOW)
-    (tmp_path / "bare.toml").write_text(PLAN)
+    path.write_text(TRACED + SLOW)
+    (tmp_path / "bare.toml").write_text(TRACED)
     return path
 
 
@@ -105,7 +117,7 @@ def test_another_cluster_and_another_world_are_simulated_instead(plan: Path, cap
         (["plan.toml", "--world", "dp_shrd=2"], 2, 'there is no dimension "dp_shrd"; did you mean "dp_shard"?'),
         (["plan.toml", "--world", "dp_shard"], 2, "a size must be a whole number, as in dp_shard=512"),
         (["plan.toml", "--world", "dp_shard=0"], 1, "--world dp_shard must be a whole number of at least 1, not 0"),
-        (["plan.toml", "--world", "dp_shard=1"], 1, "dp_shard = 1 leaves nothing to shard"),
+        (["plan.toml", "--world", "dp_shard=1"], 1, "makes a mesh of one rank, which has nobody to talk to"),
     ],
 )
 def test_what_cannot_be_simulated_is_told_in_one_sentence(
@@ -115,9 +127,9 @@ def test_what_cannot_be_simulated_is_told_in_one_sentence(
 
 
 def test_ranks_of_pipeline_stages_are_told_apart(plan: Path, capsys: Capsys) -> None:
-    staged = '[pipeline]\ncuts = ["layers.0"]\nschedule = "GPipe"\n[step]\nmicrobatches = 2\nclip_norm = 1.0\n'
+    staged = '[pipeline]\ncuts = ["0"]\nschedule = "GPipe"\n[step]\nmicrobatches = 2\nclip_norm = 1.0\n'
     optimizer = '[optimizer]\nfactory = "torch.optim:SGD"\nargs = { lr = 0.1 }\n[[matrix]]\nid = "row"\nrun.steps = 4\n'
-    plan.write_text(PLAN.replace("dp_shard = 4", "dp_shard = 2\npp = 2") + staged + optimizer)
+    plan.write_text(MODEL.replace("dp_shard = 4", "dp_shard = 2\npp = 2") + staged + optimizer)
     text = said(capsys, "simulate", "plan.toml", "--cluster", "h100-sxm")
     assert re.findall(r"^rank (.+)$", text, re.MULTILINE) == ["0, 1", "2, 3"]
     assert "this is the plan above its [[matrix]] rows" in text
@@ -147,13 +159,13 @@ def test_explain_says_how_exposed_each_bucket_is_and_why(plan: Path, capsys: Cap
 
 
 def test_explain_why_says_it_of_the_parameters_buckets(plan: Path, capsys: Capsys) -> None:
-    flat = " ".join(said(capsys, "explain", "plan.toml", "--why", "layers.0.attention.wq.weight").split())
-    (one,) = document(capsys, "explain", "plan.toml", "--why", "layers.0.attention.wq.weight")["why"]
+    flat = " ".join(said(capsys, "explain", "plan.toml", "--why", "layers.0.weight").split())
+    (one,) = document(capsys, "explain", "plan.toml", "--why", "layers.0.weight")["why"]
     told = [place["simulated"] for place in one["places"]]
-    assert len(told) == 3
+    assert len(told) == 2, "backward reads no weight of the first layer"
     assert all(f"simulated {text}" in flat for text in told)
     assert any(re.fullmatch(r"on .+: [\d.]+ ms exposed, [\d.]+ ms in flight: .+", text) for text in told)
-    bare = document(capsys, "explain", "bare.toml", "--why", "layers.0.attention.wq.weight")["why"][0]
+    bare = document(capsys, "explain", "bare.toml", "--why", "layers.0.weight")["why"][0]
     assert {place["simulated"] for place in bare["places"]} == {None}
 
 

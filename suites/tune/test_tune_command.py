@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from pytest_fxbucket.cli.__main__ import main
-from pytest_fxbucket.cost.presets import cluster_of
+from pytest_fxbucket.cost.cluster import cluster_of
 from pytest_fxbucket.plan.load import load_plans, parse_plans
 from pytest_fxbucket.plan.schema import Plan
 from pytest_fxbucket.progress import Progress
