@@ -57,7 +57,7 @@ gpu: $(READY)  ## all that only a GPU can tell, part by part, to build/gpu.json;
 compat: $(READY)  ## the table of torch versions in docs/figures.md: TORCHES="2.11 2.15.0", each in an environment of its own below COMPAT
 	$(BIN)/python -m suites.torches.run --folder $(COMPAT) --python $(PYTHON) $(TORCHES)
 
-zoo: $(READY) $(ZOO)  ## other people's models and odd modules, each with the outcome it must have; writes docs/zoo.md; tests run a tenth
+zoo: $(READY) $(ZOO)  ## other people's models and odd modules, each with the outcome it must have; writes docs/zoo.md; tests run a few
 	$(BIN)/python -m suites.zoo.run --write
 
 $(READY): pyproject.toml constraints.txt

@@ -105,8 +105,8 @@ def run(pools: Pools, job: str, payload: Mapping[str, Any]) -> list[Any]:
 
 
 def run_each(pools: Pools, job: str, payloads: Sequence[Mapping[str, Any]]) -> list[Any]:
-    """What ``job`` gives on each rank for the payload in its place."""
-    results: list[Any] = pools.get(len(payloads)).run(job, payloads, timeout_s=60, paths=[str(HERE), str(ROOT)])
+    """What ``job`` gives on each rank, of one process, for the payload in its place."""
+    results: list[Any] = pools.get(len(payloads), "local").run(job, payloads, timeout_s=60, paths=[str(HERE), str(ROOT)])
     return results
 
 

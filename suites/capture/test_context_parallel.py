@@ -5,8 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from functools import cache, partial
-from pathlib import Path
+from functools import partial
 from typing import Any
 
 import pytest
@@ -17,24 +16,40 @@ from torch.utils.checkpoint import checkpoint
 from fixtures.models import llama, llama_sdpa
 from pytest_fxbucket import plan_on_mesh
 from pytest_fxbucket.capture.from_plan import capture_plan
-from pytest_fxbucket.capture.parallel import context_parallel, ring_attention, sequence_parallel
+from pytest_fxbucket.capture.parallel import ring_attention, sequence_parallel
 from pytest_fxbucket.capture.parallel.context_parallel import AttentionToAll
 from pytest_fxbucket.checks.verdict import Verdict
 from pytest_fxbucket.eager.context_parallel import WholeSequence
 from pytest_fxbucket.errors import CaptureError
+from pytest_fxbucket.plan.entries import parse_entries
+from pytest_fxbucket.plan.pass_tables import Bucket
 from pytest_fxbucket.plan.schema import Plan
 from pytest_fxbucket.plan_on_mesh import PlanOnMesh, mesh_of
 from pytest_fxbucket.ranks.pools import Pools
-from pytest_fxbucket.run import PlanRun
-from pytest_fxbucket.settings import RunSettings
 from pytest_fxbucket.step.mesh import Group, mesh_with
-from suites.capture.parity import PLANS, ROOT, payload_of, run_each
+from suites.capture.parity import PLANS, payload_of, run_each
 from suites.eager.test_parting import FirstOfTwo
 
-CP, RING = PLANS["cp"], PLANS["cp.ring"]
 STEPS = 2
 
 
+def small(name: str = "cp", args: Any = (("layers", 1), ("dim", 16)), **model: str) -> Plan:
+    """The plan of that name with one layer, for one step, or with another ``model``."""
+    plan = PLANS[name]
+    assert plan.model is not None
+    entries = parse_entries(["tok_embeddings", "layers.*", "norm+output"], "plan")
+    return replace(
+        plan,
+        model=replace(plan.model, args=dict(args), **model),
+        bucket=Bucket(plan=entries),
+        run=replace(plan.run, steps=1),
+    )
+
+
+CP, RING = small(), small("cp.ring")
+SHAPE = llama.LlamaShape(1, 16, 4, 2)
+
+Checked = Callable[..., Verdict]
 Steps = list[tuple[list[Tensor], dict[str, Tensor]]]
 """Of each the losses of both batches, and the gradients."""
 
@@ -42,7 +57,7 @@ Steps = list[tuple[list[Tensor], dict[str, Tensor]]]
 def of_whole_sequences(plan: Plan) -> Steps:
     """Steps of one process."""
     torch.manual_seed(plan.run.seed)
-    model, found = llama_sdpa.build(), Steps()
+    model, found = llama_sdpa.build(layers=1, dim=16), Steps()
     for step in range(STEPS):
         batches = [llama_sdpa.batch(rank, step) for rank in range(plan.parallel.dp_shard)]
         losses = [llama_sdpa.loss(model(tokens, positions), targets) for tokens, positions, targets in batches]
@@ -76,19 +91,6 @@ def test_two_steps_are_those_of_whole_sequences_but_for_the_order_of_sums(plan: 
     assert distance(plan, pools) < 1e-5  # float32: 1.2e-7 a sum
 
 
-@cache
-def right(name: str) -> Callable[..., Any]:
-    return {"gathered": sequence_parallel.gathered, "causal": context_parallel.causal, "splits": ring_attention._splits}[name]
-
-
-def by_local_positions(queries: int, keys: int, place: Tensor, device: torch.device) -> Tensor:
-    return right("causal")(queries, keys, torch.zeros_like(place), device)
-
-
-def other_order(part: Tensor, group: Group, dim: int = 1) -> Tensor:
-    return torch.cat(right("gathered")(part, group, dim).chunk(group.size, dim)[::-1], dim)
-
-
 def own_alone(addend: Tensor, group: Group, dim: int = 1) -> Tensor:
     """The gradient of the part that comes first, for what should be the sum of all ranks' of this one's."""
     return addend.chunk(group.size, dim)[0].contiguous()
@@ -99,58 +101,38 @@ def all_blocks(seen: Tensor, these: Sequence[Tensor], those: Sequence[Tensor]) -
     return these
 
 
-def to_the_one_before(numel: int, size: int, place: int) -> tuple[list[int], list[int]]:
-    received, sent = right("splits")(numel, size, place)
-    return sent, received
-
-
-def last_block(out: Tensor, logsumexp: Tensor, block: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
-    """In place of all blocks weighed."""
-    return block, weight
-
-
 FAULTS = {
-    "masked by local positions": (CP, context_parallel, "causal", by_local_positions),
-    "keys and values in another order": (CP, sequence_parallel, "gathered", other_order),
     "gradients of keys and values that are not summed": (CP, sequence_parallel, "reduced", own_alone),
     "blocks behind are seen": (RING, ring_attention, "_where", all_blocks),
-    "round the other way": (RING, ring_attention, "_splits", to_the_one_before),
-    "blocks that are not merged": (RING, ring_attention, "_merged", last_block),
 }
 
 
 @pytest.mark.parametrize(("plan", "of", "name", "wrong"), FAULTS.values(), ids=FAULTS.keys())
 def test_of_a_wrong_capture_eager_is_red(
-    plan: Plan, of: object, name: str, wrong: Callable[..., Any], pools: Pools, monkeypatch: pytest.MonkeyPatch, tmp_path: Any
+    plan: Plan, of: object, name: str, wrong: Callable[..., Any], checked: Checked, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    right("gathered"), right("causal"), right("splits")
     monkeypatch.setattr(of, name, wrong)
-    verdict = checked(plan, "eager", pools, tmp_path)
+    verdict = checked(plan, "eager", backend="local")
     assert verdict.outcome == "failed"
     assert any("elements differ" in line for line in verdict.lines), verdict.lines
 
 
-def checked(plan: Plan, check: str, pools: Pools, tmp_path: Path) -> Verdict:
-    return PlanRun(plan, RunSettings(ROOT, tmp_path / "golden", tmp_path), pools).check(check)
-
-
-def test_ranks_that_all_send_to_the_second_one_are_found(pools: Pools, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_ranks_that_all_send_to_the_second_one_are_found(checked: Checked, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(plan_on_mesh, "at_place", lambda step, mesh, rank: step)
-    verdict = checked(RING, "collectives", pools, tmp_path)
+    verdict = checked(RING, "collectives")
     assert verdict.outcome == "failed"
     assert re.fullmatch(
-        r"collective \d+ on ranks 0-3 differs: rank 0 sends 256 rows to rank 1 by all_to_all_single \(.*\), "
+        r"collective \d+ on ranks 0-3 differs: rank 0 sends 128 rows to rank 1 by all_to_all_single \(.*\), "
         "which expects 0 of it",
         verdict.lines[0],
     )
 
 
 @pytest.mark.parametrize("form", ["gathered", "ring"])
-def test_what_checkpoints_compute_again_attends_to_all_too(form: str, pools: Pools, tmp_path: Path) -> None:
-    assert CP.model is not None
-    model = replace(CP.model, factory=f"{HERE}:checkpointed", args={"is_reentrant": form == "gathered"})
-    plan = replace(PLANS["cp.ring" if form == "ring" else "cp"], model=model)
-    assert checked(plan, "eager", pools, tmp_path).outcome == "passed"
+def test_what_checkpoints_compute_again_attends_to_all_too(form: str, checked: Checked) -> None:
+    args = {"is_reentrant": form == "gathered"}
+    plan = small("cp.ring" if form == "ring" else "cp", args, factory=f"{HERE}:checkpointed")
+    assert checked(plan, "eager").outcome == "passed"
 
 
 class Counts(llama.Llama):
@@ -161,7 +143,7 @@ class Counts(llama.Llama):
 
 
 def counts() -> nn.Module:
-    return Counts(llama.LlamaShape(2, 32, 4, 2), llama_sdpa.Attention)
+    return Counts(SHAPE, llama_sdpa.Attention)
 
 
 class Checkpointed(llama_sdpa.Llama):
@@ -178,7 +160,7 @@ class Checkpointed(llama_sdpa.Llama):
 
 
 def checkpointed(is_reentrant: bool) -> nn.Module:
-    model = Checkpointed(llama.LlamaShape(2, 32, 4, 2), llama_sdpa.Attention)
+    model = Checkpointed(SHAPE, llama_sdpa.Attention)
     model.is_reentrant = is_reentrant
     return model
 
@@ -187,26 +169,23 @@ def tokens_and_targets(rank: int, step: int) -> tuple[Tensor, Tensor]:
     return llama_sdpa.batch(rank, step)[::2]
 
 
-def test_eager_is_red_for_a_model_that_counts_positions_by_itself(pools: Pools, tmp_path: Any) -> None:
-    assert CP.model is not None
-    model = replace(CP.model, factory=f"{HERE}:counts", batch=f"{HERE}:tokens_and_targets")
-    verdict = checked(replace(CP, model=model), "eager", pools, tmp_path)
+def test_eager_is_red_for_a_model_that_counts_positions_by_itself(checked: Checked) -> None:
+    plan = small(args={}, factory=f"{HERE}:counts", batch=f"{HERE}:tokens_and_targets")
+    verdict = checked(plan, "eager", backend="local")
     assert verdict.outcome == "failed"
     (line,) = verdict.lines
     assert "of a part of the sequence the model gives other values than of the whole, by " in line
     assert line.endswith("let the batch give them: cp cuts them as it cuts tokens")
 
 
-def test_eager_is_red_with_what_some_ranks_raise_of_their_part_while_others_wait(pools: Pools, tmp_path: Path) -> None:
-    assert CP.model is not None
-    model = replace(CP.model, factory=f"{HERE}:begins_at_0")
-    verdict = checked(replace(CP, model=model), "eager", pools, tmp_path)
+def test_eager_is_red_with_what_some_ranks_raise_of_their_part_while_others_wait(checked: Checked) -> None:
+    verdict = checked(small(args={}, factory=f"{HERE}:begins_at_0"), "eager")
     assert verdict.outcome == "failed"
     assert "raised PartError: the model, in float32 and eval(), takes whole sequences but raises ValueError" in verdict.summary
 
 
 def begins_at_0() -> nn.Module:
-    return BeginsAt0(llama.LlamaShape(2, 32, 4, 2), llama_sdpa.Attention)
+    return BeginsAt0(SHAPE, llama_sdpa.Attention)
 
 
 class BeginsAt0(llama_sdpa.Llama):
@@ -218,16 +197,14 @@ class BeginsAt0(llama_sdpa.Llama):
         return super().forward(tokens, positions)
 
 
-def test_eager_says_what_it_did_not_ask(pools: Pools, tmp_path: Path) -> None:
-    assert CP.model is not None
-    model = replace(CP.model, factory=f"{HERE}:halved")
-    verdict = checked(replace(CP, model=model), "eager", pools, tmp_path)
+def test_eager_says_what_it_did_not_ask(checked: Checked) -> None:
+    verdict = checked(small(args={}, factory=f"{HERE}:halved"), "eager", backend="local")
     assert verdict.outcome == "passed"
     assert "; not asked whether parts of sequences give what wholes do: the model computes in 16 bits" in verdict.summary
 
 
 def halved() -> nn.Module:
-    return Halved(llama.LlamaShape(2, 32, 4, 2), llama_sdpa.Attention)
+    return Halved(SHAPE, llama_sdpa.Attention)
 
 
 class Halved(llama_sdpa.Llama):
@@ -285,21 +262,21 @@ REFUSED = {
 
 @pytest.mark.parametrize("how", REFUSED)
 def test_attention_that_cannot_be_parted_is_one_sentence(how: str) -> None:
-    assert CP.model is not None
-    plan = replace(CP, model=replace(CP.model, factory=f"{HERE}:attends", args={"how": how}))
+    plan = small(args={"how": how}, factory=f"{HERE}:attends")
     with pytest.raises(CaptureError) as caught:
         capture_plan(plan, mesh_of(plan), 0)
     assert str(caught.value).endswith(REFUSED[how])
 
 
 @pytest.mark.parametrize(
-    ("plan", "says"),
-    [(CP, "RuntimeError: The size of tensor a (4) must match the size of tensor b (2)"), (RING, "with enable_gqa=True alone;")],
-    ids=["gathered", "ring"],
+    ("name", "says"),
+    [
+        ("cp", "RuntimeError: The size of tensor a (4) must match the size of tensor b (2)"),
+        ("cp.ring", "with enable_gqa=True alone;"),
+    ],
 )
-def test_heads_are_shared_where_torch_shares_them_alone(plan: Plan, says: str) -> None:
-    assert plan.model is not None
-    few = replace(plan, model=replace(plan.model, factory=f"{HERE}:attends", args={"how": "few"}))
+def test_heads_are_shared_where_torch_shares_them_alone(name: str, says: str) -> None:
+    few = small(name, {"how": "few"}, factory=f"{HERE}:attends")
     with pytest.raises(CaptureError, match=re.escape(says)):
         capture_plan(few, mesh_of(few), 0)
 
@@ -348,8 +325,7 @@ def test_attention_that_has_no_blocks_is_one_sentence_and_its_twin_in_eager_refu
 
 
 def test_a_sequence_that_does_not_divide_is_one_sentence() -> None:
-    assert CP.model is not None
-    plan = replace(CP, model=replace(CP.model, batch=f"{HERE}:batch_of_fifteen"))
+    plan = small(batch=f"{HERE}:batch_of_fifteen")
     with pytest.raises(CaptureError) as caught:
         capture_plan(plan, mesh_of(plan), 0)
     assert str(caught.value) == (

@@ -29,7 +29,7 @@ PLACED = {"norm.weight": ((9,), {"dp": 0}), "wq": ((5, 7), {"dp": 0, "tp": 0}), 
 def test_what_is_not_sharded_counts_once_and_each_bit_is_torchs(pools: Pools) -> None:
     """On two meshes, of which no plan may have torch's own step; test_steps_beside_torch has the others."""
     payload = {"mesh": SIZES, "placed": PLACED, "max_norms": [0.7, 1e6]}
-    pool = pools.get(4)
+    pool = pools.get(4, "local")
     try:
         results = pool.run("suites.capture.clip_jobs:clipped", [payload] * 4, timeout_s=60, paths=[str(ROOT)])
     finally:
@@ -69,7 +69,7 @@ def test_gradients_are_clipped_by_the_norm_of_whole_ones_each_number_in_it_once(
     assert {fqn: clip.sharded[fqn] for fqn in SHARDED[name]} == SHARDED[name]
     task = StepTask(**fields_of(plan, mesh_of(plan), step, "joint"))
     payload = (task, encode_module(step.graphs["joint"]))
-    ranks = pools.get(4).run("suites.capture.clip_jobs:clipped_step", [payload] * 4, timeout_s=60, paths=[str(ROOT)])
+    ranks = pools.get(4, "local").run("suites.capture.clip_jobs:clipped_step", [payload] * 4, timeout_s=60, paths=[str(ROOT)])
     squares = 0.0
     for parameter in step.parameters:
         parts = [rank[parameter.fqn][0].double() for rank in ranks]

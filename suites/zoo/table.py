@@ -16,7 +16,7 @@ and with `param_dtype = "bfloat16"`, `reduce_dtype = "float32"`, by a plan with 
 *Green*: audit, collectives and bitwise are green **and** the captured step's gradients, over two steps, are bit for bit those
 of plain eager torch, averaged over the ranks' batches; *near*: but for rounding, for the reason that is named. *Refused*: a
 sentence says which module, why, and what to do; the last column is that sentence, shortened. `make zoo` runs everything and
-writes this table. `make test` runs a tenth; and it asks of each odd module in float32 that audit is green, with no other note
+writes this table. `make test` runs a few; and it asks of each odd module in float32 that audit is green, with no other note
 than must be, and that gradients are eager's, of some in bfloat16 and of some collectives and bitwise, too.
 """
 

@@ -12,13 +12,11 @@ import pytest
 from pytest_fxbucket.cli.__main__ import main
 from pytest_fxbucket.cli.torchtitan import registry
 from suites.warm.runs import WarmRuns
+from suites.zoo.installed import installed
 from suites.zoo.libraries import FOLDER
 from suites.zoo.visit import ROOT
 
 Capsys = pytest.CaptureFixture[str]
-installed = pytest.mark.skipif(
-    not FOLDER.is_dir(), reason="the libraries of the zoo are not installed: make zoo, or make suites, installs them"
-)
 GRAPH = """
 [graph]
 factory = "titan_llama3:traced"
@@ -30,6 +28,43 @@ reshard_after_forward = false
 [bucket]
 plan = ["tok_embeddings", "layers.*", "norm+output"]
 """
+BY_OURS = """
+[checks]
+golden = false
+collectives = false
+bitwise = false
+"""
+BY_TORCHTITANS = """
+[pass]
+of = ["titan_llama3:passes"]
+[checks]
+audit = false
+golden = false
+collectives = false
+"""
+SHALLOW = "SPEC.model_args[FLAVOR].n_layers = 2\n"
+"""With two of its layers, which is cheaper."""
+INIT = """
+import os
+
+import torch
+
+from pytest_fxbucket.cli.__main__ import main
+
+histc = torch.histc
+for words in (["lama3"], ["llama3", "--flavor", "9B"], ["llama3", "--flavor", "8B_flex"], ["vlm"]):
+    assert main(["init", "--torchtitan", *words]) == 1
+assert os.listdir() == ["asked.py"]
+
+from torchtitan.protocols.train_spec import get_train_spec
+
+for name in ("llama3", "llama4"):
+    SPEC, FLAVOR = get_train_spec(name), "debugmodel"
+    SHALLOW
+    assert main(["init", "--torchtitan", name]) == 0
+assert torch.histc is histc
+""".replace("SHALLOW", SHALLOW)
+"""Of experts init makes a step where there is no GPU, and looks at what the pass makes of the plan."""
 
 MODULE = """
 import torch
@@ -56,95 +91,65 @@ def run(warm_runs: WarmRuns, words: list[str], folder: Path) -> subprocess.Compl
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory, warm_runs: WarmRuns) -> Path:
-    """What init made of Llama 3; its words are in ``said.txt``."""
-    found = tmp_path_factory.mktemp("titan")
-    ran = run(warm_runs, ["pytest_fxbucket.cli", "init", "--torchtitan", "llama3", "--flavor", "debugmodel"], found)
-    assert ran.returncode == 0, ran.stderr
-    (found / "said.txt").write_text(ran.stdout)
-    return found
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("titan")
+
+
+@pytest.fixture(scope="module")
+def asked(folder: Path, warm_runs: WarmRuns) -> subprocess.CompletedProcess[str]:
+    """What init said there, and made of Llama 3 and of experts."""
+    (folder / "asked.py").write_text(INIT)
+    ran = run(warm_runs, ["asked"], folder)
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+    return ran
 
 
 @installed
-def test_the_plan_says_what_torchtitans_defaults_do(folder: Path) -> None:
+def test_the_plan_says_what_torchtitans_defaults_do(folder: Path, asked: subprocess.CompletedProcess[str]) -> None:
     plan = (folder / "titan_llama3.toml").read_text()
     for line in (
         'param_dtype = "bfloat16"',
         'reduce_dtype = "float32"',
         "clip_norm = 1.0",
-        'checkpoint = ["layers.1", "layers.3", "layers.5"]',
+        'checkpoint = ["layers.1"]',
         "args = { lr = 0.0008, betas = [0.9, 0.95], eps = 1e-08, weight_decay = 0.1, fused = true }",
         'plan = [\n  "tok_embeddings",\n  "norm+output",\n  "layers.*",\n]',
         'factory = "titan_llama3:Trainer"',
     ):
         assert line in plan
-    assert "tok_embeddings, norm+output, layers.*, torchtitan's own buckets" in (folder / "said.txt").read_text()
+    assert "tok_embeddings, norm+output, layers.*, torchtitan's own buckets" in asked.stdout
 
 
 @installed
 def test_its_items_pass_beside_torchtitans_trainer_and_so_do_the_toolkits_graph_and_passes(
-    folder: Path, warm_runs: WarmRuns
+    folder: Path, asked: subprocess.CompletedProcess[str], warm_runs: WarmRuns
 ) -> None:
-    """With two of its layers, which is cheaper."""
-    module, plan = folder / "titan_llama3.py", folder / "titan_llama3.toml"
-    shallow = 'FLAVOR = "debugmodel"\nSPEC.model_args[FLAVOR].n_layers = 2\n'
-    module.write_text(module.read_text().replace('FLAVOR = "debugmodel"\n', shallow))
-    plan.write_text(plan.read_text().replace('["layers.1", "layers.3", "layers.5"]', '["layers.1"]'))
-    (folder / "graph.toml").write_text(GRAPH)
+    module, flavor = folder / "titan_llama3.py", 'FLAVOR = "debugmodel"\n'
+    module.write_text(module.read_text().replace(flavor, flavor + SHALLOW))
+    (folder / "titan_llama4.toml").unlink()
+    (folder / "graph.toml").write_text(GRAPH + BY_OURS)
     (folder / "test_module.py").write_text(MODULE)
-    (folder / "by_torchtitan.toml").write_text(GRAPH + '[pass]\nof = ["titan_llama3:passes"]\n[checks]\naudit = false\n')
-    ran = run(warm_runs, ["pytest", "-p", "no:xdist", "--fxbucket-plans=.", "--accept"], folder)
+    (folder / "by_torchtitan.toml").write_text(GRAPH + BY_TORCHTITANS)
+    ran = run(warm_runs, ["pytest", "-p", "no:xdist", "--fxbucket-plans=.", "--accept", "--fxbucket-backend=local"], folder)
     assert ran.returncode == 0, ran.stdout
     passed = re.findall(r"^(\w+)\.toml: (.*?) launches, .*?; ((?:\w+(?:@2)? passed(?:, |$))+)", ran.stdout, re.MULTILINE)
-    all_but_eager = "audit passed, golden passed, collectives passed, same passed, bitwise passed, "
     assert {plan: (launches, items) for plan, launches, items in passed} == {
         "titan_llama3": (
             "61 → 11",
             "audit passed, golden passed, collectives passed, same passed, bitwise@2 passed, eager@2 passed",
         ),
-        "graph": ("42 → 8", all_but_eager),
-        "by_torchtitan": ("42 → 8", all_but_eager.removeprefix("audit passed, ")),
+        "graph": ("42 → 8", "audit passed, same passed, "),
+        "by_torchtitan": ("42 → 8", "same passed, bitwise passed, "),
     }, ran.stdout
 
 
-EXPERTS = """
-import torch
-from pytest_fxbucket.cli.__main__ import main
-
-histc = torch.histc
-assert main(["init", "--torchtitan", "llama4"]) == 0
-assert torch.histc is histc
-"""
-
-
 @installed
-def test_experts_take_a_step_where_there_is_no_gpu_and_nothing_of_torchs_is_replaced(
-    tmp_path: Path, warm_runs: WarmRuns
-) -> None:
-    """init makes a step of it on this machine, and looks at what the pass makes of the plan."""
-    (tmp_path / "asked.py").write_text(EXPERTS)
-    ran = run(warm_runs, ["asked"], tmp_path)
-    assert ran.returncode == 0, ran.stdout + ran.stderr
-
-
-ASKED = """
-from pytest_fxbucket.cli.__main__ import main
-for words in (["lama3"], ["llama3", "--flavor", "9B"], ["llama3", "--flavor", "8B_flex"], ["vlm"]):
-    assert main(["init", "--torchtitan", *words]) == 1
-"""
-
-
-@installed
-def test_what_torchtitan_does_not_have_is_one_sentence_and_writes_nothing(tmp_path: Path, warm_runs: WarmRuns) -> None:
-    (tmp_path / "asked.py").write_text(ASKED)
-    ran = run(warm_runs, ["asked"], tmp_path)
-    assert ran.returncode == 0, ran.stderr
-    name, flavor, attention, inputs = [line for line in ran.stderr.splitlines() if line.startswith("fxbucket: ")]
+def test_what_torchtitan_does_not_have_is_one_sentence_and_writes_nothing(asked: subprocess.CompletedProcess[str]) -> None:
+    name, flavor, attention, inputs = [line for line in asked.stderr.splitlines() if line.startswith("fxbucket: ")]
     assert 'torchtitan 0.2.2 has no model "lama3"; did you mean "llama3"?; it has autoparallel.deepseek_v3, ' in name
     assert 'torchtitan\'s llama3 has no "9B"; did you mean "8B"?; it has debugmodel, ' in flavor
     assert 'its attention is "flex", whose masks are made outside of the model; flavors of llama3 with plain' in attention
     assert "Llama3Siglip2Transformer takes pixel_values, grid_thw, special_tokens and not tokens alone; write" in inputs
-    assert [path.name for path in tmp_path.iterdir()] == ["asked.py"]
 
 
 @pytest.mark.parametrize(

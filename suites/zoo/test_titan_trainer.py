@@ -7,12 +7,8 @@ import os
 import pytest
 
 from suites.warm.runs import WarmRuns
-from suites.zoo.libraries import FOLDER
+from suites.zoo.installed import installed
 from suites.zoo.visit import ROOT
-
-installed = pytest.mark.skipif(
-    not FOLDER.is_dir(), reason="the libraries of the zoo are not installed: make zoo, or make suites, installs them"
-)
 
 
 @pytest.fixture(scope="module")
@@ -25,16 +21,14 @@ def printed(warm_runs: WarmRuns) -> dict[str, list[str]]:
 
 
 @installed
-def test_torchtitans_own_step_is_the_plans_where_bytes_lie_as_fsdp2_lays_them(printed: dict[str, list[str]]) -> None:
-    ring, copies, executed = printed["titan_trainer"]
-    assert ring.startswith("round a ring: passed: 107 tensors a step")
-    assert copies.startswith("two copies of two, in bfloat16: passed: 107 tensors a step")
-    assert executed.startswith("executed order, round a ring: failed: step 0, rank 0: gradient ")
+def test_torchtitans_own_step_is_the_plans(printed: dict[str, list[str]]) -> None:
+    (line,) = printed["titan_trainer"]
+    assert line.startswith("two copies of two: passed: 107 tensors a step")
 
 
 @installed
 def test_trainers_of_torchtitan_and_transformers_are_captured_as_they_are(printed: dict[str, list[str]]) -> None:
     assert printed["titan_captured"] == [
-        "torchtitan: 3 steps as eager's; 61 launches, bucketed 11",
-        "transformers: 3 steps as eager's; 121 launches, bucketed 17",
+        "torchtitan: 2 steps as eager's; 61 launches, bucketed 11",
+        "transformers: 2 steps as eager's; 121 launches, bucketed 17",
     ]
