@@ -11,8 +11,7 @@ import pytest
 
 from pytest_fxbucket.cli.__main__ import main
 from pytest_fxbucket.cli.first_entries import BlockNames, draft
-from pytest_fxbucket.cli.first_plan import PlanSource, plan_text
-from pytest_fxbucket.cli.first_stages import said_of, stages_draft
+from pytest_fxbucket.cli.first_plan import PlanSource, plan_text, said_of, stages_draft
 from pytest_fxbucket.plan import Plan, Resolution, load_plans, parse_entries, parse_plans, resolve
 from pytest_fxbucket.plan.toml_text import from_toml, to_toml
 
