@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch.optim.lr_scheduler import ConstantLR, LRScheduler, OneCycleLR
 
-from pytest_fxbucket.capture.optimizers.optimizer import scheduled_rates, without_memory
+from pytest_fxbucket.capture.optimizers.learning_rates import scheduled_rates, without_memory
 from pytest_fxbucket.errors import PlanError
 from pytest_fxbucket.plan.traced_tables import Optimizer as Table
 

@@ -1,4 +1,4 @@
-"""torchrun on this machine: an agent with two pytest processes, or two nodes of processes that no agent looks after."""
+"""Two nodes of torchrun on this machine: two agents with two pytest processes each, or processes that no agent looks after."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ Process = subprocess.Popen[bytes] | WarmRun
 
 @dataclass(frozen=True)
 class Done:
-    """What nodes left: exit statuses, all output, and processes that did not end with them."""
+    """What two nodes left: exit statuses, all output, and processes that did not end with them."""
 
     statuses: list[int]
     output: str
@@ -32,21 +32,21 @@ class Done:
 
 
 def run(folder: Path, *args: str, **environ: str) -> Done:
-    """Run `pytest args` in `folder` by an agent with 2 processes, which is killed after LIMIT_S seconds if it hangs."""
+    """Run `pytest args` in `folder` on 2 nodes with 2 processes each; a node that hangs is killed after LIMIT_S seconds."""
     token = f"FXBUCKET_SUITE={uuid.uuid4()}"
 
     def start(node: int, port: int, output: IO[bytes]) -> list[subprocess.Popen[bytes]]:
-        words = ["--nnodes=1", "--nproc-per-node=2", "--rdzv-backend=c10d", "--rdzv-conf=is_host=0", "--rdzv-id=suite"]
+        words = ["--nnodes=2", "--nproc-per-node=2", "--rdzv-backend=c10d", "--rdzv-conf=is_host=0", "--rdzv-id=suite"]
         words += ["--local-addr=127.0.0.1", f"--rdzv-endpoint=127.0.0.1:{port}", "-m", "pytest", *args]
         command = [sys.executable, "-m", "torch.distributed.run", *words]
         given = {**_outer(), **environ, "FXBUCKET_SUITE": token.partition("=")[2]}
         return [subprocess.Popen(command, cwd=folder, env=given, stdout=output, stderr=subprocess.STDOUT)]
 
-    return _ended(folder, start, 1, lambda: [pid for pid in started_with(token) if not ends(pid)])
+    return _both(folder, start, lambda: [pid for pid in started_with(token) if not ends(pid)])
 
 
 def run_alone(runs: WarmRuns, folder: Path, *args: str, each: int = 1, **environ: str) -> Done:
-    """The same on 2 nodes with `each` processes, which are told their places as agents tell them, and are nobody's children."""
+    """The same with `each` processes on each node, which are told their places as agents tell them, and nobody's children."""
 
     def start(node: int, port: int, output: IO[bytes]) -> list[WarmRun]:
         world = {"WORLD_SIZE": f"{2 * each}", "LOCAL_WORLD_SIZE": f"{each}", "GROUP_WORLD_SIZE": "2", "GROUP_RANK": f"{node}"}
@@ -55,7 +55,7 @@ def run_alone(runs: WarmRuns, folder: Path, *args: str, each: int = 1, **environ
         places = ({"RANK": f"{each * node + local}", "LOCAL_RANK": f"{local}"} for local in range(each))
         return [runs.start(["-m", "pytest", *args], folder, given | place, output, output) for place in places]
 
-    return _ended(folder, start, 2, runs.left)
+    return _both(folder, start, runs.left)
 
 
 def _outer() -> dict[str, str]:
@@ -63,9 +63,7 @@ def _outer() -> dict[str, str]:
     return {name: value for name, value in os.environ.items() if not name.startswith(mine)} | {"OMP_NUM_THREADS": "1"}
 
 
-def _ended(
-    folder: Path, start: Callable[[int, int, IO[bytes]], Sequence[Process]], nodes: int, left: Callable[[], list[int]]
-) -> Done:
+def _both(folder: Path, start: Callable[[int, int, IO[bytes]], Sequence[Process]], left: Callable[[], list[int]]) -> Done:
     """Start the processes of each node, which are told the store's port, and wait until all have ended."""
     # The nodes' meeting point: the port is taken before its number is known, so nobody else can have it.
     listener = socket.socket()
@@ -73,7 +71,7 @@ def _ended(
     listener.listen(64)
     port = listener.getsockname()[1]
     store = dist.TCPStore("127.0.0.1", port, is_master=True, wait_for_workers=False, master_listen_fd=listener.detach())
-    outputs = [folder / f"node{node}.output" for node in range(nodes)]
+    outputs = [folder / f"node{node}.output" for node in range(2)]
     started: list[Process] = []
     for number, path in enumerate(outputs):
         with path.open("ab") as file:

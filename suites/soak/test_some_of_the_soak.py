@@ -1,4 +1,4 @@
-"""A twentieth of the soak's items in a row and of its models in stages, and a little of its other parts: 3 runs of a plan, of
+"""A tenth of the soak's items in a row and of its models in stages, and a little of its other parts: 3 runs of a plan, of
 which the last has a new server, each signal amid collectives once, a kill of a run that accepts, 80 mutants. Of comparisons of
 step time, which only the whole soak makes, what it says of them."""
 
@@ -18,7 +18,7 @@ from suites.soak.run import ITEMS, PIPELINES
 from suites.soak.speeds import speeds
 from suites.soak.speeds_project import Run, SpeedsProject
 
-PART = 20
+PART = 10
 UNITS = {5: 20, 10: 40}
 """What rank 1 does more, by per cent."""
 
@@ -34,9 +34,9 @@ def test_a_little_of_the_soak_is_well():
     assert [problem for problem in problems if " s late, " not in problem] == []
 
 
-def test_some_random_models_in_pipeline_stages_equal_their_whole_steps() -> None:
+def test_a_tenth_of_the_random_models_in_pipeline_stages_equal_their_whole_steps() -> None:
     """This seed draws every schedule, every kind of block, and few microbatches, each of which is traced."""
-    seed, count = 65, PIPELINES // PART
+    seed, count = 348, PIPELINES // PART
     numbers = range(seed * 10_000, seed * 10_000 + count)
     assert {one.schedule for number in numbers if (one := plan_of(number).pipeline)} == set(SCHEDULES)
     assert {shape.kind for number in numbers for shape in shapes_of(number)} == set(KINDS)

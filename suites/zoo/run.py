@@ -40,7 +40,7 @@ SHELVES = (
     "diffusion",
     "tuned",
 )
-SOME = ("transformers.mixtral", "transformers.bert", "timm.vit", "diffusers.dit", "peft.lora")
+SOME = ("transformers.mixtral", "transformers.bert", "torchvision.vit", "timm.vit", "diffusers.dit", "peft.lora")
 """What CI runs; test_odd has all odd ones, test_titan_init and test_titan_trainer Llama."""
 TABLE = ROOT / "docs" / "zoo.md"
 
