@@ -50,6 +50,10 @@ STATIC = {
     ("swapped_in_unpack", "audit"): [
         "forward compute uses layers.0.attention.wv.weight where it used layers.0.attention.wk.weight before the pass"
     ],
+    ("swapped_in_both", "golden"): [
+        "byte layout of forward all_gather layers.0 changed: layers.0.attention.wv.weight stands where "
+        "layers.0.attention.wk.weight stood"
+    ],
     ("swapped_in_reduction", "audit"): ["entry layers.1, backward reduce_scatter: member 1 of the layout"],
     ("swapped_gradients", "audit"): ["entry layers.0, backward reduce_scatter: member 1 of the layout"],
     ("shifted_split", "audit"): [

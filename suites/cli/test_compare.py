@@ -20,8 +20,6 @@ from pytest_fxbucket.bench import side as bench_side
 from pytest_fxbucket.bench.side_by_side import Length
 from pytest_fxbucket.cli import compare
 from pytest_fxbucket.cli.__main__ import main
-from pytest_fxbucket.errors import BenchmarkError
-from pytest_fxbucket.plan import parse_plans
 from suites.cli.small_repository import SmallRepository, command, environment
 from suites.pytest_plugin.processes import ends
 from suites.soak.speeds_project import MODEL, PLAN
@@ -148,6 +146,7 @@ def children() -> set[str]:
         (["HEAD", "--plan", "plan.toml", *["--python", "x"] * 3], "--python is given 3 times, and there are two sides"),
         (["HEAD", "--plan", "plan.toml", "--python", "/no/python"], "/no/python cannot be started: No such file or directory"),
         (["HEAD", "--plan", "plan.toml::no"], 'plan.toml has no [[matrix]] row "no"; it has no rows'),
+        (["HEAD", "--plan", "plan.toml", "--backend", "local"], "back end local has no step time; use gloo, nccl or auto"),
     ],
 )
 def test_what_cannot_be_compared_is_one_sentence(
@@ -158,12 +157,6 @@ def test_what_cannot_be_compared_is_one_sentence(
     sha = repository.commit(plan=PLAN, off__plan=PLAN.replace("benchmark = true", ""))
     err = refused(["compare", *words], 2, says.format(top=repository.top, sha=sha[:7]))
     assert [line for line in err.splitlines() if line.startswith("fxbucket: ")] == err.splitlines()[-1:]
-
-
-def test_a_back_end_that_times_nothing_is_refused() -> None:
-    (plan,) = parse_plans(PLAN, Path("plan.toml"))
-    with pytest.raises(BenchmarkError, match="back end local has no step time; use gloo, nccl or auto"):
-        bench_side._backend(plan, "local")
 
 
 @pytest.mark.parametrize(

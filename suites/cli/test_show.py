@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 from collections.abc import Callable
@@ -73,6 +74,15 @@ def test_every_rank_has_the_same_text_and_one_that_a_pass_treats_otherwise_is_sh
     assert len({show(capsys, TRACED, "--rank", str(rank)) for rank in range(4)}) == 1
     by_rank = [show(capsys, TRACED, "--pass", "suites.cli.explain_steps:not_on_rank_3", f"--rank={rank}") for rank in (0, 3)]
     assert ["2 members" in text for text in by_rank] == [True, False]
+
+
+@pytest.mark.parametrize("options", [[], ["--full"]])
+def test_the_same_bytes_from_any_folder(
+    capsys: Capsys, options: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    here = show(capsys, os.path.relpath(TRACED), *options)
+    monkeypatch.chdir(tmp_path)
+    assert show(capsys, TRACED, *options) == here
 
 
 def test_full_lists_every_node_by_position_with_module_and_bucket(capsys: Capsys) -> None:

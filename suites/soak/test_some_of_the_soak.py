@@ -1,5 +1,5 @@
 """A tenth of the soak's items in a row and of its models in stages, and a little of its other parts: 3 runs of a plan, of
-which the last has a new server, each signal amid collectives once, a kill of a run that accepts, 80 mutants. Of comparisons of
+which the last has a new server, each signal amid collectives once, 2 kills of runs that accept, 80 mutants. Of comparisons of
 step time, which only the whole soak makes, what it says of them."""
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def test_items_in_a_row_leave_everything_where_it_was():
 
 def test_a_little_of_the_soak_is_well():
     # Of faults that are jobs one: the ranks' own tests have each.
-    problems = [*verdicts(3, print), *faults(1, 1, print, FAULTS[:1]), *kills(1, 1, print), *garbage(80, 1, print)]
+    problems = [*verdicts(3, print), *faults(1, 1, print, FAULTS[:1]), *kills(2, 1, print), *garbage(80, 1, print)]
     # How late a failure is told depends on the machine: the whole soak looks at that.
     assert [problem for problem in problems if " s late, " not in problem] == []
 

@@ -21,9 +21,11 @@ def printed(warm_runs: WarmRuns) -> dict[str, list[str]]:
 
 
 @installed
-def test_torchtitans_own_step_is_the_plans(printed: dict[str, list[str]]) -> None:
-    (line,) = printed["titan_trainer"]
-    assert line.startswith("two copies of two: passed: 107 tensors a step")
+def test_torchtitans_own_step_is_the_plans_where_bytes_lie_as_fsdp2_lays_them(printed: dict[str, list[str]]) -> None:
+    ring, copies, executed = printed["titan_trainer"]
+    assert ring.startswith("round a ring: passed: 107 tensors a step")
+    assert copies.startswith("two copies of two, in bfloat16: passed: 107 tensors a step")
+    assert executed.startswith("executed order, round a ring: failed: step 0, rank 0: gradient ")
 
 
 @installed

@@ -1,6 +1,6 @@
 """torchtitan's own trainer of Llama 3 as the step that ``eager`` holds a plan against: its parallelize function, its clipping.
 
-``python -m suites.zoo.titan_both`` prints what became of the plan's item.
+``python -m suites.zoo.titan_both`` prints what became of the plan's items, a line each.
 """
 
 from __future__ import annotations
@@ -25,30 +25,41 @@ factory = "suites.zoo.titan:SHELF.llama3.build"
 batch = "suites.zoo.titan:SHELF.llama3.batch"
 loss = "suites.zoo.titan:SHELF.llama3.loss"
 [parallel]
-mode = "hybrid_shard"
-dp_replicate = 2
-dp_shard = 2
-param_dtype = "bfloat16"
+{parallel}
+param_dtype = "{dtype}"
 reduce_dtype = "float32"
 [step]
 clip_norm = 0.25
 checkpoint = ["layers.*"]
 [optimizer]
 factory = "torch.optim:AdamW"
-args = { lr = 0.001 }
+args = {{ lr = 0.001 }}
 [bucket]
 plan = ["tok_embeddings", "layers.*", "norm+output"]
+{bucket}
 [run]
 steps = 2
+reduce = "{reduce}"
 [eager]
 factory = "suites.zoo.titan_trainer:Trainer"
+args = {{ dtype = "{dtype}" }}
 """
+CASES = {
+    "round a ring": dict(parallel="dp_shard = 4", dtype="float32", bucket="", reduce="ring"),
+    "two copies of two, in bfloat16": dict(
+        parallel='mode = "hybrid_shard"\ndp_replicate = 2\ndp_shard = 2', dtype="bfloat16", bucket="", reduce="rank_order"
+    ),
+    "executed order, round a ring": dict(
+        parallel="dp_shard = 4", dtype="float32", bucket='layout = "execution"', reduce="ring"
+    ),
+}
+"""Sums of a few bfloat16 numbers have the same bits in float32 in any order, so rings are in float32."""
 
 
 class Trainer:
     """One job: torchtitan adds gradients and divides losses by what all ranks have, where FSDP2 would average gradients."""
 
-    def __init__(self, mesh: Mapping[str, int]) -> None:
+    def __init__(self, mesh: Mapping[str, int], *, dtype: str) -> None:
         from torchtitan.config import JobConfig  # type: ignore[import-not-found]  # of the zoo's libraries
         from torchtitan.distributed import ParallelDims, parallel_dims  # type: ignore[import-not-found]
         from torchtitan.models.llama3.infra.parallelize import parallelize_llama  # type: ignore[import-not-found]
@@ -58,7 +69,7 @@ class Trainer:
         dims: dict[str, Any] = dict(dp_replicate=mesh.get("dp_replicate", 1), dp_shard=mesh.get("dp_shard", 1))
         parallel = ParallelDims(**dims, cp=1, tp=1, pp=1, ep=1, etp=1, world_size=self.ranks)
         config = JobConfig()
-        config.training.mixed_precision_param, config.training.mixed_precision_reduce = "bfloat16", "float32"
+        config.training.mixed_precision_param, config.training.mixed_precision_reduce = dtype, "float32"
         config.training.seq_len = 16
         config.activation_checkpoint.mode = "full"
         self.model = parallelize_llama(SHELF.llama3.build(), parallel, config)
@@ -79,15 +90,17 @@ class Trainer:
 
 
 def lines(pools: Pools) -> Iterator[str]:
-    """A line: what the item eager came to."""
+    """A line for each case: its name, and what its item eager came to."""
     from pytest_fxbucket.plan import parse_plans
     from pytest_fxbucket.run import PlanRun
     from pytest_fxbucket.settings import RunSettings
     from suites.zoo.libraries import provide
 
     provide()
-    (plan,) = parse_plans(PLAN, ROOT / "titan.toml")
-    with tempfile.TemporaryDirectory() as folder:
-        settings = RunSettings(ROOT, Path(folder) / "golden", Path(folder), backend="local")
-        verdict = PlanRun(plan, settings, pools).check("eager")
-    yield f"two copies of two: {verdict.outcome}: {[*verdict.lines, verdict.summary][0]}"
+    for name, case in CASES.items():
+        (plan,) = parse_plans(PLAN.format(**case), ROOT / "titan.toml")
+        with tempfile.TemporaryDirectory() as folder:
+            settings = RunSettings(ROOT, Path(folder) / "golden", Path(folder), backend="local")
+            verdict = PlanRun(plan, settings, pools).check("eager")
+        said = [line for line in verdict.lines if "moved" in line] or [*verdict.lines, verdict.summary]
+        yield f"{name}: {verdict.outcome}: {said[0]}"
