@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, get_args
 from pytest_fxbucket.compat.c10d import DEFAULT, group_ranks
 from pytest_fxbucket.errors import CaptureError
 from pytest_fxbucket.graph.collectives import read_launch
-from pytest_fxbucket.graph.gradients import returned
+from pytest_fxbucket.graph.ops import returned
 from pytest_fxbucket.step.graph_sequence import HANDED, ORDER, refuse_unfitting
 from pytest_fxbucket.step.roles import WITHIN, Parameter, Phase, Role, StepGraph, Value
 from pytest_fxbucket.words import nearest

@@ -15,7 +15,7 @@ from torch import fx
 from pytest_fxbucket.capture.given_graphs import TracedStep
 from pytest_fxbucket.compat.pytree import tree_leaves
 from pytest_fxbucket.errors import CaptureError
-from pytest_fxbucket.graph.gradients import returned
+from pytest_fxbucket.graph.ops import returned
 from pytest_fxbucket.step.graph_sequence import ORDER
 from pytest_fxbucket.step.roles import Phase
 from pytest_fxbucket.words import counted, nearest

@@ -21,7 +21,7 @@ from pytest_fxbucket.compat.c10d import group_ranks
 from pytest_fxbucket.errors import PassError, UsageError
 from pytest_fxbucket.graph.calls import Call, calls_of, joint_problems
 from pytest_fxbucket.graph.collectives import argument, read_launch
-from pytest_fxbucket.graph.gradients import returned
+from pytest_fxbucket.graph.ops import returned
 from pytest_fxbucket.graph.pairing import mixed_launches
 from pytest_fxbucket.graph.preserved import lost, other_bytes, other_readers
 from pytest_fxbucket.graph.reading import read_given, read_graph

@@ -1,4 +1,4 @@
-"""``fxbucket compare REF [REF2]``: step time of two commits side by side on this machine, in turns."""
+"""``fxbucket compare REF [REF2]``: step time of two commits side by side on this machine, in turns; in words or as JSON."""
 
 from __future__ import annotations
 

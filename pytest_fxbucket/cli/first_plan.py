@@ -98,6 +98,36 @@ def parallel_lines(ranks: int) -> Iterator[str]:
     yield from ("", "[parallel]", f"dp_shard = {ranks}  # ranks of the real job")
 
 
+def stages_draft(source: PlanSource, bucket: Draft, out: Path, count: int, say: Callable[[str], None]) -> StagesDraft:
+    """``count`` stages with the cuts that parameters propose; without a batch the plan leaves that to whoever reads it.
+
+    Raises FxbucketError for a model that cannot be cut so, or not be traced.
+    """
+    if source.batch is None:
+        return StagesDraft(count)
+    from pytest_fxbucket.pipeline.of_plan import batch_rows, planned_stages
+
+    with user_code([Path.cwd()]):
+        (plan,) = parse_plans(plan_text(source, bucket), out.resolve())
+        rows = gcd(*batch_rows(plan))
+        fitting = [number for number in range(count, rows + 1) if rows % number == 0]
+        asked = StagesDraft(count, microbatches=fitting[0]) if fitting else StagesDraft(count, (), "GPipe", max(1, rows))
+        (plan,) = parse_plans(plan_text(source, bucket, asked), out.resolve())
+        return replace(asked, cuts=planned_stages(plan, say).cuts)
+
+
+def said_of(draft: StagesDraft) -> Iterator[str]:
+    """What a person is told of it."""
+    if draft.cuts:
+        yield f"It is cut into {draft.count} stages of about equally many parameters, behind {', '.join(draft.cuts)}."
+        yield "What was tried is the step without [pipeline]; fxbucket stages says what crosses the cuts."
+    else:
+        yield f"It asks for {draft.count} stages, whose cuts are proposed when there is a batch."
+    if draft.schedule != "1F1B":
+        few = f"{draft.microbatches} microbatches are all that a batch can be cut into"
+        yield f"Its schedule is {draft.schedule}, since {few}: {show('1F1B')} needs {draft.count}."
+
+
 # Does a first plan pass? Its step is traced, the pass is run and looked at, as pytest would; ranks are not started.
 
 
@@ -138,36 +168,6 @@ def _overriding(source: PlanSource, bucket: Draft, out: Path, modules: Mapping[s
             break
         now = replace(now, overridden=(*now.overridden, selector))
     return Tried(now, said)
-
-
-def stages_draft(source: PlanSource, bucket: Draft, out: Path, count: int, say: Callable[[str], None]) -> StagesDraft:
-    """``count`` stages with the cuts that parameters propose; without a batch the plan leaves that to whoever reads it.
-
-    Raises FxbucketError for a model that cannot be cut so, or not be traced.
-    """
-    if source.batch is None:
-        return StagesDraft(count)
-    from pytest_fxbucket.pipeline.of_plan import batch_rows, planned_stages
-
-    with user_code([Path.cwd()]):
-        (plan,) = parse_plans(plan_text(source, bucket), out.resolve())
-        rows = gcd(*batch_rows(plan))
-        fitting = [number for number in range(count, rows + 1) if rows % number == 0]
-        asked = StagesDraft(count, microbatches=fitting[0]) if fitting else StagesDraft(count, (), "GPipe", max(1, rows))
-        (plan,) = parse_plans(plan_text(source, bucket, asked), out.resolve())
-        return replace(asked, cuts=planned_stages(plan, say).cuts)
-
-
-def said_of(draft: StagesDraft) -> Iterator[str]:
-    """What a person is told of it."""
-    if draft.cuts:
-        yield f"It is cut into {draft.count} stages of about equally many parameters, behind {', '.join(draft.cuts)}."
-        yield "What was tried is the step without [pipeline]; fxbucket stages says what crosses the cuts."
-    else:
-        yield f"It asks for {draft.count} stages, whose cuts are proposed when there is a batch."
-    if draft.schedule != "1F1B":
-        few = f"{draft.microbatches} microbatches are all that a batch can be cut into"
-        yield f"Its schedule is {draft.schedule}, since {few}: {show('1F1B')} needs {draft.count}."
 
 
 MOST_OVERRIDES = 8

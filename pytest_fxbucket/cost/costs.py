@@ -1,4 +1,4 @@
-"""Seconds of each node of a graph on a cluster: compute by roofline, collectives by their algorithm."""
+"""Seconds of each node of a graph on a cluster: compute by roofline, collectives by their algorithm; or the plan's own."""
 
 from __future__ import annotations
 

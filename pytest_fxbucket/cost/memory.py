@@ -1,4 +1,4 @@
-"""Which storages of a graph live when, by fake values: what a rank holds while it runs each node."""
+"""Which storages of a graph live when, by fake values: what a rank holds while it runs each node, in any order of them."""
 
 from __future__ import annotations
 
@@ -277,7 +277,7 @@ def _lies_the_same(source: object, value: object) -> bool:
 
 
 class Needs(Walk):
-    """As :func:`pytest_fxbucket.cost.memory.liveness_of` walks a graph."""
+    """Each storage with all that need it, as :func:`liveness_of` walks a graph: what lives in another order is sums alone."""
 
     def __init__(self, graph: fx.Graph, rounding: int = 1) -> None:
         super().__init__(repeat(None))

@@ -1,4 +1,5 @@
-"""A plan through a pass, as data to be told: reports, also of a pass that gives none, and what people call their buckets."""
+"""A plan through a pass, as data to be told: reports, also of a pass that gives none, what people call
+their buckets, and how exposed each is on a cluster."""
 
 from __future__ import annotations
 

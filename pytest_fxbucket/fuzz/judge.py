@@ -1,4 +1,5 @@
-"""Is a pass well on a trial? It runs as every rank; what it made is looked at, and run on all ranks in lockstep."""
+"""Is a pass well on a trial? It runs as every rank; what it made is looked at, also for
+what the plan asks, and run on all ranks in lockstep."""
 
 from __future__ import annotations
 
@@ -30,8 +31,8 @@ from pytest_fxbucket.passes.carried import carried
 from pytest_fxbucket.passes.keep_order import without_kept_order
 from pytest_fxbucket.passes.report import PassReport
 from pytest_fxbucket.plan.pass_tables import Overlap
-from pytest_fxbucket.same.check import ends
-from pytest_fxbucket.same.check import problems as other_results
+from pytest_fxbucket.same import two_graphs
+from pytest_fxbucket.same.two_graphs import ends
 from pytest_fxbucket.step.portable import digest, encode
 
 if TYPE_CHECKING:
@@ -109,7 +110,7 @@ def made_of(trial: Trial, subject: Subject) -> Made:
 
 def _run(trial: Trial, subject: Subject, rank: int) -> fx.GraphModule:
     """Raises what the pass raises, and PassError for what is no graph of the same inputs, or is not in order."""
-    with fake_groups(trial.program.world, trial.program.groups, rank), _limited(_LONGEST_S):
+    with fake_groups(trial.program.world, trial.program.groups, rank), _within(_LONGEST_S):
         after = subject.run(copied(trial.graph_module), trial)
     if not isinstance(after, fx.GraphModule):
         raise PassError(f"it returned a {type(after).__name__}, expected a GraphModule")
@@ -125,7 +126,7 @@ def _run(trial: Trial, subject: Subject, rank: int) -> fx.GraphModule:
 
 
 @contextmanager
-def _limited(seconds: float) -> Iterator[None]:
+def _within(seconds: float) -> Iterator[None]:
     """Raise TimeoutError in the block when it has taken ``seconds``; not in other threads than the first, nor in C."""
     if threading.current_thread() is not threading.main_thread():
         yield
@@ -199,7 +200,7 @@ def differs(made: Made) -> Iterator[tuple[str, ...]]:
         for rank in (0, program.world - 1):
             members = twinned(members_of(program.world, program.groups, rank))
             plain = fx.GraphModule(made.after[rank], without_kept_order(made.after[rank].graph))
-            for text in other_results(before, plain, members):
+            for text in two_graphs.problems(before, plain, members):
                 yield VALUES, f"rank {rank}: {text}"
 
 

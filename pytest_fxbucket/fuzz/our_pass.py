@@ -1,4 +1,5 @@
-"""Our pass on a drawn program, behind transformations of it, with plans as the drop-in function takes them."""
+"""Our pass on a drawn program, behind transformations of it, with plans as the drop-in function takes them, and seconds that
+need no cluster."""
 
 from __future__ import annotations
 

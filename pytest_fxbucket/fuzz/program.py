@@ -15,7 +15,7 @@ from torch import fx
 from pytest_fxbucket.compat.c10d import c10d_functional, fake_world, named_groups
 from pytest_fxbucket.compat.fake_tensors import FakeTensorMode
 from pytest_fxbucket.compat.pytree import tree_map
-from pytest_fxbucket.same.check import ends
+from pytest_fxbucket.same.two_graphs import ends
 from pytest_fxbucket.step.roles import Parameter, Role, StepGraph, Value
 
 aten, c10d = torch.ops.aten, c10d_functional()

@@ -1,4 +1,5 @@
-"""Small programs with one thing each that a pass may trip over: ways to launch, and twists of what stands around launches."""
+"""What every search begins with: small programs with one thing each that a pass may trip over (ways to launch, and twists of
+what stands around launches), and whole training steps."""
 
 from __future__ import annotations
 

@@ -14,7 +14,7 @@ from pytest_fxbucket.graph import collectives
 from pytest_fxbucket.graph.collectives import REDUCTIONS, launch_kind
 from pytest_fxbucket.graph.contents import Runs, dtype_of
 from pytest_fxbucket.graph.movement import moves_data
-from pytest_fxbucket.graph.ops import operator_name
+from pytest_fxbucket.graph.ops import operator_name, returned
 from pytest_fxbucket.graph.sending import UNEVEN
 
 if TYPE_CHECKING:
@@ -24,12 +24,6 @@ if TYPE_CHECKING:
     from pytest_fxbucket.step.roles import Role, Value
 
 _SUMS = ("add", "mul", "div", "_to_copy", "view", "clone", "reshape", "detach", "alias")
-
-
-def returned(output: fx.Node) -> list[Any]:
-    """What the graph returns, a single value as one."""
-    values: Any = output.args[0]
-    return list(values) if isinstance(values, (list, tuple)) else [values]
 
 
 class Gradients:

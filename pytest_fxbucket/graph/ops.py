@@ -87,3 +87,9 @@ def held_by(root: object, name: str) -> Any:
 def dtype_name(dtype: object) -> str:
     """``float32`` of ``torch.float32``."""
     return str(dtype).removeprefix("torch.")
+
+
+def returned(output: fx.Node) -> list[Any]:
+    """What the graph returns, a single value as one."""
+    values: Any = output.args[0]
+    return list(values) if isinstance(values, (list, tuple)) else [values]

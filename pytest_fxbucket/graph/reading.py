@@ -14,8 +14,9 @@ from pytest_fxbucket.graph import collectives, contents
 from pytest_fxbucket.graph.buckets import Bucket, GraphAnalysis, Member, reads_of_written
 from pytest_fxbucket.graph.compute import computes, direct_reads, multiplies
 from pytest_fxbucket.graph.follow import Followed, Sent, Use, follow
-from pytest_fxbucket.graph.gradients import Gradients, begun_in, contributions, named_in, returned
+from pytest_fxbucket.graph.gradients import Gradients, begun_in, contributions, named_in
 from pytest_fxbucket.graph.modules import direction_of, module_of
+from pytest_fxbucket.graph.ops import returned
 from pytest_fxbucket.graph.order import needs_of, order_of, why_unmergeable
 from pytest_fxbucket.graph.sending import Piece
 from pytest_fxbucket.graph.update_provenance import updates_of

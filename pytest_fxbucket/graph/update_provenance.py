@@ -19,8 +19,8 @@ from pytest_fxbucket.graph.collectives import REDUCTIONS, launch_kind, waits_of
 from pytest_fxbucket.graph.compute import computes, is_reduced
 from pytest_fxbucket.graph.effects import written_arguments
 from pytest_fxbucket.graph.follow import Followed, follow
-from pytest_fxbucket.graph.gradients import Gradients, returned
-from pytest_fxbucket.graph.ops import operator_name
+from pytest_fxbucket.graph.gradients import Gradients
+from pytest_fxbucket.graph.ops import operator_name, returned
 from pytest_fxbucket.graph.storages import Place, is_part, place
 from pytest_fxbucket.graph.updates import UPDATED, is_scalar
 from pytest_fxbucket.graph.walks import ancestors, readers_of

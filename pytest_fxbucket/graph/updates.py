@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from pytest_fxbucket.graph.collectives import launch_kind, waits_of
-from pytest_fxbucket.graph.gradients import returned
+from pytest_fxbucket.graph.ops import returned
 from pytest_fxbucket.graph.walks import made_of, writers_in
 
 if TYPE_CHECKING:

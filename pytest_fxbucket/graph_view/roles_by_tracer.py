@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 from pytest_fxbucket.compat.c10d import group_ranks, untwinned
 from pytest_fxbucket.compat.fx import gradients_named
 from pytest_fxbucket.graph.collectives import read_launch
-from pytest_fxbucket.graph.gradients import returned
 from pytest_fxbucket.graph.modules import direction_of, module_path
+from pytest_fxbucket.graph.ops import returned
 from pytest_fxbucket.graph_view.stacks import tree_of
 from pytest_fxbucket.step.mesh import dims_text
 from pytest_fxbucket.step.roles import Value

@@ -1,4 +1,5 @@
-"""The launches of a graph with their waits, as operators break them; what can stand in for one; packs of their members."""
+"""The launches of a graph with their waits, as operators break them; what can stand in for one; packs of their members,
+and arguments set by name."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""What operators on values ask of a graph: what goes in and out, which nodes could stand for each other, who reads what."""
+"""What operators on values ask of a graph: what goes in and out, which nodes could stand for each other, who reads what,
+and what is written in place."""
 
 from __future__ import annotations
 
@@ -11,8 +12,7 @@ from torch.fx.node import map_arg
 
 from pytest_fxbucket.graph.collectives import communicates
 from pytest_fxbucket.graph.effects import effects_of, written_arguments
-from pytest_fxbucket.graph.gradients import returned
-from pytest_fxbucket.graph.ops import operator_name, overload, returns_written
+from pytest_fxbucket.graph.ops import operator_name, overload, returned, returns_written
 from pytest_fxbucket.mutate.operator import Site
 
 if TYPE_CHECKING:

@@ -13,10 +13,9 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 
 from pytest_fxbucket.graph import collectives
-from pytest_fxbucket.graph.gradients import returned
 from pytest_fxbucket.graph.modules import direction_of
 from pytest_fxbucket.graph.movement import moves_or_pads
-from pytest_fxbucket.graph.ops import by_operator
+from pytest_fxbucket.graph.ops import by_operator, returned
 from pytest_fxbucket.graph.walks import reached
 
 if TYPE_CHECKING:

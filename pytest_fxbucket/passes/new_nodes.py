@@ -1,13 +1,10 @@
-"""New nodes with their metadata, what they hold as fake tensors put together by hand, and where they come from.
-
-And whether what nodes say that they hold is what their operators give.
-"""
+"""New nodes with their metadata, what they hold as fake tensors put together by hand, and where they come from."""
 
 from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from itertools import accumulate
 from operator import getitem
@@ -340,38 +337,3 @@ def _of_torch(launches: Sequence[fx.Node]) -> dict[str, Any]:
             meta[sources_key(key)] = list(dict.fromkeys(said)) if key == "stack_trace" else said
     meta["from_node"] = [made_of(launch, "bucketing") for launch in launches]
     return meta
-
-
-# What nodes say of the tensors that they give, ``meta["val"]``, beside what their operators give.
-
-
-def wrong_values(nodes: Iterable[fx.Node]) -> Iterator[str]:
-    """Of each of ``nodes`` whose value is not what its operator gives for those of its inputs, what it says and what that is.
-
-    ``nodes`` are in the order of their graph. Of one that says nothing its operator's value counts for those that read it.
-    """
-    unsaid: dict[fx.Node, Any] = {}
-    for node in nodes:
-        given = _given(node, unsaid)
-        if "val" not in node.meta:
-            unsaid[node] = given
-        elif (said := value_text(node.meta["val"])) and (now := value_text(given)) and said != now:
-            yield f"{node.name} says {said}, and {node.target} gives {now}"
-
-
-def value_text(value: Any) -> str:
-    """Dtype and shape; empty if it is no tensor."""
-    return f"{value.dtype} {tuple(value.shape)}" if isinstance(value, torch.Tensor) else ""
-
-
-def _given(node: fx.Node, unsaid: Mapping[fx.Node, Any]) -> Any:
-    """What the operator gives for what its inputs say; None if it cannot be called on that."""
-    inputs = {one: one.meta.get("val", unsaid.get(one)) for one in node.all_input_nodes}
-    mode = next((value.fake_mode for value in inputs.values() if isinstance(value, FakeTensor)), None)
-    if mode is None or any(value is None for value in inputs.values()):
-        return None
-    args, kwargs = torch.fx.map_arg((node.args, dict(node.kwargs)), lambda one: inputs[one])
-    try:
-        return value_of(mode, node.target, args, kwargs)
-    except PassError:
-        return None

@@ -15,7 +15,7 @@ from pytest_fxbucket.compat.fx import uncompiled
 from pytest_fxbucket.cost.cluster import cluster_of
 from pytest_fxbucket.cost.costs import Roofline, groups_of, own_cost
 from pytest_fxbucket.errors import FxbucketError, PassError, PlanError
-from pytest_fxbucket.graph.gradients import returned
+from pytest_fxbucket.graph.ops import returned
 from pytest_fxbucket.graph.reading import read_given
 from pytest_fxbucket.pass_names import in_order
 from pytest_fxbucket.passes.auto.estimates import Estimates, Key

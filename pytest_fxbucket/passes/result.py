@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 from pytest_fxbucket.errors import PassError
 from pytest_fxbucket.graph.calls import Call, calls_of
 from pytest_fxbucket.graph.reading import read_graph
+from pytest_fxbucket.passes.fake_values import wrong_values
 from pytest_fxbucket.passes.keep_order import without_kept_order
-from pytest_fxbucket.passes.new_nodes import wrong_values
 from pytest_fxbucket.passes.registry import Bucketed
 
 if TYPE_CHECKING:

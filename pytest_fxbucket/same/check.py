@@ -1,22 +1,15 @@
-"""Same of one plan: each distinct graph that a rank runs, held against the one that no pass has seen; differences in words.
-
-And two graphs held against each other without a plan.
-"""
+"""Same of one plan: each distinct graph that a rank runs, held against the one that no pass has seen; differences in words."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
-
-import torch
-from torch import fx
 
 from pytest_fxbucket.checks.bitwise.crossing import crosses
 from pytest_fxbucket.checks.context import looked_at
 from pytest_fxbucket.checks.verdict import Verdict, capped, failed, passed, skipped
 from pytest_fxbucket.errors import PassError
-from pytest_fxbucket.graph.gradients import returned
 from pytest_fxbucket.graph.groups import members_of_groups
 from pytest_fxbucket.graph.modules import module_of
 from pytest_fxbucket.passes.keep_order import without_kept_order
@@ -24,11 +17,10 @@ from pytest_fxbucket.pipeline.composed import PART
 from pytest_fxbucket.same.step import Found, Side, Walked, compared, crosswise
 from pytest_fxbucket.same.table import LIST, Const, Key, Table, Where
 from pytest_fxbucket.step.mesh import fake_mesh
-from pytest_fxbucket.step.roles import Value
 from pytest_fxbucket.words import counted, some
 
 if TYPE_CHECKING:
-    from torch import nn
+    from torch import fx, nn
 
     from pytest_fxbucket.checks.context import Context
     from pytest_fxbucket.plan_on_mesh import PlanOnMesh
@@ -310,42 +302,3 @@ _FORMS: dict[str, Callable[[Table, Key, int], str]] = {
 def run(context: Context) -> Verdict:
     """The check ``same``. Raises what capture and passes raise."""
     return Same(context.world).verdict()
-
-
-# Two graphs held against each other without a plan.
-
-Members = Mapping[str, tuple[int, ...]]
-
-
-def problems(before: fx.GraphModule, after: fx.GraphModule, members: Members) -> list[str]:
-    """Where ``after`` is not ``before``; ``members`` are the ranks of each group that they name. None: it is."""
-    table = Table()
-    found = held(table, before, after, members)
-    return [
-        *(difference_text(table, one) for one in found.differences),
-        *map(waste_text, found.waste),
-        *(f"left: {name}, {why}" for name, why in found.left.items()),
-    ]
-
-
-def held(table: Table, before: fx.GraphModule, after: fx.GraphModule, members: Members) -> Found:
-    """What came of it."""
-    return compared(table, _bare(before, members), _bare(after, members), {})
-
-
-def _bare(module: fx.GraphModule, members: Members) -> Side:
-    return Side(module.graph, module, *ends(module.graph), members)
-
-
-def ends(graph: fx.Graph) -> tuple[list[Value], list[Value]]:
-    """Inputs and outputs of ``graph``, of which nothing is known but their fake values."""
-    return _values(graph.find_nodes(op="placeholder")), _values(returned(graph.output_node()))
-
-
-def _values(nodes: Iterable[object]) -> list[Value]:
-    found = []
-    for number, node in enumerate(nodes):
-        value = node.meta.get("val") if isinstance(node, fx.Node) else None
-        shape = tuple(value.shape) if isinstance(value, torch.Tensor) else ()
-        found.append(Value("value", str(number), shape, getattr(value, "dtype", None)))
-    return found

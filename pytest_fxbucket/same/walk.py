@@ -20,8 +20,7 @@ from pytest_fxbucket.graph import collectives, contents
 from pytest_fxbucket.graph.contents import precision_of
 from pytest_fxbucket.graph.effects import written
 from pytest_fxbucket.graph.follow import tensors_in
-from pytest_fxbucket.graph.gradients import returned
-from pytest_fxbucket.graph.ops import returns_written
+from pytest_fxbucket.graph.ops import returned, returns_written
 from pytest_fxbucket.same.exact import Ranks, among
 from pytest_fxbucket.same.followed import FollowedExpressions, Launching
 from pytest_fxbucket.same.state import WalkContext, digest_of

@@ -14,8 +14,8 @@ from torch import fx
 from pytest_fxbucket.errors import CaptureError, PassError, text_of
 from pytest_fxbucket.graph.buckets import GraphAnalysis
 from pytest_fxbucket.graph.calls import Call, calls_of
-from pytest_fxbucket.graph.gradients import returned
 from pytest_fxbucket.graph.groups import members_of_groups
+from pytest_fxbucket.graph.ops import returned
 from pytest_fxbucket.graph.preserved import carried, lost, other_bytes, other_readers
 from pytest_fxbucket.graph.reading import read_given, read_graph
 from pytest_fxbucket.passes.keep_order import without_kept_order

@@ -10,7 +10,7 @@ import torch
 from torch import fx
 
 from pytest_fxbucket.fuzz.program import Program, aten, c10d
-from pytest_fxbucket.same.check import problems
+from pytest_fxbucket.same.two_graphs import problems
 
 Made = Callable[[], fx.GraphModule]
 MEMBERS = {"0": (0, 1)}

@@ -15,7 +15,7 @@ from pytest_fxbucket.plan.check_tables import Run
 from pytest_fxbucket.plan.load import load_plans
 from pytest_fxbucket.ranks.pools import Pools
 from pytest_fxbucket.run import PlanRun
-from pytest_fxbucket.same.check import problems
+from pytest_fxbucket.same.two_graphs import problems
 from pytest_fxbucket.settings import RunSettings
 from pytest_fxbucket.step.mesh import fake_mesh
 from pytest_fxbucket.step.portable import own_copy

@@ -11,7 +11,7 @@ import torch
 from torch import fx
 
 from pytest_fxbucket.fuzz.program import Program, aten, c10d
-from pytest_fxbucket.same.check import problems
+from pytest_fxbucket.same.two_graphs import problems
 
 MEMBERS = {"0": (0, 1), "0:gather": (0, 1), "halves": (0,)}
 Made = Callable[[], fx.GraphModule]

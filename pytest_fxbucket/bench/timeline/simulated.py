@@ -1,4 +1,4 @@
-"""A simulated step as spans, with the labels and buckets that measured ones have."""
+"""A simulated step as pieces to draw, and as spans with the labels and buckets that measured ones have."""
 
 from __future__ import annotations
 

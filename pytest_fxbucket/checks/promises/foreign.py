@@ -18,7 +18,7 @@ from pytest_fxbucket.graph.modules import direction_of, module_of
 from pytest_fxbucket.graph.movement import moves_data
 from pytest_fxbucket.graph.ops import operator_name
 from pytest_fxbucket.graph.walks import reached
-from pytest_fxbucket.passes.new_nodes import value_text, wrong_values
+from pytest_fxbucket.passes.fake_values import value_text, wrong_values
 from pytest_fxbucket.words import counted, some
 
 if TYPE_CHECKING:

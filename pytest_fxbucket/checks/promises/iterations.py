@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from pytest_fxbucket.checks.promises.updates import made_of_text
 from pytest_fxbucket.graph.collectives import REDUCTIONS
-from pytest_fxbucket.graph.gradients import returned
+from pytest_fxbucket.graph.ops import returned
 from pytest_fxbucket.graph.update_provenance import reductions_of
 from pytest_fxbucket.graph.updates import UPDATED
 from pytest_fxbucket.graph.walks import ancestors

@@ -1,4 +1,5 @@
-"""Do launches keep the order in which they are needed, and start when what they send is there? And does a graph say its order?
+"""Do launches keep the order in which they are needed, and start when what they send is there? And does a graph keep it
+where insert_overlap_deps is asked?
 
 Launches of one process group run one behind the other: a gather behind one that is needed later holds up compute, and a
 reduction that is launched behind compute which used to hide it has less to hide behind. Both are held to what was so before the

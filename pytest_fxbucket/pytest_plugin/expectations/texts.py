@@ -83,7 +83,7 @@ def _as_in(step: StepGraph, graphs: Mapping[Phase, fx.Graph]) -> dict[Phase, fx.
 
 
 def _signature(graph: fx.Graph) -> tuple[int, tuple[str, ...]]:
-    from pytest_fxbucket.graph.gradients import returned
+    from pytest_fxbucket.graph.ops import returned
 
     return len(returned(graph.output_node())), tuple(node.name for node in graph.find_nodes(op="placeholder"))
 

@@ -12,8 +12,8 @@ from torch import fx
 from pytest_fxbucket.compat.fake_tensors import FakeTensor
 from pytest_fxbucket.graph import collectives
 from pytest_fxbucket.graph.compute import computes
-from pytest_fxbucket.graph.gradients import returned
 from pytest_fxbucket.graph.modules import direction_of
+from pytest_fxbucket.graph.ops import returned
 from pytest_fxbucket.graph.order import Order
 from pytest_fxbucket.graph.walks import made_of, writers_in
 from pytest_fxbucket.passes.new_nodes import has_numbers

@@ -14,9 +14,8 @@ from pytest_fxbucket.errors import PassError
 from pytest_fxbucket.graph.collectives import waits_of
 from pytest_fxbucket.graph.compute import is_reduced
 from pytest_fxbucket.graph.effects import effects_of
-from pytest_fxbucket.graph.gradients import returned
 from pytest_fxbucket.graph.movement import moves_data
-from pytest_fxbucket.graph.ops import operator_name
+from pytest_fxbucket.graph.ops import operator_name, returned
 from pytest_fxbucket.graph.order import Order, order_of
 from pytest_fxbucket.graph.update_provenance import Reduction, is_result
 from pytest_fxbucket.graph.updates import UPDATED, readiness

@@ -1,0 +1,50 @@
+"""Two graphs held against each other without a plan: what same says of them, a sentence each."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+import torch
+from torch import fx
+
+from pytest_fxbucket.graph.ops import returned
+from pytest_fxbucket.same.check import difference_text, waste_text
+from pytest_fxbucket.same.step import Found, Side, compared
+from pytest_fxbucket.same.table import Table
+from pytest_fxbucket.step.roles import Value
+
+Members = Mapping[str, tuple[int, ...]]
+
+
+def problems(before: fx.GraphModule, after: fx.GraphModule, members: Members) -> list[str]:
+    """Where ``after`` is not ``before``; ``members`` are the ranks of each group that they name. None: it is."""
+    table = Table()
+    found = held(table, before, after, members)
+    return [
+        *(difference_text(table, one) for one in found.differences),
+        *map(waste_text, found.waste),
+        *(f"left: {name}, {why}" for name, why in found.left.items()),
+    ]
+
+
+def held(table: Table, before: fx.GraphModule, after: fx.GraphModule, members: Members) -> Found:
+    """What came of it."""
+    return compared(table, _side(before, members), _side(after, members), {})
+
+
+def _side(module: fx.GraphModule, members: Members) -> Side:
+    return Side(module.graph, module, *ends(module.graph), members)
+
+
+def ends(graph: fx.Graph) -> tuple[list[Value], list[Value]]:
+    """Inputs and outputs of ``graph``, of which nothing is known but their fake values."""
+    return _values(graph.find_nodes(op="placeholder")), _values(returned(graph.output_node()))
+
+
+def _values(nodes: Iterable[object]) -> list[Value]:
+    found = []
+    for number, node in enumerate(nodes):
+        value = node.meta.get("val") if isinstance(node, fx.Node) else None
+        shape = tuple(value.shape) if isinstance(value, torch.Tensor) else ()
+        found.append(Value("value", str(number), shape, getattr(value, "dtype", None)))
+    return found
