@@ -30,7 +30,7 @@ from pytest_fxbucket.passes.keep_order import keep_order, without_kept_order
 from pytest_fxbucket.passes.merge import Merged, merge
 from pytest_fxbucket.passes.module_names import ModuleStackFn
 from pytest_fxbucket.passes.new_nodes import shared_meta
-from pytest_fxbucket.passes.overlap import reorder
+from pytest_fxbucket.passes.prefetch import reorder
 from pytest_fxbucket.passes.report import BucketReport, PassReport
 from pytest_fxbucket.passes.scheduler import Scheduler, kept_pairs, overrides, put_on_groups, refuse_unnamed
 from pytest_fxbucket.passes.targets import LeftAlone, by_module

@@ -16,7 +16,7 @@ from pytest_fxbucket.checks.promises.expectations import DIRECTIONS, Expectation
 from pytest_fxbucket.checks.promises.foreign import Beside, stayed_computes
 from pytest_fxbucket.checks.promises.launches import launch_problems
 from pytest_fxbucket.checks.promises.order import launch_order_problems
-from pytest_fxbucket.checks.promises.overlap import memory_problems, overlap_problems
+from pytest_fxbucket.checks.promises.prefetch import memory_problems, overlap_problems
 from pytest_fxbucket.checks.promises.updates import update_problems
 from pytest_fxbucket.compat.c10d import twin_name, untwinned
 from pytest_fxbucket.golden.schedule import nameless_text

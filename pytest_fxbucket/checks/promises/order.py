@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from pytest_fxbucket.checks.promises.expectations import DIRECTIONS, Expectations, by_round, of_kind, of_round
-from pytest_fxbucket.checks.promises.overlap import numbered
+from pytest_fxbucket.checks.promises.prefetch import numbered
 from pytest_fxbucket.compat.fx import after
 from pytest_fxbucket.graph.collectives import REDUCTIONS, is_wait, launch_kind, tensors_sent
 from pytest_fxbucket.words import some
