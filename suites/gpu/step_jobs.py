@@ -116,13 +116,14 @@ def compiled(rank: int, world: int, payload: tuple[str, bool]) -> list[str]:
 
     Another name is there where inductor was not what trained, or wrote code or none against what was asked.
     """
+    from torch._inductor import metrics as made
+
     from suites.compiled import rank_jobs_of_compiled
 
     case, with_code = payload
     warnings.simplefilter("ignore")
     if with_code:
         rank_jobs_of_compiled.WITHOUT_CODE = {"compile_threads": 1}
-    made = torch._inductor.metrics
     before = made.ir_nodes_pre_fusion, made.generated_kernel_count
     with torch.compiler.config.patch(force_disable_caches=True):  # a graph of a cache is not compiled
         found = rank_jobs_of_compiled.differing(rank, world, {"cases": [case], "inductor": True})[case]
