@@ -6,14 +6,19 @@ import re
 import shutil
 from collections.abc import Callable
 from dataclasses import replace
+from unittest import mock
 
 import pytest
+import torch
+from torch.fx.experimental.proxy_tensor import make_fx
 
 from pytest_fxbucket.checks.bitwise.check import lacks_compiler
-from pytest_fxbucket.checks.bitwise.compiled import launched_later, launches_in, other_launches
+from pytest_fxbucket.checks.bitwise.compiled import CompiledGraph, launched_later, launches_in, other_launches
 from pytest_fxbucket.checks.verdict import Verdict
 from pytest_fxbucket.plan.check_tables import Run
+from suites.checks.bitwise_models import tanh_off_by_a_little
 from suites.checks.conftest import PLAN
+from suites.compiled.rank_jobs_of_compiled import WITHOUT_CODE
 from suites.plan.plan_texts import BUCKET, MODEL, PARALLEL, refusal
 
 Bitwise = Callable[..., Verdict]
@@ -45,6 +50,20 @@ def test_inductor_gives_the_same_bits_and_its_order_of_launches_is_told(bitwise:
         r"launches (no later than the graph|later than the graph: before wait \d of 7 it has \d launch(es)?, the graph \d);",
         verdict.summary,
     )
+
+
+def test_inductor_computes_each_graph_by_what_it_made_of_that_graph() -> None:
+    """Another factor gives other bits, those of the graph as it is. Without C++: inductor's code calls kernels of ATen."""
+    given = torch.randn(64, generator=torch.Generator().manual_seed(0))
+    right, wrong = (make_fx(lambda x: [torch.tanh(x).square()])(given) for _ in range(2))
+    tanh_off_by_a_little(wrong, ()).recompile()
+    (expected,), (off,) = right(given), wrong(given)
+    assert not torch.equal(expected, off)
+    runs = [CompiledGraph(graph, [], mock.Mock(), "step", "inductor") for graph in (right, wrong)]
+    with torch._inductor.config.patch(WITHOUT_CODE):
+        (compiled,), (other,) = (run.call("step", run.graph, given) for run in runs)
+    assert torch.equal(compiled, expected)
+    assert torch.equal(other, off)
 
 
 def test_without_what_compiles_it_is_skipped_by_name(bitwise: Bitwise, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,7 +12,7 @@ from torch import Tensor, fx
 from torch.distributed.tensor import DTensor
 
 from pytest_fxbucket.graph.collectives import read_launch
-from pytest_fxbucket.passes import bucketing_backend
+from pytest_fxbucket.passes import bucketing_backend, bucketing_post_grad_pass
 from suites.compiled.small_nets import loss_of, net, net_of_dtensors, words
 
 CASES: dict[str, tuple[dict[str, Any], tuple[Any, ...], dict[str, Any]]] = {
@@ -25,9 +25,9 @@ CASES: dict[str, tuple[dict[str, Any], tuple[Any, ...], dict[str, Any]]] = {
     ),
     "hidden": ({"tied": True}, (), {"by": "overlap", "schedule": "auto", "cluster": "cpu-gloo"}),
     "by size": (
-        {"tied": True, "breaks": "between", "param_dtype": torch.bfloat16},
+        {"tied": True, "breaks": "between", "depth": 1, "param_dtype": torch.bfloat16},
         (),
-        {"by": "size", "cap_mb": 0.0003},
+        {"by": "size", "cap_mb": 0.00015},
     ),
 }
 """How the net is sharded and broken, the plan, and options of the pass."""
@@ -36,12 +36,19 @@ WITHOUT_CODE = {"disable_cpp_codegen": True, "compile_threads": 1}
 """Inductor calls ATen's kernels in its own order and memory, and needs no compiler."""
 
 
-def differing(rank: int, world: int, payload: None) -> dict[str, list[str]]:
-    """By case: losses, gradients and parameters of two steps that our backend changes beside the model as it is."""
+def differing(rank: int, world: int, payload: Mapping[str, Any]) -> dict[str, list[str]]:
+    """By case of ``payload["cases"]``: losses, gradients and parameters of two steps that the pass changes.
+
+    ``payload["inductor"]``: inductor with and without the post-grad pass, else our backend beside the model as it is.
+    """
     warnings.simplefilter("ignore")
     found = {}
-    for case, (sharding, args, options) in CASES.items():
+    for case in payload["cases"]:
+        sharding, args, options = CASES[case]
         ways: list[dict[str, Any]] = [{"disable": True}, {"backend": bucketing_backend(*args, **options)}]
+        if payload["inductor"]:
+            passes = bucketing_post_grad_pass(*args, **options).options
+            ways = [{"options": WITHOUT_CODE}, {"options": {**WITHOUT_CODE, **passes}}]
         before, after = (_train(sharding, rank, world, compiling) for compiling in ways)
         found[case] = [name for name, value in before.items() if not torch.equal(value, after[name])]
         if all(not tensor.any() for tensor in after.values()):

@@ -1,4 +1,4 @@
-"""The drop-in as inductor's pass: what it makes is compiled, on a joint graph and on those of forward and backward."""
+"""The drop-in as inductor's pass: what it makes is compiled, in each of the hooks that torch's goes into."""
 
 from __future__ import annotations
 
@@ -9,16 +9,25 @@ import torch
 from torch import fx
 from torch._inductor.lowering import lowerings
 
+from pytest_fxbucket.compat.c10d import fake_world
 from pytest_fxbucket.fuzz.program import Program
 from pytest_fxbucket.graph.collectives import launch_kind
 from pytest_fxbucket.graph.ops import overload
 from pytest_fxbucket.passes import manual_overlap_bucketing
-from suites.compiled.rank_jobs_of_compiled import WITHOUT_CODE
-from suites.compiled.small_nets import PLAN, net, step
+from suites.compiled.rank_jobs_of_compiled import UNEVEN_PLAN, WITHOUT_CODE
+from suites.compiled.small_nets import net_of_dtensors, step
 from suites.passes.packing import packed
 
-pytestmark = pytest.mark.usefixtures("two_fake_ranks", "no_cache")
-HOOKS = ("post_grad_custom_pre_pass", "joint_custom_post_pass")
+pytestmark = pytest.mark.usefixtures("last_of_two_ranks", "no_cache")
+HOOKS = ("post_grad_custom_post_pass", "post_grad_custom_pre_pass", "joint_custom_pre_pass", "joint_custom_post_pass")
+
+
+@pytest.fixture
+def last_of_two_ranks() -> Iterator[None]:
+    """Its rows are padded where two ranks do not divide them."""
+    torch._dynamo.reset()
+    with fake_world(1, 2):
+        yield
 
 
 @pytest.fixture
@@ -28,18 +37,19 @@ def no_cache() -> Iterator[None]:
 
 
 @pytest.mark.parametrize("hook", HOOKS)
-def test_hooks_of_inductor_s_take_it(hook: str) -> None:
+def test_each_hook_of_inductor_s_takes_it(hook: str) -> None:
     launches: list[tuple[int, int]] = []
 
     def bucketed(graph: fx.Graph) -> None:
         before = counted(graph)
+        assert graph.find_nodes(op="call_function", target=torch.ops.aten.constant_pad_nd.default), graph
         gm = graph.owning_module
         assert gm is not None
-        launches.append((before, counted(manual_overlap_bucketing(gm, PLAN, insert_overlap_deps=True).graph)))
+        launches.append((before, counted(manual_overlap_bucketing(gm, UNEVEN_PLAN, insert_overlap_deps=True).graph)))
 
-    model = net(reshard=False)
+    model = net_of_dtensors(2, width=5, depth=1)
     step(torch.compile(model, options={hook: bucketed, **WITHOUT_CODE}, fullgraph=True))
-    assert launches == ([(16, 8)] if hook.startswith("joint") else [(8, 4), (8, 4)])
+    assert launches == ([(10, 6)] if hook.startswith("joint") else [(5, 3), (5, 3)])
     assert all(parameter.grad is not None for parameter in model.parameters())
 
 

@@ -17,7 +17,7 @@ from torch._inductor.utils import get_code
 from pytest_fxbucket.compat.compilers import moving_nothing
 from pytest_fxbucket.errors import PlanError
 from pytest_fxbucket.passes import bucketing_backend, bucketing_post_grad_pass
-from suites.compiled.rank_jobs_of_compiled import WITHOUT_CODE
+from suites.compiled.rank_jobs_of_compiled import UNEVEN_PLAN, WITHOUT_CODE
 from suites.compiled.small_nets import PLAN, net, step, words
 
 needs_compiler = pytest.mark.skipif(
@@ -42,10 +42,10 @@ _CALLS = re.compile(r"^\s*(?:buf\d+ = )?(?:torch\.ops\._c10d_functional|extern_k
 _SHORT = {"all_gather_into_tensor": "L", "wait_tensor": "w", "mm": "m", "addmm": "m"}
 
 
-def code_of_forward() -> str:
+def code_of_forward(plan: list[str], depth: int) -> str:
     """What inductor writes; a bucket of a layer is as large as what the layers compute, so its memory would do for that."""
     with torch.compiler.config.patch(force_disable_caches=True), torch._inductor.config.patch(disable_cpp_codegen=False):
-        forward = compiled(net(), bucketing_post_grad_pass(PLAN), fullgraph=True)
+        forward = compiled(net(depth=depth), bucketing_post_grad_pass(plan), fullgraph=True)
         return get_code(lambda: forward(words(batch=1)))[0]
 
 
@@ -64,10 +64,17 @@ _PASSES = {
 
 
 @needs_compiler
-def test_inductor_keeps_the_prefetch_and_what_is_sent_until_it_has_arrived_though_it_is_to_reorder_launches() -> None:
-    with torch._inductor.config.patch({"reorder_for_compute_comm_overlap": True, **_PASSES}):
-        code = code_of_forward()
-    assert schedule(code) == "LLwLwmLwmwm"
+@pytest.mark.parametrize(
+    ("settings", "plan", "order"),
+    [({}, UNEVEN_PLAN, "LLwLwmwm"), ({"reorder_for_compute_comm_overlap": True, **_PASSES}, PLAN, "LLwLwmLwmwm")],
+    ids=["as it is", "to reorder launches"],
+)
+def test_inductor_keeps_the_prefetch_and_what_is_sent_until_it_has_arrived(
+    settings: dict[str, Any], plan: list[str], order: str
+) -> None:
+    with torch._inductor.config.patch(settings):
+        code = code_of_forward(plan, depth=order.count("m") - 1)
+    assert schedule(code) == order
     launches = list(re.finditer(r"all_gather_into_tensor\.default\((\w+),", code))
     waits = list(re.finditer(r"wait_tensor\.default\(", code))
     for launch, wait in zip(launches, waits, strict=True):  # of the same gather: they arrive in order

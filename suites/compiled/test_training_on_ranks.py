@@ -31,7 +31,13 @@ def test_ranks_are_forked_with_what_a_first_compilation_makes(pools: Pools) -> N
 
 
 def test_the_pass_changes_no_bit_of_training(pools: Pools) -> None:
-    assert run(pools, "differing", None) == [{case: [] for case in CASES}] * 2
+    payload = {"cases": list(CASES), "inductor": False}
+    assert run(pools, "differing", payload) == [{case: [] for case in CASES}] * 2
+
+
+def test_the_pass_changes_no_bit_of_training_of_several_graphs_under_inductor(pools: Pools) -> None:
+    """By the job of ``make gpu``, which says so too where inductor compiled nothing."""
+    assert pools.get(2).run("suites.gpu.step_jobs:compiled", [("by size", False)] * 2, timeout_s=400) == [[]] * 2
 
 
 def test_ranks_with_padded_rows_and_ranks_without_launch_the_same(pools: Pools) -> None:

@@ -112,11 +112,24 @@ def differing(got: torch.Tensor, want: torch.Tensor) -> int:
 
 
 def compiled(rank: int, world: int, payload: tuple[str, bool]) -> list[str]:
-    """Names of what differs between training under inductor with the pass and without; with triton where there is a GPU."""
+    """Names of what differs between training under inductor with the pass and without; with triton where there is a GPU.
+
+    Another name is there where inductor was not what trained, or wrote code or none against what was asked.
+    """
+    from torch._inductor import metrics as made
+
     from suites.compiled import rank_jobs_of_compiled
 
     case, with_code = payload
     warnings.simplefilter("ignore")
     if with_code:
         rank_jobs_of_compiled.WITHOUT_CODE = {"compile_threads": 1}
-    return rank_jobs_of_compiled.differing(rank, world, {"cases": [case], "inductor": True})[case]
+    before = made.ir_nodes_pre_fusion, made.generated_kernel_count
+    with torch.compiler.config.patch(force_disable_caches=True):  # a graph of a cache is not compiled
+        found = rank_jobs_of_compiled.differing(rank, world, {"cases": [case], "inductor": True})[case]
+    nodes, kernels = made.ir_nodes_pre_fusion - before[0], made.generated_kernel_count - before[1]
+    if not nodes:
+        found.append("inductor compiled nothing")
+    if (kernels > 0) != with_code:
+        found.append(f"inductor wrote {kernels} kernels")
+    return found

@@ -1,4 +1,4 @@
-"""``make gpu`` without a GPU; its parts rehearsed over gloo, but for CUDA graphs and inductor (suites/compiled runs that)."""
+"""``make gpu`` without a GPU: parts rehearsed over gloo, but for CUDA graphs and inductor (suites/compiled runs its job)."""
 
 from __future__ import annotations
 
