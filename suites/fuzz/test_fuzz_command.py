@@ -29,17 +29,12 @@ from suites.warm.runs import WarmRuns
 PAGE = (ROOT / "docs/reference/cli.md").read_text(encoding="utf-8").partition("\n## fuzz\n")[2].partition("\n## ")[0]
 Capsys = pytest.CaptureFixture[str]
 SAYS = """
-import signal
-from pathlib import Path
-
-
 def saying(gm, plans):
     if list(Path("fuzz-corpus").glob("*.py")):
         print("something is kept", flush=True)
-        exec("signal.pause()")
     return broken(gm, plans)
 """
-"""A pass that says when it is called after a find, and then waits for Ctrl-C within a text that is executed."""
+"""A pass that says when it is called after a find."""
 SWALLOWS = """
 import signal
 
@@ -176,10 +171,9 @@ def test_an_error_of_the_search_itself_loses_no_find(breaks_off: Callable[[BaseE
 
 @pytest.mark.usefixtures("ctrl_c")
 def test_a_real_ctrl_c_ends_it_with_what_was_found(folder: Path) -> None:
-    """Python ends by the signal if KeyboardInterrupt has left a text that is executed, though it was caught then."""
-    (folder / "mine.py").write_text(SEVERAL + SAYS)
+    (folder / "mine.py").write_text("from pathlib import Path\n" + HEAD + BROKEN["exception"] + SAYS)
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    command = [sys.executable, "-m", "pytest_fxbucket.cli", "fuzz", "--pass", "mine:saying", "--at-most", "2"]
+    command = [sys.executable, "-m", "pytest_fxbucket.cli", "fuzz", "--pass", "mine:saying", "--seconds", "120"]
     with subprocess.Popen(command, cwd=folder, env=environment, stdout=PIPE, stderr=PIPE, text=True) as running:
         assert running.stderr is not None
         assert any("something is kept" in line for line in running.stderr)
@@ -202,6 +196,16 @@ def test_a_ctrl_c_that_an_import_or_a_pass_swallows_ends_it_all_the_same(folder:
         assert f"{where} program{'' if where == 1 else 's'} tried; 0 new finds" in said.out
         assert "stopped, this is what was found so far" in said.out
         assert "Traceback" not in said.err
+
+
+@pytest.mark.usefixtures("ctrl_c")
+def test_a_ctrl_c_within_a_text_that_is_executed_gives_130_and_not_the_signal(folder: Path) -> None:
+    """Python ends by the signal if KeyboardInterrupt has left such a text, though it was caught then."""
+    (folder / "mine.py").write_text(f"import signal\nexec('signal.raise_signal(signal.SIGINT)')\n{MENDED}")
+    command = [sys.executable, "-m", "pytest_fxbucket.cli", "fuzz", "--pass", "mine:broken", "--seconds", "5"]
+    done = subprocess.run(command, cwd=folder, env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True)
+    assert (done.returncode, "Traceback" in done.stderr) == (130, False)
+    assert "0 programs tried" in done.stdout
 
 
 @pytest.mark.usefixtures("ctrl_c")

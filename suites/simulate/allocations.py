@@ -18,6 +18,8 @@ LAYERS_GONE = {
     "iterations": {"layers = 4": "layers = 2", "layers.[0-3]": "layers.[0-1]", '"layers.3"': '"layers.1"'},
     "averaged": {"layers = 2": "layers = 1", "layers.[0-1]": "layers.0"},
 }
+FOUR_RANKS = ("moe",)
+"""Plans with a row that two ranks are too few for."""
 JOB = "suites.simulate.allocation_jobs:count"
 PARTING = 0.03
 """How far what is said may part from what is counted."""
@@ -28,7 +30,9 @@ def small(name: str, row: str | None = None) -> Plan:
     text = (PLANS / f"{name}.toml").read_text(encoding="utf-8")
     for old, new in LAYERS_GONE.get(name, {}).items():
         text = text.replace(old, new)
-    plans = parse_plans(text.replace("dp_shard = 4", "dp_shard = 2"), PLANS / f"{name}.toml")
+    if name not in FOUR_RANKS:
+        text = text.replace("dp_shard = 4", "dp_shard = 2")
+    plans = parse_plans(text, PLANS / f"{name}.toml")
     return next(one for one in plans if one.matrix_id == row)
 
 

@@ -34,7 +34,7 @@ def titan() -> Trained:
     from suites.zoo.titan_trainer import Trainer
 
     torch.manual_seed(0)
-    trainer = Trainer({"dp_shard": RANKS})
+    trainer = Trainer({"dp_shard": RANKS}, dtype="bfloat16")
 
     def step(batch: Any) -> Tensor:
         trainer.optimizers[0].zero_grad()
