@@ -20,7 +20,6 @@ if TYPE_CHECKING:
 
     from pytest_fxbucket.fuzz.trial import Trial
 
-_PLANS = "by module"
 _ALONE = "by itself"
 _KEYWORDS = (Parameter.KEYWORD_ONLY, Parameter.POSITIONAL_OR_KEYWORD)
 

@@ -1,4 +1,4 @@
-"""What kind of operator a node calls, by its schema and never by its node's name."""
+"""What kind of operator a node calls, by its schema and never by its node's name; what a graph returns, and names of dtypes."""
 
 from __future__ import annotations
 

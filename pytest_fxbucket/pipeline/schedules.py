@@ -15,7 +15,6 @@ if TYPE_CHECKING:
     from pytest_fxbucket.compat.pipelining import Step
 
 FORWARD, BACKWARD, INPUT_GRADS, WEIGHT_GRADS = "F", "B", "I", "W"
-OVERLAPPED = "OVERLAP_F_B"
 SENDS, RECEIVES = ("SEND_F", "SEND_B"), ("RECV_F", "RECV_B")
 TRANSFERS = SENDS + RECEIVES
 GATHERS = ("UNSHARD", "RESHARD")

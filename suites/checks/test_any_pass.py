@@ -87,7 +87,7 @@ def test_several_such_passes_around_the_one_that_buckets_keep_all_promises_and_b
         assert verdict, repr(verdict)
 
 
-def test_the_bits_tell_which_of_several_passes_is_broken(asked: Asked) -> None:
+def test_the_bits_tell_which_pass_is_broken(asked: Asked) -> None:
     verdict = asked("bitwise", "manual", "broken_offloaded")
     assert verdict.outcome == "failed"
     assert "is number 2, any_passes:broken_offloaded;" in verdict.lines[-1]
