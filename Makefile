@@ -48,7 +48,7 @@ bench: $(READY)  ## the figures that docs/figures.md quotes
 	$(BIN)/python -m suites.benchmarks.next_iteration
 	$(BIN)/python -m suites.benchmarks.simulated_time
 
-soak: $(READY)  ## long runs: 1,000 items in a row, 200 runs of one plan, every fault 20 times, 2,000 random graphs, 50 kills of runs that accept, 2,000 mutated plans, goldens, stored runs and command lines, 90 comparisons of step time, 300 random models in pipeline stages, memory of every plan beside what ranks allocate; tests run some of it
+soak: $(READY)  ## long runs: 1,000 items in a row, 200 runs of one plan, every fault 20 times, 2,000 random graphs, 50 kills of runs that accept, 2,000 mutated plans, goldens, stored runs and command lines, 90 comparisons of step time, 200 of drawn ones, 300 random models in pipeline stages, memory of every plan beside what ranks allocate; tests run some of it
 	$(BIN)/python -m suites.soak.run $(SOAK)
 
 gpu: $(READY)  ## all that only a GPU can tell, part by part, to build/gpu.json; PART=faults: one of them again; without a GPU each is a skip

@@ -85,8 +85,7 @@ class PipelinedRun(StepRun):
         run_schedule(self._schedule, self._how.microbatches)
         results = self._results()
         if UPDATE in self._described:
-            given_to = lambda value: results[value.key] if value.role == "grad" else values[value.key]  # noqa: E731
-            results |= _by_key(self._run(UPDATE, given_to))
+            results |= _by_key(self._run(UPDATE, lambda value: (results if value.role == "grad" else values)[value.key]))
         self._refuse_another_step()
         return Took(given, [results[value.key] for value in self.task.outputs], {})
 

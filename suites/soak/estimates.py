@@ -17,6 +17,7 @@ def estimates(runs: int, say: Callable[[str], None]) -> Iterator[str]:
     """What is wrong in ``runs`` runs of the same code twice, and in as many of other kinds as these take."""
     same = [ratio_of(*turns(seed, 0.0)) for seed in range(runs)]
     alarms = sum(each.is_slower(THRESHOLD) or each.is_faster(THRESHOLD) for each in same)
+    quiet = runs - alarms
     if alarms:
         yield f"estimates: {alarms} of {runs} runs of the same code raised an alarm"
     held = sum(each.low <= 0.0 <= each.high for each in same)
@@ -43,7 +44,7 @@ def estimates(runs: int, say: Callable[[str], None]) -> Iterator[str]:
     alarms = sum(ratio_of(*turns(seed, 0.0, between=0.03)).is_slower(THRESHOLD) for seed in range(runs * 3 // 10))
     if alarms > 2:
         yield f"estimates: {alarms} alarms by processes that differ much"
-    say(f"estimates: {runs} runs of the same code, {width:.4f} to each side")
+    say(f"estimates: {quiet} of {runs} runs of the same code raise no alarm; intervals are {width:.4f} to each side")
 
 
 def _on_other_machines(runs: int) -> Iterator[str]:
