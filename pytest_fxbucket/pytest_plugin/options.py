@@ -92,8 +92,10 @@ def add_options(parser: pytest.Parser) -> None:
     group = parser.getgroup("fxbucket", "FSDP bucket plans (pytest-fxbucket)")
     for row in TABLE:
         if row.metavar:
-            bare = {"nargs": "?", "const": ""} if row.name == "accept" else {}
-            group.addoption(row.flag, dest=row.dest, metavar=row.metavar, default=None, help=row.help, **bare)
+            how: dict[str, Any] = {"nargs": "?", "const": ""} if row.name == "accept" else {}
+            if row.ini_type == "linelist":
+                how["action"] = "append"  # the last alone would be a run of fewer plans than were named
+            group.addoption(row.flag, dest=row.dest, metavar=row.metavar, default=None, help=row.help, **how)
         elif row.ini_type == "bool":
             group.addoption(row.flag, dest=row.dest, action="store_true", default=None, help=row.help)
         parser.addini(row.dest, row.help, type=row.ini_type, default=row.ini_default)
@@ -251,9 +253,9 @@ def _compare(config: pytest.Config, plans: tuple[Path, ...]) -> str | None:
 
 
 def _plans(config: pytest.Config) -> Iterator[Path]:
-    given: Any = config.getoption("fxbucket_plans")
-    if given is not None:
-        where, base, entries = "--fxbucket-plans", config.invocation_params.dir, [given]
+    entries: list[str] | None = config.getoption("fxbucket_plans")
+    if entries is not None:
+        where, base = "--fxbucket-plans", config.invocation_params.dir
     else:
         where, base = "ini fxbucket_plans", config.inipath.parent if config.inipath else config.invocation_params.dir
         entries = config.getini("fxbucket_plans")

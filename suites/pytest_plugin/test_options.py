@@ -116,6 +116,10 @@ class TestPlans:
     ) -> None:
         assert [path.name for path in options_of(project, f"--fxbucket-plans={value}").plans] == names
 
+    def test_the_option_twice_names_the_plans_of_both(self, project: pytest.Pytester) -> None:
+        twice = options_of(project, "--fxbucket-plans=plans/plain.toml", "--fxbucket-plans=plans/good.toml,plans/plain.toml")
+        assert [path.name for path in twice.plans] == ["plain.toml", "good.toml"]
+
     def test_paths_are_those_of_the_folder_that_pytest_was_started_in(
         self, project: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
     ) -> None:
