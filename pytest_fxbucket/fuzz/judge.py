@@ -32,7 +32,6 @@ from pytest_fxbucket.passes.keep_order import without_kept_order
 from pytest_fxbucket.passes.report import PassReport
 from pytest_fxbucket.plan.pass_tables import Overlap
 from pytest_fxbucket.same import two_graphs
-from pytest_fxbucket.same.two_graphs import ends
 from pytest_fxbucket.step.portable import digest, encode
 
 if TYPE_CHECKING:
@@ -172,7 +171,7 @@ def problems(program: Program, graphs: list[fx.Graph]) -> list[str]:
     found: dict[str, None] = {}
     for rank, graph in enumerate(graphs):
         plain = without_kept_order(graph)
-        reading = read_graph(plain, *ends(plain))
+        reading = read_graph(plain, *two_graphs.ends(plain))
         calls[rank], own = calls_of(plain, reading, twinned(members_of(program.world, program.groups, rank)))
         found.update(dict.fromkeys(own))
     return [*found, *joint_problems(calls)]
@@ -260,7 +259,7 @@ def _limits(trial: Trial, graph: fx.Graph) -> Iterator[str]:
     share, more = rules.max_memory_increase, rules.max_memory_increase_gb
     if share is None and more is None:
         return
-    was, now = (liveness_of(one, *ends(one)).peak for one in (trial.graph_module.graph, graph))
+    was, now = (liveness_of(one, *two_graphs.ends(one)).peak for one in (trial.graph_module.graph, graph))
     if share is not None and now > was * (1 + share):
         yield f"{now} bytes live at once, {was} before, and max_memory_increase = {share}"
     if more is not None and now > was + more * (1 << 30):

@@ -31,7 +31,7 @@ CASES: dict[str, tuple[dict[str, Any], tuple[Any, ...], dict[str, Any]]] = {
     ),
 }
 """How the net is sharded and broken, the plan, and options of the pass."""
-UNEVEN_PLAN = ["embed", "layers.0", "head"]
+ONE_LAYER_PLAN = ["embed", "layers.0", "head"]
 WITHOUT_CODE = {"disable_cpp_codegen": True, "compile_threads": 1}
 """Inductor calls ATen's kernels in its own order and memory, and needs no compiler."""
 
@@ -68,7 +68,7 @@ def uneven(rank: int, world: int, width: int) -> dict[str, list[str]]:
         launches.extend(f"{read.operator} {read.node.meta['val'].shape}" for read in map(read_launch, gm.graph.nodes) if read)
         return make_boxed_func(gm.forward)
 
-    backend = bucketing_backend(UNEVEN_PLAN, compiler=compiler)
+    backend = bucketing_backend(ONE_LAYER_PLAN, compiler=compiler)
     before, after = (_gradients(rank, world, width, way) for way in ({"disable": True}, {"backend": backend}))
     said = [f"{report.launches_before} to {report.launches_after}" for report in backend.reports]
     changed = [name for name, value in before.items() if not torch.equal(value, after[name])]

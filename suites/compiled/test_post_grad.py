@@ -17,7 +17,7 @@ from torch._inductor.utils import get_code
 from pytest_fxbucket.compat.compilers import moving_nothing
 from pytest_fxbucket.errors import PlanError
 from pytest_fxbucket.passes import bucketing_backend, bucketing_post_grad_pass
-from suites.compiled.rank_jobs_of_compiled import UNEVEN_PLAN, WITHOUT_CODE
+from suites.compiled.rank_jobs_of_compiled import ONE_LAYER_PLAN, WITHOUT_CODE
 from suites.compiled.small_nets import PLAN, net, step, words
 
 needs_compiler = pytest.mark.skipif(
@@ -65,15 +65,15 @@ _PASSES = {
 
 @needs_compiler
 @pytest.mark.parametrize(
-    ("settings", "plan", "order"),
-    [({}, UNEVEN_PLAN, "LLwLwmwm"), ({"reorder_for_compute_comm_overlap": True, **_PASSES}, PLAN, "LLwLwmLwmwm")],
+    ("settings", "plan", "depth", "order"),
+    [({}, ONE_LAYER_PLAN, 1, "LLwLwmwm"), ({"reorder_for_compute_comm_overlap": True, **_PASSES}, PLAN, 2, "LLwLwmLwmwm")],
     ids=["as it is", "to reorder launches"],
 )
 def test_inductor_keeps_the_prefetch_and_what_is_sent_until_it_has_arrived(
-    settings: dict[str, Any], plan: list[str], order: str
+    settings: dict[str, Any], plan: list[str], depth: int, order: str
 ) -> None:
     with torch._inductor.config.patch(settings):
-        code = code_of_forward(plan, depth=order.count("m") - 1)
+        code = code_of_forward(plan, depth=depth)
     assert schedule(code) == order
     launches = list(re.finditer(r"all_gather_into_tensor\.default\((\w+),", code))
     waits = list(re.finditer(r"wait_tensor\.default\(", code))
