@@ -261,10 +261,10 @@ def _plans(config: pytest.Config) -> Iterator[Path]:
         entries = config.getini("fxbucket_plans")
         if not entries:
             return
-    texts = [text.strip() for entry in entries for text in entry.split(",") if text.strip()]
-    if not texts:
+    named = [[text.strip() for text in entry.split(",") if text.strip()] for entry in entries]
+    if not all(named):
         raise pytest.UsageError(f"{where}: no path given; expected plan files, folders or globs, parted by commas")
-    yield from dict.fromkeys(path for text in texts for path in _expand(text, base, where))
+    yield from dict.fromkeys(path for texts in named for text in texts for path in _expand(text, base, where))
 
 
 def _expand(text: str, base: Path, where: str) -> list[Path]:

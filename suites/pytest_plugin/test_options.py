@@ -28,6 +28,7 @@ class TestBadValues:
             (["--fxbucket-plans=plans/*.tml"], "--fxbucket-plans: no plan file (*.toml) in plans/*.tml"),
             (["--fxbucket-plans=tiny.py"], "--fxbucket-plans: tiny.py is no plan file; expected a *.toml"),
             (["--fxbucket-plans="], "--fxbucket-plans: no path given*"),
+            (["--fxbucket-plans=plans/plain.toml", "--fxbucket-plans="], "--fxbucket-plans: no path given*"),
             (["--fxbucket-pass=manul"], '--fxbucket-pass: "manul" is no pass; expected *; did you mean "manual"?'),
             (["--fxbucket-pass=a.b"], '--fxbucket-pass: "a.b" is no pass; expected manual, torch or module:callable'),
             (["--fxbucket-accept=chnged"], "--fxbucket-accept: 'chnged' is no mode; expected *; did you mean changed?"),
@@ -116,8 +117,12 @@ class TestPlans:
     ) -> None:
         assert [path.name for path in options_of(project, f"--fxbucket-plans={value}").plans] == names
 
-    def test_the_option_twice_names_the_plans_of_both(self, project: pytest.Pytester) -> None:
-        twice = options_of(project, "--fxbucket-plans=plans/plain.toml", "--fxbucket-plans=plans/good.toml,plans/plain.toml")
+    @pytest.mark.parametrize(
+        "first", [("--fxbucket-plans=plans/plain.toml",), ("-o", "addopts=--fxbucket-plans=plans/plain.toml")]
+    )
+    def test_the_option_twice_names_the_plans_of_both(self, project: pytest.Pytester, first: tuple[str, ...]) -> None:
+        """Also where one is in addopts, which pytest puts before the command line."""
+        twice = options_of(project, *first, "--fxbucket-plans=plans/good.toml,plans/plain.toml")
         assert [path.name for path in twice.plans] == ["plain.toml", "good.toml"]
 
     def test_paths_are_those_of_the_folder_that_pytest_was_started_in(
