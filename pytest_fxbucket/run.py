@@ -232,7 +232,7 @@ class PlanRun:
         return Timing(
             self.name,
             lambda: self._run_world,
-            lambda: self._context("benchmark").backend(),
+            lambda: self._context("benchmark").backend(with_ours=False),
             self._settings,
             self._pools,
             self._its_code,

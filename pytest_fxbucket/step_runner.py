@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -17,7 +17,7 @@ from pytest_fxbucket.capture.parallel.parts import Parts
 from pytest_fxbucket.capture.parallel.sequence_parallel import place_name
 from pytest_fxbucket.capture.unregistered import unregistered_tensors
 from pytest_fxbucket.errors import CaptureError
-from pytest_fxbucket.ranks import mark
+from pytest_fxbucket.ranks import device, mark
 from pytest_fxbucket.step.iterations import Iterating, Results
 from pytest_fxbucket.step.mesh import Mesh
 from pytest_fxbucket.step.portable import PortableGraph
@@ -32,6 +32,8 @@ if TYPE_CHECKING:
 LEARNING_RATE = 0.03125
 """Of the fixed SGD update between steps: a power of two, so that the update itself rounds as little as can be."""
 
+Key = tuple[str, str]
+"""Role and name of a value."""
 KEPT = ("param", "buffer", "held", "state", "hyper")
 """Roles of what lives on from step to step."""
 
@@ -130,6 +132,14 @@ def begun_with(
     return [known[key] if key in known else first_state[key[1]] for key in wanted]
 
 
+def placed(start: Sequence[torch.Tensor], inputs: Sequence[Value], numbers: Collection[Key]) -> list[torch.Tensor]:
+    """Copies of what ``inputs`` begin with, where this rank's graphs need them: ``numbers`` on the CPU, the rest on its GPU."""
+    kept = (value for value in inputs if value.role in KEPT)
+    return [
+        tensor.to("cpu" if value.key in numbers else device(), copy=True) for value, tensor in zip(kept, start, strict=True)
+    ]
+
+
 def update(state: list[torch.Tensor], results: Sequence[Any], step: StepTask) -> None:
     """What the step made of parameters and state; of a step without optimizer one SGD step on the local shards."""
     made = {(v.role, v.fqn): r for v, r in zip(step.outputs, results, strict=True)}
@@ -145,8 +155,6 @@ def update(state: list[torch.Tensor], results: Sequence[Any], step: StepTask) ->
 # How a rank runs a step over and over: as one graph, or as the three of a step whose work crosses iterations.
 
 
-Key = tuple[str, str]
-"""Role and name of a value."""
 Seen = tuple[str, "fx.GraphModule", dict[str, str]]
 """Name of a graph, itself, and by node a digest of what it gave."""
 Watch = Callable[..., tuple[Any, dict[str, str]]]

@@ -23,7 +23,7 @@ from pytest_fxbucket.ranks import device, mark
 from pytest_fxbucket.step.mesh import make_groups
 from pytest_fxbucket.step.pipelined import UPDATE, stage_of
 from pytest_fxbucket.step.portable import decode, digest, encode_module
-from pytest_fxbucket.step_runner import StepTask, Took, state_and_batches, update
+from pytest_fxbucket.step_runner import StepTask, Took, placed, state_and_batches, update
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -125,10 +125,10 @@ class StagedStep:
         make_groups(task.mesh, rank)
         for graph in self._graphs.values():
             ensure_twins(graph.graph)
-            place(graph, device())
+        numbers = place([(self._graphs[one.phase], one.inputs) for one in self._pipelined.graphs], device())
         start, batches = state_and_batches(rank, task)
         self._batch = [tensor.to(device()) for tensor in batches(0)]
-        state = [tensor.to(device(), copy=True) for tensor in start]
+        state = placed(start, task.inputs, numbers)
         self._run = PipelinedRun(self._graphs, self._pipelined, state, task)
         self._given: list[torch.Tensor] = []
         self._took: Took | None = None

@@ -22,6 +22,7 @@ from pytest_fxbucket.step_runner import (
     ThreeGraphs,
     begun_with,
     by_key,
+    placed,
     state_and_batches,
     update,
 )
@@ -64,11 +65,11 @@ class TimedGraph:
         make_groups(phase.mesh, rank)
         for graph in self._graphs.values():
             ensure_twins(graph.graph)
-            place(graph, device())
+        numbers = place([(self._graphs[one.phase], one.inputs) for one in variant.graphs], device())
         start, batches = state_and_batches(rank, phase)
         begun = begun_with(start, phase, variant.inputs, variant.first_state)
         self._task = replace(phase, inputs=variant.inputs, outputs=variant.outputs)
-        self.state = [tensor.to(device(), copy=True) for tensor in begun]
+        self.state = placed(begun, variant.inputs, numbers)
         self._batch = [tensor.to(device()) for tensor in batches(0)]
 
     @property

@@ -81,7 +81,9 @@ class Context:
 
     def choice(self, check: str) -> BackendChoice | Verdict:
         """What the ranks of ``check`` run on; a verdict if they cannot, or need not."""
-        choice = self.backend()
+        # On a GPU the model's own step has another kernel than ours, so eager stays off it where that is free.
+        is_free = self._asked == "auto" and not self.settings.require_gpus
+        choice = self.backend(with_ours=check != "eager" or not is_free)
         if choice.backend is None:
             return skipped(check, choice.lacking)
         refuse_too_many_ranks(self.plan, BACKENDS[choice.backend].most_ranks, self.name)
@@ -103,9 +105,16 @@ class Context:
             check, f"{counted(len(lines), 'problem')} for which its ranks would hang, so they were not run", capped(lines)
         )
 
-    def backend(self) -> BackendChoice:
-        """What the ranks run on. Raises :class:`FxbucketError` if it lacks what it must have here."""
-        asked = self.settings.backend or self.plan.run.backend
+    @property
+    def _asked(self) -> str:
+        return self.settings.backend or self.plan.run.backend
+
+    def backend(self, *, with_ours: bool) -> BackendChoice:
+        """What the ranks run on. Raises :class:`FxbucketError` if it lacks what it must have here.
+
+        ``with_ours``: GPUs may compute by kernels of ours, which give values, and no step time.
+        """
+        asked = self._asked
         if not row_of(asked).has_values:
             return BackendChoice(None, f"back end {asked} holds no values to compare")
         if asked == "auto" and not (self.pools.has_gpus or self.settings.require_gpus):
@@ -116,7 +125,8 @@ class Context:
         if choice.backend is None or not BACKENDS[choice.backend].gpus:
             # That a machine without GPUs does not use them is no news.
             return choice if machine.gpus or choice.backend is None else BackendChoice(choice.backend)
-        problem = next(filter(None, (cannot_run_on("cuda", one) for one in self.run_world.step(0).graphs.values())), "")
+        graphs = self.run_world.step(0).graphs.values()
+        problem = next(filter(None, (cannot_run_on("cuda", one, with_ours=with_ours) for one in graphs)), "")
         if problem and (asked != "auto" or self.settings.require_gpus):
             raise CaptureError(f'{self.name}: {problem}; let the model call what all devices have, or use run.backend = "gloo"')
         return BackendChoice("gloo", problem) if problem else choice

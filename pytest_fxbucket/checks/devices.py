@@ -2,46 +2,118 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Sequence
 from typing import Any
 
 import torch
 from torch import fx
 
+from pytest_fxbucket.checks import attention_on_gpus
 from pytest_fxbucket.compat import fake_tensors
 from pytest_fxbucket.graph.ops import overload
+from pytest_fxbucket.step.roles import Value
 
+Key = tuple[str, str]
+Graph = tuple[fx.GraphModule, Sequence[Value]]
+"""A graph of a step with its inputs."""
 _CPU = torch.device("cpu")
+_NUMBER = torch.ops.aten._local_scalar_dense.default
 
 
-def cannot_run_on(device_type: str, graph_module: fx.GraphModule) -> str:
-    """A clause that names the first node whose operator has no kernel for ``device_type`` ("cuda"); "" if all have one."""
+def cannot_run_on(device_type: str, graph_module: fx.GraphModule, *, with_ours: bool = True) -> str:
+    """A clause that names the first node whose operator has no kernel for ``device_type`` ("cuda"); "" if all have one.
+
+    ``with_ours``: those that we give CUDA count, too.
+    """
+    ours = attention_on_gpus.OPERATORS if with_ours else ()
     for node in _nodes(graph_module):
         op = overload(node)
-        if op is not None and not fake_tensors.has_kernel(op, device_type):
+        if op is not None and op not in ours and not fake_tensors.has_kernel(op, device_type):
             return f"the graph, which is traced on the CPU, calls {op} ({node.name}), which {device_type} does not have"
     return ""
 
 
-def place(graph_module: fx.GraphModule, device: str) -> None:
-    """Let ``graph_module`` make and keep its tensors on ``device``: changes, in place, device arguments and constants.
+def attends_otherwise(graph_module: fx.GraphModule) -> bool:
+    """Whether its attention is another kernel on a GPU than what the model calls there."""
+    return any(overload(node) in attention_on_gpus.OPERATORS for node in _nodes(graph_module))
 
-    Arguments that say another device than the CPU stay, as do constants there.
+
+def place(graphs: Sequence[Graph], device: str) -> frozenset[Key]:
+    """Let the graphs of a step make and keep their tensors on ``device``: changes, in place, device arguments and constants.
+
+    Arguments that say another device than the CPU stay, as do constants there. Gives the keys of inputs that stay on the CPU,
+    where an optimizer has them, too: learning rates, and counters of which no graph needs more than the number.
     """
     target = torch.device(device)
     if target == _CPU:
-        return
-    for module in _graph_modules(graph_module):
-        for node in module.graph.nodes:
+        return frozenset()
+    numbers = _numbers_among(graphs)
+    for graph_module, inputs in graphs:
+        if attends_otherwise(graph_module):
+            attention_on_gpus.register()
+        on_cpu = _on_cpu([node for node, value in _scalars(graph_module, inputs) if value.key in numbers])
+        for module in _graph_modules(graph_module):
+            _move(module, target, on_cpu)
+    return numbers
+
+
+def _move(module: fx.GraphModule, target: torch.device, on_cpu: Collection[fx.Node]) -> None:
+    for node in module.graph.nodes:
+        if node not in on_cpu:
             node.args, node.kwargs = _moved(node.args, target), _moved(node.kwargs, target)
-        for name in {str(node.target) for node in module.graph.nodes if node.op == "get_attr"}:
-            path, _, last = name.rpartition(".")
-            holder = module.get_submodule(path)
-            value = getattr(holder, last)
-            if isinstance(value, torch.Tensor) and value.device == _CPU:
-                delattr(holder, last)  # a buffer and a plain attribute alike
-                setattr(holder, last, value.detach().to(target))
-        module.recompile()
+    for name in {str(node.target) for node in module.graph.nodes if node.op == "get_attr"}:
+        path, _, last = name.rpartition(".")
+        holder = module.get_submodule(path)
+        value = getattr(holder, last)
+        if isinstance(value, torch.Tensor) and value.device == _CPU:
+            delattr(holder, last)  # a buffer and a plain attribute alike
+            setattr(holder, last, value.detach().to(target))
+    module.recompile()
+
+
+def _numbers_among(graphs: Sequence[Graph]) -> frozenset[Key]:
+    """Keys of learning rates, and of state that is on the CPU in every graph that has it."""
+    scalars = [_scalars(graph_module, inputs) for graph_module, inputs in graphs]
+    keys = {value.key for of_graph in scalars for _, value in of_graph}
+    rates = {value.key for of_graph in scalars for _, value in of_graph if value.role == "hyper"}
+    missing = keys
+    while missing:
+        missing = set[Key]()
+        for of_graph in scalars:
+            found = _on_cpu([node for node, value in of_graph if value.key in keys])
+            missing |= {value.key for node, value in of_graph if value.key in keys and node not in found} - rates
+        keys -= missing
+    return frozenset(keys)
+
+
+def _scalars(graph_module: fx.GraphModule, inputs: Sequence[Value]) -> list[tuple[fx.Node, Value]]:
+    placeholders = graph_module.graph.find_nodes(op="placeholder")
+    given = zip(placeholders, inputs, strict=True)
+    return [(node, value) for node, value in given if value.role in ("state", "hyper") and value.shape == ()]
+
+
+def _on_cpu(given: Sequence[fx.Node]) -> set[fx.Node]:
+    """Those of ``given`` that become Python numbers and results and meet no other tensor, with what is computed on the way."""
+    found = set(given)
+    pending = list(given)
+    while pending:
+        for user in pending.pop().users:
+            if user.op == "call_function" and user.target is not _NUMBER and user not in found and _needs(user) <= found:
+                found.add(user)
+                pending.append(user)
+    while wrong := {node for node in found if not _needs(node) <= found or not _is_read_within(node, found)}:
+        found -= wrong
+    makers = {maker for node in found for maker in node.all_input_nodes if maker.op == "call_function"}
+    return found | {maker for maker in makers if found.issuperset(maker.users)}
+
+
+def _needs(node: fx.Node) -> set[fx.Node]:
+    """What ``node`` is computed of, but for tensors that are made of Python numbers, which are where they are needed."""
+    return {source for source in node.all_input_nodes if source.all_input_nodes or source.op == "placeholder"}
+
+
+def _is_read_within(node: fx.Node, found: Collection[fx.Node]) -> bool:
+    return all(user in found or user.target is _NUMBER or user.op == "output" for user in node.users)
 
 
 def _nodes(graph_module: fx.GraphModule) -> Iterator[fx.Node]:

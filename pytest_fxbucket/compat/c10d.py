@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, cast
 
@@ -97,8 +97,18 @@ def forget_meshes() -> None:
     from torch.distributed.tensor import DTensor, _redistribute
 
     DTensor._op_dispatcher.sharding_propagator.propagate_op_sharding.cache_clear()
-    torch._C._clear_DTensor_sharding_propagator_cache()
     _redistribute._gen_transform_infos.cache_clear()
+    torch._C._clear_DTensor_sharding_propagator_cache()
+    if torch.cuda.is_initialized():
+        _call_in_backward(torch._C._clear_DTensor_sharding_propagator_cache)
+
+
+def _call_in_backward(function: Callable[[], None]) -> None:
+    """Call ``function`` where autograd runs backward of what is on the GPU: on a thread of its own."""
+    with torch.inference_mode(False), torch.enable_grad():
+        on_gpu = torch.zeros((), device="cuda", requires_grad=True).clone()
+        on_gpu.register_hook(lambda _: function())
+        on_gpu.backward()
 
 
 # Fake process groups (``torch.testing._internal``, in torch 2.11 to 2.15): any rank of any size, no communication.
@@ -233,6 +243,14 @@ def make_group(name: str, ranks: Sequence[int], like: str = "") -> None:
         len(members), members.index(rank), members, back_end, store, cast(Any, name), timeout=default_pg_timeout
     )
     distributed_c10d._world.pg_group_ranks[made] = {member: index for index, member in enumerate(members)}
+    if back_end == "nccl":
+        connect(made)
+
+
+def connect(group: Any) -> None:
+    """Let the members of ``group``, which is NCCL's, find each other now, and not in their first collective; all must ask."""
+    gpu = torch.device("cuda", torch.cuda.current_device())
+    group._get_backend(gpu).eager_connect_single_device(gpu)
 
 
 def group_alone() -> Any:

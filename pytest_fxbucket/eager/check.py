@@ -10,6 +10,7 @@ from pytest_fxbucket.backends import BACKENDS
 from pytest_fxbucket.checks.bitwise import judge
 from pytest_fxbucket.checks.bitwise.check import steps_of, task_of
 from pytest_fxbucket.checks.bitwise.crossing import run_digests
+from pytest_fxbucket.checks.devices import attends_otherwise
 from pytest_fxbucket.checks.on_ranks import OnRanks, refuse_too_large, removed_state
 from pytest_fxbucket.checks.verdict import Verdict, failed, failed_on_ranks, passed, skipped
 from pytest_fxbucket.eager.divergence import moved
@@ -49,6 +50,12 @@ class Eager(OnRanks):
             )
         if plan.run.reduce == "ring" and BACKENDS[self.backend].has_own_sums:
             return skipped("eager", 'NCCL adds round rings of its own; [run] reduce = "ring" is for gloo and local')
+        if BACKENDS[self.backend].gpus and any(map(attends_otherwise, world.step(0).graphs.values())):
+            return skipped(
+                "eager",
+                "on a GPU the model's attention is another kernel than in the graph, which is traced on the CPU; write "
+                'attention out, or use run.backend = "gloo"',
+            )
         refuse_too_large(world.step(0).parameters, 2 * world.size, self.name, "eager")
         try:
             seen = self._seen()

@@ -100,10 +100,10 @@ def run(rank: int, world: int, task: EagerTask) -> Seen:
     if asked.reduce == "ring":
         ring = asked.ring or Asked()
         sums.add_by(RingOrder(ring.channels, ring.chunk_bytes, world // ring.nodes))
-    graphs, digests = graphs_of(rank, graph, {})
+    graphs, digests, numbers = graphs_of(rank, graph, {})
     found = Seen(digests)
     start, batches = state_and_batches(rank, graph)
-    ours = final_run(graphs, start, graph)
+    ours = final_run(graphs, start, graph, numbers)
     reporter = StepReporter(task.pipe, rank)
     try:
         theirs = _Reference.make(rank, task, found, {value.key for value in ours.task.inputs})
@@ -168,7 +168,8 @@ class _Reference:
         plan, graph = task.plan, task.graph
         assert plan.model is not None
         _, batch, _ = import_model(plan.model, graph.where)
-        data = batch_of(batch(graph.mesh.data_rank(rank), 0))
+        whole = batch_of(batch(graph.mesh.data_rank(rank), 0))
+        data = pytree.tree_map(lambda one: one.to(device()) if isinstance(one, Tensor) else one, whole)
         with _its_own():
             trainer = _given(task) if plan.eager.factory else _torchs(task, data, found)
             step = EagerStep(trainer, updates=bool(plan.optimizer))
@@ -219,10 +220,9 @@ def _refuse_parting(task: EagerTask, rank: int, data: Any, group: dist.ProcessGr
     assert task.plan.model is not None
     model = _built(task).float().eval()
     split = split_of(model, data, task.plan.model.inputs)
-    whole = pytree.tree_map(lambda one: one.to(device()) if isinstance(one, Tensor) else one, data)
     with uncompiled():
-        part = cut_sequences(whole, task.graph.mesh, rank)
-        own = parting_of(lambda batch: split.call(model, batch), whole, part, group)
+        part = cut_sequences(data, task.graph.mesh, rank)
+        own = parting_of(lambda batch: split.call(model, batch), data, part, group)
     said = [own] * dist.get_world_size()
     dist.all_gather_object(said, own)  # a rank that went on alone would wait for ever
     if wrong := next((one.wrong for one in said if one.wrong), ""):

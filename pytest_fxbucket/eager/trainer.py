@@ -75,7 +75,7 @@ class TorchsOwn:
     def update(self) -> None:
         """Clip as the plan says, then step."""
         if self._step.clip_norm:
-            nn.utils.clip_grad_norm_(self.model.parameters(), self._step.clip_norm)
+            nn.utils.clip_grad_norm_(self.model.parameters(), self._step.clip_norm, foreach=False)  # as on the CPU
         for optimizer in self.optimizers:
             optimizer.step()
 
@@ -97,6 +97,9 @@ class EagerStep:
 
     def __init__(self, trainer: Trainer, *, updates: bool) -> None:
         self.trainer, self._updates = trainer, updates
+        for group in (group for optimizer in trainer.optimizers for group in optimizer.param_groups):
+            if "foreach" in group and group["foreach"] is None and not group.get("fused"):
+                group["foreach"] = False  # what torch makes of None on the CPU, where the step was traced
         self.named = {plain(fqn): one for fqn, one in trainer.model.named_parameters()}
 
     def begin(self, start: Left) -> None:

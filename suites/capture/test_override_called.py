@@ -11,6 +11,7 @@ from torch import nn
 
 from pytest_fxbucket.capture import Override
 from pytest_fxbucket.errors import CaptureError
+from pytest_fxbucket.ranks.process_groups.nccl import WatchedLaunches
 from pytest_fxbucket.train_step import capture_step
 from suites.capture import override_models as models
 from suites.capture import override_subgraphs as subgraphs
@@ -51,6 +52,14 @@ def test_a_real_module_in_a_captured_step_gives_the_bits_of_eager(make: Callable
     found.train(3)
     assert found.step.traces == 1
     assert "fxbucket.call_forward.default" in targets(found)
+    assert "fxbucket.call_backward.default" in targets(found)
+
+
+def test_so_it_does_where_a_dispatch_mode_watches_the_step() -> None:
+    """As on ranks over NCCL, whose launches one enters in the flight record."""
+    found = twins(lambda: models.Holds(models.Chooses()), {"held": "call"})
+    with WatchedLaunches(0):
+        found.train(3)
     assert "fxbucket.call_backward.default" in targets(found)
 
 

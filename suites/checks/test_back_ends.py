@@ -82,7 +82,7 @@ def test_step_time_on_a_shared_gpu_is_skipped_by_name_or_an_error_where_gpus_are
     pools: Pools, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(machines, "this_machine", lambda: replace(GPUS, gpus=GPUS.gpus[:1]))
-    monkeypatch.setattr("pytest_fxbucket.checks.context.cannot_run_on", lambda *_: "")  # as on a build for CUDA
+    monkeypatch.setattr("pytest_fxbucket.checks.context.cannot_run_on", lambda *_, **__: "")  # as on a build for CUDA
     (plan,) = load_plans(Path(__file__).parents[1] / "soak/small.toml")
     timed = replace(plan, run=replace(plan.run, backend="nccl"), checks=replace(plan.checks, benchmark=Benchmark()))
     settings = RunSettings(tmp_path, tmp_path, tmp_path)

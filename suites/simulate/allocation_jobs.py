@@ -14,9 +14,8 @@ from torch.utils._pytree import tree_leaves
 from pytest_fxbucket.checks.bitwise.job import BitwiseTask, final_run, graphs_of
 from pytest_fxbucket.compat.fake_tensors import TorchDispatchMode, storage_key
 from pytest_fxbucket.graph.collectives import flight
-from pytest_fxbucket.ranks import device
 from pytest_fxbucket.step.iterations import Results, Take
-from pytest_fxbucket.step_runner import OneGraph, StepRun, ThreeGraphs, state_and_batches
+from pytest_fxbucket.step_runner import OneGraph, StepRun, ThreeGraphs, placed, state_and_batches
 
 
 @dataclass(slots=True)
@@ -91,13 +90,13 @@ class Counting(TorchDispatchMode):
 
 def count(rank: int, world: int, task: BitwiseTask) -> tuple[Counted, ...]:
     """What the unbucketed and the final step allocated, in their second step each."""
-    graphs, _ = graphs_of(rank, task, {"unbucketed": task.unbucketed})
+    graphs, _, numbers = graphs_of(rank, task, {"unbucketed": task.unbucketed})
     start, batches = state_and_batches(rank, task)
     first = replace(task)
     found = []
     for run in (
-        lambda: OneGraph(graphs["unbucketed"], [one.to(device(), copy=True) for one in start], first, "unbucketed"),
-        lambda: final_run(graphs, start, task),
+        lambda: OneGraph(graphs["unbucketed"], placed(start, task.inputs, numbers), first, "unbucketed"),
+        lambda: final_run(graphs, start, task, numbers),
     ):
         found.append(_counted(run(), graphs, batches, task))
     return tuple(found)

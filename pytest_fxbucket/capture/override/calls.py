@@ -24,6 +24,7 @@ from torch import fx, nn
 from pytest_fxbucket.capture.backward import autograd_nodes
 from pytest_fxbucket.capture.override.call_text import ModuleCall, call_of, looks, looks_so, rebuilt, shown, written
 from pytest_fxbucket.capture.python_state import state_of
+from pytest_fxbucket.compat.dispatch_keys import above_autograd
 from pytest_fxbucket.errors import CaptureError
 from pytest_fxbucket.words import some
 
@@ -178,7 +179,7 @@ def _define(name: str, schema: str, real: Callable[..., Any], empty: Callable[..
     # Not torch.library.custom_op: its kernels run below autograd (torch 2.11 to 2.15), where nothing that the module computes
     # has a gradient, nor can be seen to read a parameter past its attribute.
     torch.library.define(f"fxbucket::{name}", f"({schema}) -> Tensor[]", tags=torch.Tag.pt2_compliant_tag)
-    torch.library.impl(f"fxbucket::{name}", "default", real)
+    torch.library.impl(f"fxbucket::{name}", "default", above_autograd(real))
     torch.library.register_fake(f"fxbucket::{name}", empty)
     op: torch._ops.OpOverload = getattr(torch.ops.fxbucket, name).default
     return op

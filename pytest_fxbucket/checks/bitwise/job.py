@@ -32,6 +32,7 @@ from pytest_fxbucket.step_runner import (
     ThreeGraphs,
     Took,
     begun_with,
+    placed,
     set_rates,
     state_and_batches,
 )
@@ -128,15 +129,15 @@ def run(rank: int, world: int, task: BitwiseTask) -> BitwiseOutcome:
     rates without a schedule shrink from step to step, each by a factor of its own, since an update must use that of its own
     step and group.
     """
-    graphs, digests = graphs_of(rank, task, {"unbucketed": task.unbucketed})
+    graphs, digests, numbers = graphs_of(rank, task, {"unbucketed": task.unbucketed})
     outcome = BitwiseOutcome(digests)
     outcome.ran_on = record(task.backend)
     start, batches = state_and_batches(
         rank, task, on_built=lambda whole: outcome.built.update({fqn: bits_digest([one]) for fqn, one in whole.items()})
     )
     runs = [
-        one_graph(graphs["unbucketed"], _copies(start), task, "unbucketed"),
-        final_run(graphs, start, task),
+        one_graph(graphs["unbucketed"], placed(start, task.inputs, numbers), task, "unbucketed"),
+        final_run(graphs, start, task, numbers),
     ]
     empty = {parameter.fqn for parameter in task.parameters if 0 in parameter.shape}
     zero = {value.fqn for value in task.outputs if value.role == "grad"} - empty
@@ -199,10 +200,15 @@ def _one_nan(tensors: Sequence[Any]) -> None:
 
 def graphs_of(
     rank: int, task: BitwiseTask, others: Mapping[str, PortableGraph]
-) -> tuple[dict[str, fx.GraphModule], tuple[str, ...]]:
-    """The graphs that ``rank`` runs, ``others`` first, where they run and with their groups; and a digest of each."""
+) -> tuple[dict[str, fx.GraphModule], tuple[str, ...], frozenset[Key]]:
+    """The graphs that ``rank`` runs, ``others`` first, where they run and with their groups.
+
+    With a digest of each, and the keys of what they read as numbers, which stays on the CPU.
+    """
+    phases = task.pipelined.graphs if task.pipelined else task.crossing
     sent = {**others, **({"bucketed": task.bucketed} if task.bucketed is not None else {})}
-    sent |= {one.phase: one.graph for one in (task.pipelined.graphs if task.pipelined else task.crossing)}
+    sent |= {one.phase: one.graph for one in phases}
+    inputs = {"unbucketed": task.inputs, "bucketed": _final(task).inputs, **{one.phase: one.inputs for one in phases}}
     with collector.paused():
         # On a device graphs are changed below, and a compiler changes those that it is given.
         graphs = _DECODED.take(sent, keep=device() == "cpu" and task.compiler == "none")
@@ -210,14 +216,15 @@ def graphs_of(
     make_groups(task.mesh, rank)
     for graph in graphs.values():
         ensure_twins(graph.graph)
-        place(graph, device())
-    return graphs, digests
+    return graphs, digests, place([(graph, inputs[name]) for name, graph in graphs.items()], device())
 
 
-def final_run(graphs: Mapping[str, fx.GraphModule], start: Sequence[torch.Tensor], task: BitwiseTask) -> StepRun:
-    """The step that is checked, on copies of ``start``."""
+def final_run(
+    graphs: Mapping[str, fx.GraphModule], start: Sequence[torch.Tensor], task: BitwiseTask, numbers: frozenset[Key]
+) -> StepRun:
+    """The step that is checked, on copies of ``start``; ``numbers`` as of :func:`graphs_of`."""
     final = _final(task)
-    state = _copies(begun_with(start, task, final.inputs, task.first_state))
+    state = placed(begun_with(start, task, final.inputs, task.first_state), final.inputs, numbers)
     if "bucketed" in graphs:
         return one_graph(graphs["bucketed"], state, final, "bucketed")
     if task.pipelined is not None:
@@ -235,10 +242,6 @@ def one_graph(graph: fx.GraphModule, state: list[torch.Tensor], task: BitwiseTas
 def _final(task: BitwiseTask) -> BitwiseTask:
     """The step that is compared: its inputs and outputs instead of those of what it is compared with."""
     return replace(task, inputs=task.final_inputs, outputs=task.final_outputs) if task.final_inputs else task
-
-
-def _copies(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-    return [tensor.to(device(), copy=True) for tensor in tensors]
 
 
 def _peak_bytes() -> int:
@@ -319,6 +322,7 @@ def compare(step: int, rank: int, what: str, fqn: str, a: Any, b: Any) -> Iterat
     if not isinstance(b, torch.Tensor) or a.shape != b.shape or a.dtype != b.dtype:
         yield Difference(step, rank, what, fqn, a.numel(), a.numel(), -1)
         return
+    b = b.to(a.device)  # a number that the step reads may lie on the CPU in one of them
     unequal = bits(a) != bits(b)
     if bool(unequal.any()):
         elements = unequal.reshape(a.numel(), -1).any(1).sum()

@@ -119,9 +119,11 @@ def join(store: c10d.Store, rank: int, world: int, timeout: timedelta) -> None:
     if torch.version.cuda is None or not dist.is_nccl_available():
         raise RuntimeError("back end nccl needs a torch that was built with CUDA and NCCL")
     c10d.leave_groups_unwrapped()  # they are timed, too
-    gpu = torch.device("cuda", 0)
-    torch.cuda.set_device(gpu)
-    dist.init_process_group("nccl", store=store, rank=rank, world_size=world, timeout=timeout, device_id=gpu)
+    torch.cuda.set_device(0)
+    # Without device_id, by which torch would split the groups of a job off this one: by a collective of all ranks at the first
+    # use of each, while ranks of other pipeline stages use other groups first.
+    dist.init_process_group("nccl", store=store, rank=rank, world_size=world, timeout=timeout)
+    c10d.connect(dist.group.WORLD)
 
 
 # NCCL's groups enter nothing in a rank's flight record: their collectives are noticed by the operators that launch them.
