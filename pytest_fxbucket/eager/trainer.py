@@ -75,7 +75,7 @@ class TorchsOwn:
     def update(self) -> None:
         """Clip as the plan says, then step."""
         if self._step.clip_norm:
-            nn.utils.clip_grad_norm_(self.model.parameters(), self._step.clip_norm, foreach=False)  # as on the CPU
+            nn.utils.clip_grad_norm_(self.model.parameters(), self._step.clip_norm)
         for optimizer in self.optimizers:
             optimizer.step()
 

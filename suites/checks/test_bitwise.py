@@ -151,6 +151,14 @@ class TestJudging:
             "first node whose bits differ: add (aten.add), node 4 of the bucketed graph, on rank 2"
         ]
 
+    def test_where_no_node_parts_the_ring_is_named_that_may(self) -> None:
+        nowhere = "no node that both graphs have differs: the difference arises in nodes that the pass made"
+        assert first_node_lines([outcome(), outcome()]) == [nowhere]
+        said = first_node_lines([outcome(), outcome()], on_ring=True)
+        assert said[0] == nowhere
+        assert said[1].startswith("an all_reduce over nccl adds in an order that depends on where an element lies")
+        assert len(first_node_lines([outcome(first_node=(4, "add", "aten.add"))], on_ring=True)) == 1
+
 
 class TestOnRanks:
     def test_a_model_that_memory_cannot_hold_is_refused_before_ranks_build_it(

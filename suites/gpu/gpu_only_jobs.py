@@ -1,4 +1,4 @@
-"""Jobs of ``make gpu`` that need a GPU; nothing else of it does. Never run yet."""
+"""Jobs of ``make gpu`` that need a GPU; nothing else of it does."""
 
 from __future__ import annotations
 
