@@ -15,8 +15,8 @@ from pytest_fxbucket.checks.first_red import told_by_pass
 from pytest_fxbucket.checks.registry import CHECKS, ON_RANKS, check_of
 from pytest_fxbucket.checks.verdict import Verdict
 from pytest_fxbucket.errors import BenchmarkError, PassError
-from pytest_fxbucket.plan.check_tables import Benchmark
 from pytest_fxbucket.plan.folders import folders_of
+from pytest_fxbucket.plan.schema_checks import Benchmark
 from pytest_fxbucket.user_code import user_code
 
 if TYPE_CHECKING:

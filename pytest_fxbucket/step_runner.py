@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from torch import fx
 
     from pytest_fxbucket.plan.schema import Plan
-    from pytest_fxbucket.plan.traced_tables import Model, Parallel
+    from pytest_fxbucket.plan.schema_model import Model, Parallel
     from pytest_fxbucket.step.roles import OptimizerBuilder, Parameter, Phase, StepGraph, Value
 
 LEARNING_RATE = 0.03125

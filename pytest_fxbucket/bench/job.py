@@ -25,12 +25,12 @@ import torch
 import torch.distributed as dist
 from torch import fx
 
+from pytest_fxbucket.bench.sides_in_turn import REST_STEPS, TurnClient
 from pytest_fxbucket.bench.staged import StagedStep, StagedTask
 from pytest_fxbucket.bench.stats import Pacing, has_settled, is_enough, is_warm
 from pytest_fxbucket.bench.timed_graphs import TimingPhase, timed_graph
 from pytest_fxbucket.bench.timeline.marks import Span
 from pytest_fxbucket.bench.timeline.traced_steps import traced_steps
-from pytest_fxbucket.bench.turns import REST_STEPS, TurnClient
 from pytest_fxbucket.process import collector
 from pytest_fxbucket.ranks import device, mark
 

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from pytest_fxbucket.bench.record import BucketTime, GraphFacts, PipelineFacts
     from pytest_fxbucket.bench.timeline.marks import Span
     from pytest_fxbucket.graph.buckets import GraphAnalysis
-    from pytest_fxbucket.plan.check_tables import Benchmark
+    from pytest_fxbucket.plan.schema_checks import Benchmark
     from pytest_fxbucket.plan_on_mesh import PlanOnMesh
     from pytest_fxbucket.step.roles import Phase
 

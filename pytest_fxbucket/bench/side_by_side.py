@@ -18,8 +18,8 @@ from statistics import median
 from typing import Any
 
 from pytest_fxbucket.bench.side import PROTOCOL
+from pytest_fxbucket.bench.sides_in_turn import TurnServer
 from pytest_fxbucket.bench.stats import WINDOW, Pacing, Series, has_settled, is_warm
-from pytest_fxbucket.bench.turns import TurnServer
 from pytest_fxbucket.errors import BenchmarkError
 
 OLD, NEW = SIDES = ("old", "new")

@@ -27,8 +27,8 @@ if TYPE_CHECKING:
     from pytest_fxbucket.bench.record import Record
     from pytest_fxbucket.bench.timeline.marks import Span
     from pytest_fxbucket.checks.context import Context
-    from pytest_fxbucket.plan.check_tables import Benchmark
     from pytest_fxbucket.plan.schema import Plan
+    from pytest_fxbucket.plan.schema_checks import Benchmark
     from pytest_fxbucket.plan_on_mesh import PlanOnMesh
     from pytest_fxbucket.ranks.pools import Pools
     from pytest_fxbucket.settings import RunSettings

@@ -25,7 +25,7 @@ from pytest_fxbucket.compat.fake_tensors import KernelFakeMode
 from pytest_fxbucket.compat.fx import uncompiled
 from pytest_fxbucket.plan.factories import import_callable
 from pytest_fxbucket.plan.schema import Plan
-from pytest_fxbucket.plan.traced_tables import Model
+from pytest_fxbucket.plan.schema_model import Model
 from pytest_fxbucket.step.mesh import Mesh, fake_mesh
 from pytest_fxbucket.step.roles import Parameter, StepGraph, Transformed, Value
 from pytest_fxbucket.user_frame import naming_user_frame

@@ -6,10 +6,10 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from pytest_fxbucket.plan.check_tables import Checks, Eager, Run
-from pytest_fxbucket.plan.pass_tables import Bucket, Overlap, Passes
 from pytest_fxbucket.plan.schema import Plan
-from pytest_fxbucket.plan.traced_tables import Pipeline
+from pytest_fxbucket.plan.schema_bucket import Bucket, Overlap, Passes
+from pytest_fxbucket.plan.schema_checks import Checks, Eager, Run
+from pytest_fxbucket.plan.schema_model import Pipeline
 
 if TYPE_CHECKING:
     from pytest_fxbucket.step.mesh import Mesh

@@ -1,7 +1,7 @@
 """The checks of a plan, in the order of their items: the one place that knows them all.
 
 A check is a module with a function ``run(context: Context) -> Verdict``, a row here, and its options in the schema
-(:class:`pytest_fxbucket.plan.check_tables.Checks`). Rows name it as text: it may stand above this room, and brings torch in.
+(:class:`pytest_fxbucket.plan.schema_checks.Checks`). Rows name it as text: it may stand above this room, and brings torch in.
 """
 
 from __future__ import annotations

@@ -22,7 +22,7 @@ from pytest_fxbucket.cli.common import add_for_sides, refuse_no_pass, status_of,
 from pytest_fxbucket.cli.separate_process import Tree
 from pytest_fxbucket.commit import Commit, Repository, worktree_of
 from pytest_fxbucket.errors import BenchmarkError, FxbucketError, UsageError
-from pytest_fxbucket.plan.check_tables import Benchmark
+from pytest_fxbucket.plan.schema_checks import Benchmark
 from pytest_fxbucket.progress import on_stderr
 
 if TYPE_CHECKING:

@@ -29,8 +29,8 @@ from pytest_fxbucket.eager.step_reports import StepReporter
 from pytest_fxbucket.eager.trainer import EagerStep, Left, OtherModelError, TorchsOwn, Trainer
 from pytest_fxbucket.eager.wrapped import wrap
 from pytest_fxbucket.errors import FxbucketError
-from pytest_fxbucket.plan.check_tables import Ring as Asked
 from pytest_fxbucket.plan.factories import import_callable
+from pytest_fxbucket.plan.schema_checks import Ring as Asked
 from pytest_fxbucket.ranks import device, mark
 from pytest_fxbucket.ranks.process_groups import sums
 from pytest_fxbucket.ranks.process_groups.sums import RingOrder

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from pytest_fxbucket.capture.batch import Split
     from pytest_fxbucket.eager.wrapped import Wrapped
-    from pytest_fxbucket.plan.traced_tables import Step
+    from pytest_fxbucket.plan.schema_model import Step
 
 
 class Trainer(Protocol):

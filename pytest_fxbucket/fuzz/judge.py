@@ -30,7 +30,7 @@ from pytest_fxbucket.graph.reading import read_graph
 from pytest_fxbucket.passes.carried import carried
 from pytest_fxbucket.passes.keep_order import without_kept_order
 from pytest_fxbucket.passes.report import PassReport
-from pytest_fxbucket.plan.pass_tables import Overlap
+from pytest_fxbucket.plan.schema_bucket import Overlap
 from pytest_fxbucket.same import two_graphs
 from pytest_fxbucket.step.portable import digest, encode
 

@@ -12,7 +12,7 @@ from pytest_fxbucket.words import show
 if TYPE_CHECKING:
     from pytest_fxbucket.passes.packers import Packer
     from pytest_fxbucket.passes.targets import MergeTarget
-    from pytest_fxbucket.plan.pass_tables import Bucket
+    from pytest_fxbucket.plan.schema_bucket import Bucket
 
 
 class Bucketer:

@@ -24,8 +24,8 @@ from pytest_fxbucket.graph.ops import overload
 from pytest_fxbucket.passes.module_names import ModuleStackFn
 from pytest_fxbucket.passes.several_graphs import SeveralGraphs
 from pytest_fxbucket.plan.load import read_plan
-from pytest_fxbucket.plan.pass_tables import Bucket
 from pytest_fxbucket.plan.schema import Plan
+from pytest_fxbucket.plan.schema_bucket import Bucket
 from pytest_fxbucket.words import nearest, show
 
 if TYPE_CHECKING:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from pytest_fxbucket.graph.order import Order
     from pytest_fxbucket.passes.bucketer import Bucketer
     from pytest_fxbucket.passes.targets import MergeTarget
-    from pytest_fxbucket.plan.pass_tables import Bucket
+    from pytest_fxbucket.plan.schema_bucket import Bucket
 
 Group = tuple["MergeTarget", ...]
 """Members of one bucket in byte order."""

@@ -36,7 +36,7 @@ from pytest_fxbucket.passes.scheduler import Scheduler, kept_pairs, overrides, p
 from pytest_fxbucket.passes.targets import LeftAlone, by_module
 from pytest_fxbucket.passes.updates import updates_behind
 from pytest_fxbucket.plan.entries import parse_entries
-from pytest_fxbucket.plan.pass_tables import Bucket, Overlap
+from pytest_fxbucket.plan.schema_bucket import Bucket, Overlap
 from pytest_fxbucket.process import collector
 from pytest_fxbucket.words import nearest, one_or_other, show
 

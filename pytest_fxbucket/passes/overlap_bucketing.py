@@ -21,7 +21,7 @@ from pytest_fxbucket.passes.auto.estimates import Estimates, ranks_of_group, ref
 from pytest_fxbucket.passes.keep_order import forget_order
 from pytest_fxbucket.passes.manual import ManualPass, within_room
 from pytest_fxbucket.passes.targets import by_size
-from pytest_fxbucket.plan.pass_tables import Bucket, Overlap
+from pytest_fxbucket.plan.schema_bucket import Bucket, Overlap
 from pytest_fxbucket.process import collector
 from pytest_fxbucket.words import nearest, one_or_other, show
 

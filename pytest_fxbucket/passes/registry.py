@@ -30,8 +30,8 @@ from pytest_fxbucket.step.portable import own_copy
 
 if TYPE_CHECKING:
     from pytest_fxbucket.graph.buckets import GraphAnalysis
-    from pytest_fxbucket.plan.pass_tables import Bucket
     from pytest_fxbucket.plan.schema import Plan
+    from pytest_fxbucket.plan.schema_bucket import Bucket
     from pytest_fxbucket.plan.selectors import ResolvedEntry
     from pytest_fxbucket.step.roles import Parameter, Phase, StepGraph
 

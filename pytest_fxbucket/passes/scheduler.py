@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from pytest_fxbucket.graph.order import Order
     from pytest_fxbucket.passes.merge import Merged
-    from pytest_fxbucket.plan.pass_tables import Overlap
+    from pytest_fxbucket.plan.schema_bucket import Overlap
 
 Pair = tuple["fx.Node", "fx.Node"]
 

@@ -26,7 +26,7 @@ from pytest_fxbucket.pipeline.trace import Forward, trace_forward
 from pytest_fxbucket.plan.factories import dtype_named
 from pytest_fxbucket.plan.pipeline_schedules import rank_of_stage
 from pytest_fxbucket.plan.schema import Plan
-from pytest_fxbucket.plan.traced_tables import Pipeline
+from pytest_fxbucket.plan.schema_model import Pipeline
 from pytest_fxbucket.step.mesh import mesh_with
 from pytest_fxbucket.step.pipelined import Crossing
 

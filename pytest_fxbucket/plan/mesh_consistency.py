@@ -7,8 +7,8 @@ from math import prod
 from pytest_fxbucket.errors import PlanError
 from pytest_fxbucket.plan.rules import not_built
 from pytest_fxbucket.plan.schema import Plan
+from pytest_fxbucket.plan.schema_model import Parallel
 from pytest_fxbucket.plan.table_rules import SEQUENCE_STYLES
-from pytest_fxbucket.plan.traced_tables import Parallel
 from pytest_fxbucket.words import MOST_RANKS, show
 
 _DEGREES = {"fully_shard": ("dp_shard",), "replicate": ("dp_replicate",), "hybrid_shard": ("dp_replicate", "dp_shard")}

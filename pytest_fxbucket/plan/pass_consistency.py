@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from difflib import get_close_matches
 
 from pytest_fxbucket.errors import PlanError
-from pytest_fxbucket.plan.pass_tables import Bucket, Overlap
 from pytest_fxbucket.plan.schema import Plan
+from pytest_fxbucket.plan.schema_bucket import Bucket, Overlap
 from pytest_fxbucket.plan.selectors import ROOT, Resolution, resolve
 from pytest_fxbucket.plan.table_rules import Places
 from pytest_fxbucket.words import show

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pytest_fxbucket.errors import PlanError
 from pytest_fxbucket.plan.pipeline_schedules import SCHEDULES, fits_ranks, fitting_ranks, microbatches_problem
 from pytest_fxbucket.plan.schema import Plan
-from pytest_fxbucket.plan.traced_tables import Pipeline
+from pytest_fxbucket.plan.schema_model import Pipeline
 from pytest_fxbucket.words import show
 
 _HOLDS = {"one": "one on each rank", "several": "as many on each rank", "two": "two on each rank"}

@@ -1,4 +1,4 @@
-"""The schema of a plan file: a field for each table, whose dataclasses are in the modules ``*_tables`` and ``cluster``.
+"""The schema of a plan file: a field for each table, whose dataclasses are in the modules ``schema_*`` and ``cluster``.
 
 The schema is the type: an unknown key is one that is no field, and each field's metadata holds the rule that reads it.
 """
@@ -13,11 +13,11 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from pytest_fxbucket.pass_names import listed
-from pytest_fxbucket.plan.check_tables import Checks, Eager, Run
 from pytest_fxbucket.plan.cluster import Cluster
-from pytest_fxbucket.plan.pass_tables import Bucket, Overlap, Passes, Transform
 from pytest_fxbucket.plan.rules import DEGREES, Rule
-from pytest_fxbucket.plan.traced_tables import Graph, Model, Optimizer, Override, Parallel, Pipeline, Step
+from pytest_fxbucket.plan.schema_bucket import Bucket, Overlap, Passes, Transform
+from pytest_fxbucket.plan.schema_checks import Checks, Eager, Run
+from pytest_fxbucket.plan.schema_model import Graph, Model, Optimizer, Override, Parallel, Pipeline, Step
 
 
 @dataclass(frozen=True, slots=True)

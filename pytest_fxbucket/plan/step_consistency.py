@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pytest_fxbucket.errors import PlanError
 from pytest_fxbucket.plan.schema import Plan
-from pytest_fxbucket.plan.traced_tables import Parallel, Step
+from pytest_fxbucket.plan.schema_model import Parallel, Step
 from pytest_fxbucket.words import show
 
 

@@ -22,10 +22,10 @@ if TYPE_CHECKING:
     from pytest_fxbucket.bench.report.page import ReportInput
     from pytest_fxbucket.bench.step_time import StepTime
     from pytest_fxbucket.checks.verdict import Verdict
-    from pytest_fxbucket.plan.check_tables import Benchmark
     from pytest_fxbucket.plan.load import BrokenRow
     from pytest_fxbucket.plan.rules import Rule
     from pytest_fxbucket.plan.schema import Plan
+    from pytest_fxbucket.plan.schema_checks import Benchmark
     from pytest_fxbucket.run import PlanRun
 
 FIXTURES_WITH_STEPS = frozenset({"fxbucket_check", "fxbucket_benchmark"})
@@ -350,7 +350,7 @@ def measure_in(request: pytest.FixtureRequest, options: Mapping[str, Any]) -> St
 
 def _options_of(planned: Benchmark | Literal[False], changes: Mapping[str, object]) -> Benchmark:
     """The plan's options, or the defaults, with ``changes``. Raises PlanError for what no plan may hold."""
-    from pytest_fxbucket.plan.check_tables import Benchmark
+    from pytest_fxbucket.plan.schema_checks import Benchmark
 
     rules = {spec.name: cast("Rule", spec.metadata["rule"]) for spec in fields(Benchmark)}
     for key in changes:

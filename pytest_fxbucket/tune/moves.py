@@ -11,8 +11,8 @@ from typing import Any
 from pytest_fxbucket.errors import PlanError
 from pytest_fxbucket.plan.consistency import agree
 from pytest_fxbucket.plan.entries import Entry
-from pytest_fxbucket.plan.pass_tables import Overlap
 from pytest_fxbucket.plan.schema import Plan
+from pytest_fxbucket.plan.schema_bucket import Overlap
 from pytest_fxbucket.tune.entries import apart, items_of, regrouped, runs, together, with_stars, written_out
 from pytest_fxbucket.words import counted, show
 

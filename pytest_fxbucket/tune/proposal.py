@@ -7,8 +7,8 @@ from dataclasses import dataclass, fields
 from difflib import unified_diff
 
 from pytest_fxbucket.errors import PlanError
-from pytest_fxbucket.plan.pass_tables import Overlap
 from pytest_fxbucket.plan.schema import Plan
+from pytest_fxbucket.plan.schema_bucket import Overlap
 from pytest_fxbucket.plan.toml_text import to_toml
 from pytest_fxbucket.tune.entries import items_of
 from pytest_fxbucket.tune.toml_edit import Edits, edited

@@ -14,8 +14,8 @@ from pytest_fxbucket.bench.staged_tasks import pipeline_facts
 from pytest_fxbucket.bench.step_time import StepTime
 from pytest_fxbucket.bench.timeline.marks import Kind, Span
 from pytest_fxbucket.bench.timeline.spans import chrome_trace, idle_share, lane_of, measured_bubble, rows_of
-from pytest_fxbucket.plan.check_tables import Benchmark
 from pytest_fxbucket.plan.load import parse_plans
+from pytest_fxbucket.plan.schema_checks import Benchmark
 from pytest_fxbucket.plan_on_mesh import PlanOnMesh, mesh_of
 from pytest_fxbucket.ranks.pools import Pools
 from pytest_fxbucket.run import PlanRun

@@ -14,8 +14,8 @@ from pytest_fxbucket.bench.stats import Pacing
 from pytest_fxbucket.bench.step_time import worlds_of
 from pytest_fxbucket.bench.timeline.marks import IN_ONE_CALL
 from pytest_fxbucket.errors import BenchmarkError
-from pytest_fxbucket.plan.check_tables import Benchmark
 from pytest_fxbucket.plan.load import load_plans, parse_plans
+from pytest_fxbucket.plan.schema_checks import Benchmark
 from pytest_fxbucket.plan_on_mesh import PlanOnMesh, mesh_of
 from pytest_fxbucket.ranks.failure import RankFailure
 from pytest_fxbucket.ranks.pools import Pools

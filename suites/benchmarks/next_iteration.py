@@ -22,8 +22,8 @@ from pytest_fxbucket.bench.stats import Pacing, Samples
 from pytest_fxbucket.bench.step_time import worlds_of
 from pytest_fxbucket.bench.timeline.marks import BUCKETED, IN_ONE_CALL, UNBUCKETED
 from pytest_fxbucket.cost.cluster import cluster_of
-from pytest_fxbucket.plan.check_tables import Benchmark
 from pytest_fxbucket.plan.load import parse_plans
+from pytest_fxbucket.plan.schema_checks import Benchmark
 from pytest_fxbucket.plan_on_mesh import PlanOnMesh, mesh_of
 from pytest_fxbucket.ranks.pools import Pools
 from pytest_fxbucket.simulate.of_plan import simulated_ranks

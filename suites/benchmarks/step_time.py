@@ -23,8 +23,8 @@ from pytest_fxbucket.bench.measure import tasks_of
 from pytest_fxbucket.bench.stats import Pacing, Samples, ratio_of
 from pytest_fxbucket.bench.step_time import worlds_of
 from pytest_fxbucket.bench.timeline.marks import BUCKETED
-from pytest_fxbucket.plan.check_tables import Benchmark
 from pytest_fxbucket.plan.load import parse_plans
+from pytest_fxbucket.plan.schema_checks import Benchmark
 from pytest_fxbucket.plan_on_mesh import PlanOnMesh, mesh_of
 from pytest_fxbucket.ranks.pools import Pools
 from suites.benchmarks.step_time_jobs import FSDP2, Beside

@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import Any
 
 from pytest_fxbucket.capture.from_plan import capture_plan
-from pytest_fxbucket.plan.check_tables import Run
 from pytest_fxbucket.plan.entries import parse_entries
-from pytest_fxbucket.plan.pass_tables import Bucket
 from pytest_fxbucket.plan.schema import Plan
-from pytest_fxbucket.plan.traced_tables import Model, Override, Parallel, Step
+from pytest_fxbucket.plan.schema_bucket import Bucket
+from pytest_fxbucket.plan.schema_checks import Run
+from pytest_fxbucket.plan.schema_model import Model, Override, Parallel, Step
 from pytest_fxbucket.plan_on_mesh import mesh_of
 from pytest_fxbucket.step.roles import StepGraph
 

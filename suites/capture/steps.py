@@ -10,7 +10,7 @@ from torch import fx
 from pytest_fxbucket.capture.from_plan import capture_plan
 from pytest_fxbucket.graph.collectives import launch_kind
 from pytest_fxbucket.plan.schema import Plan
-from pytest_fxbucket.plan.traced_tables import Model, Parallel
+from pytest_fxbucket.plan.schema_model import Model, Parallel
 from pytest_fxbucket.step.mesh import shard_mesh
 from pytest_fxbucket.step.roles import StepGraph
 

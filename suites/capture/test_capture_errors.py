@@ -17,7 +17,7 @@ from pytest_fxbucket.capture.from_plan import capture_plan
 from pytest_fxbucket.compat.c10d import fake_world
 from pytest_fxbucket.errors import CaptureError, FxbucketError, PlanError
 from pytest_fxbucket.plan.entries import parse_entries
-from pytest_fxbucket.plan.traced_tables import Step
+from pytest_fxbucket.plan.schema_model import Step
 from pytest_fxbucket.plan_on_mesh import mesh_of
 from pytest_fxbucket.step.mesh import GROUPED, mesh_with
 from suites.capture import capture_models as models

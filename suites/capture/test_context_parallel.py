@@ -22,8 +22,8 @@ from pytest_fxbucket.checks.verdict import Verdict
 from pytest_fxbucket.eager.context_parallel import WholeSequence
 from pytest_fxbucket.errors import CaptureError
 from pytest_fxbucket.plan.entries import parse_entries
-from pytest_fxbucket.plan.pass_tables import Bucket
 from pytest_fxbucket.plan.schema import Plan
+from pytest_fxbucket.plan.schema_bucket import Bucket
 from pytest_fxbucket.plan_on_mesh import PlanOnMesh, mesh_of
 from pytest_fxbucket.ranks.pools import Pools
 from pytest_fxbucket.step.mesh import Group, mesh_with

@@ -18,7 +18,7 @@ from pytest_fxbucket.compat.c10d import fake_world
 from pytest_fxbucket.errors import CaptureError
 from pytest_fxbucket.plan.load import load_plans
 from pytest_fxbucket.plan.schema import Plan
-from pytest_fxbucket.plan.traced_tables import Graph
+from pytest_fxbucket.plan.schema_model import Graph
 from pytest_fxbucket.ranks.pools import Pools
 from pytest_fxbucket.run import PlanRun
 from pytest_fxbucket.settings import RunSettings

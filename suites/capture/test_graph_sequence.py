@@ -13,8 +13,8 @@ from pytest_fxbucket.capture.given_graphs import TracedStep, take_step
 from pytest_fxbucket.compat.c10d import fake_world
 from pytest_fxbucket.errors import CaptureError
 from pytest_fxbucket.plan.load import load_plans
-from pytest_fxbucket.plan.pass_tables import Transform
 from pytest_fxbucket.plan.schema import Plan
+from pytest_fxbucket.plan.schema_bucket import Transform
 from pytest_fxbucket.ranks.pools import Pools
 from pytest_fxbucket.run import PlanRun
 from pytest_fxbucket.settings import RunSettings

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from pytest_fxbucket.capture.last_step import LastStep, as_traced
-from pytest_fxbucket.plan.check_tables import Run
 from pytest_fxbucket.plan.load import load_plans
 from pytest_fxbucket.plan.schema import Plan
+from pytest_fxbucket.plan.schema_checks import Run
 from pytest_fxbucket.plan_on_mesh import PlanOnMesh, mesh_of
 from pytest_fxbucket.pytest_plugin.options import Options
 from pytest_fxbucket.pytest_plugin.session import FxSession, key_of

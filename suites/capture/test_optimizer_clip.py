@@ -11,7 +11,7 @@ import torch
 
 from pytest_fxbucket.capture.parallel.parts import Parts
 from pytest_fxbucket.plan.schema import Plan
-from pytest_fxbucket.plan.traced_tables import Optimizer
+from pytest_fxbucket.plan.schema_model import Optimizer
 from pytest_fxbucket.plan_on_mesh import mesh_of
 from pytest_fxbucket.ranks.pools import Pools
 from pytest_fxbucket.step.portable import encode_module

@@ -12,8 +12,8 @@ import torch
 from pytest_fxbucket.capture.from_plan import capture_plan
 from pytest_fxbucket.capture.optimizers.state import make_state, state_tensors
 from pytest_fxbucket.errors import CaptureError
-from pytest_fxbucket.plan.pass_tables import Bucket
-from pytest_fxbucket.plan.traced_tables import Optimizer, Step
+from pytest_fxbucket.plan.schema_bucket import Bucket
+from pytest_fxbucket.plan.schema_model import Optimizer, Step
 from pytest_fxbucket.plan_on_mesh import mesh_of
 from suites.capture.optimizer_steps import beginning, shards, trace_update, values
 from suites.capture.steps import plan_of

@@ -10,7 +10,7 @@ from pytest_fxbucket.capture.override.anchors import ANCHOR_FORWARD
 from pytest_fxbucket.capture.override.expand import refuse_left_over
 from pytest_fxbucket.errors import CaptureError
 from pytest_fxbucket.graph.reading import read_graph
-from pytest_fxbucket.plan.traced_tables import Optimizer
+from pytest_fxbucket.plan.schema_model import Optimizer
 from pytest_fxbucket.plan_on_mesh import mesh_of
 from pytest_fxbucket.step.portable import decode, digest, encode_module
 from pytest_fxbucket.step.roles import StepGraph

@@ -8,7 +8,7 @@ from torch.optim.lr_scheduler import ConstantLR, LRScheduler, OneCycleLR
 
 from pytest_fxbucket.capture.optimizers.learning_rates import scheduled_rates, without_memory
 from pytest_fxbucket.errors import PlanError
-from pytest_fxbucket.plan.traced_tables import Optimizer as Table
+from pytest_fxbucket.plan.schema_model import Optimizer as Table
 
 HERE = "suites.capture.test_rate_schedule"
 

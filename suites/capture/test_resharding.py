@@ -12,9 +12,9 @@ from pytest_fxbucket.checks.promises.expectations import promise_of
 from pytest_fxbucket.checks.promises.kept import audit
 from pytest_fxbucket.errors import PlanError
 from pytest_fxbucket.plan.entries import parse_entries
-from pytest_fxbucket.plan.pass_tables import Bucket
 from pytest_fxbucket.plan.schema import Plan
-from pytest_fxbucket.plan.traced_tables import Step
+from pytest_fxbucket.plan.schema_bucket import Bucket
+from pytest_fxbucket.plan.schema_model import Step
 from pytest_fxbucket.plan_on_mesh import PlanOnMesh, mesh_of
 from pytest_fxbucket.step.mesh import shard_mesh
 from pytest_fxbucket.step.roles import StepGraph

@@ -17,8 +17,8 @@ from pytest_fxbucket.compat.c10d import fake_world
 from pytest_fxbucket.errors import CaptureError
 from pytest_fxbucket.graph.collectives import read_launch
 from pytest_fxbucket.plan.load import load_plans
-from pytest_fxbucket.plan.pass_tables import Bucket
-from pytest_fxbucket.plan.traced_tables import Graph, Parallel
+from pytest_fxbucket.plan.schema_bucket import Bucket
+from pytest_fxbucket.plan.schema_model import Graph, Parallel
 from pytest_fxbucket.ranks.pools import Pools
 from pytest_fxbucket.run import PlanRun
 from pytest_fxbucket.settings import RunSettings

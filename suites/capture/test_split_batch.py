@@ -14,8 +14,8 @@ from pytest_fxbucket.capture.batch import batch_of, own_loss, split_of
 from pytest_fxbucket.capture.from_plan import capture_plan
 from pytest_fxbucket.errors import CaptureError
 from pytest_fxbucket.plan.schema import Plan
+from pytest_fxbucket.plan.schema_model import Model
 from pytest_fxbucket.plan.table_rules import Path
-from pytest_fxbucket.plan.traced_tables import Model
 from pytest_fxbucket.step.mesh import shard_mesh
 from pytest_fxbucket.step.roles import StepGraph
 from suites.capture.split_models import Labelled

@@ -18,8 +18,8 @@ from pytest_fxbucket.capture.parallel.sequence_parallel import Sequences
 from pytest_fxbucket.compat.c10d import fake_world
 from pytest_fxbucket.compat.fake_tensors import FakeTensorMode
 from pytest_fxbucket.errors import CaptureError
-from pytest_fxbucket.plan.pass_tables import Bucket
-from pytest_fxbucket.plan.traced_tables import Parallel
+from pytest_fxbucket.plan.schema_bucket import Bucket
+from pytest_fxbucket.plan.schema_model import Parallel
 from pytest_fxbucket.ranks.pools import Pools
 from pytest_fxbucket.step.mesh import shard_mesh
 from pytest_fxbucket.step.portable import digest, encode_module

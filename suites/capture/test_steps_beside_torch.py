@@ -14,11 +14,11 @@ from typing import Any
 import pytest
 import torch
 
-from pytest_fxbucket.plan.check_tables import Eager
 from pytest_fxbucket.plan.entries import parse_entries
 from pytest_fxbucket.plan.load import parse_plans
-from pytest_fxbucket.plan.pass_tables import Bucket
 from pytest_fxbucket.plan.schema import Plan
+from pytest_fxbucket.plan.schema_bucket import Bucket
+from pytest_fxbucket.plan.schema_checks import Eager
 from suites.capture import override_plans, steps
 from suites.capture.override_plans import override
 from suites.capture.parity import PLANS, ROOT

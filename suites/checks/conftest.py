@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 
 from pytest_fxbucket.checks.verdict import Verdict
-from pytest_fxbucket.plan.check_tables import Run
 from pytest_fxbucket.plan.entries import parse_entries
-from pytest_fxbucket.plan.pass_tables import Bucket
 from pytest_fxbucket.plan.schema import Plan
-from pytest_fxbucket.plan.traced_tables import Model, Parallel
+from pytest_fxbucket.plan.schema_bucket import Bucket
+from pytest_fxbucket.plan.schema_checks import Run
+from pytest_fxbucket.plan.schema_model import Model, Parallel
 from pytest_fxbucket.ranks.pools import Pools
 from pytest_fxbucket.run import PlanRun
 from pytest_fxbucket.settings import RunSettings

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from pytest_fxbucket.checks.promises.expectations import Expectations
-from pytest_fxbucket.plan.pass_tables import Bucket, Overlap
+from pytest_fxbucket.plan.schema_bucket import Bucket, Overlap
 
 
 def promise_by(entry_of: Mapping[str, str], own_dtype: Mapping[str, torch.dtype] | None = None, **keys: Any) -> Expectations:

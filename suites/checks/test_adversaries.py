@@ -9,9 +9,9 @@ import pytest
 
 from pytest_fxbucket.checks.verdict import Verdict
 from pytest_fxbucket.errors import PassError
-from pytest_fxbucket.plan.check_tables import Checks
 from pytest_fxbucket.plan.schema import Plan
-from pytest_fxbucket.plan.traced_tables import Parallel, Pipeline, Step
+from pytest_fxbucket.plan.schema_checks import Checks
+from pytest_fxbucket.plan.schema_model import Parallel, Pipeline, Step
 from pytest_fxbucket.plan_on_mesh import PlanOnMesh, mesh_of
 from pytest_fxbucket.ranks.pools import Pools
 from pytest_fxbucket.run import PlanRun

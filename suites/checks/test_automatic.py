@@ -19,8 +19,8 @@ from pytest_fxbucket.graph.order import order_of
 from pytest_fxbucket.graph.walks import readers_of
 from pytest_fxbucket.passes.arrange import arranged, pull_up, relink
 from pytest_fxbucket.plan.load import load_plans
-from pytest_fxbucket.plan.pass_tables import Overlap
 from pytest_fxbucket.plan.schema import Plan
+from pytest_fxbucket.plan.schema_bucket import Overlap
 from pytest_fxbucket.plan_on_mesh import PlanOnMesh, mesh_of
 
 (PLAN, *_) = load_plans(Path(__file__).resolve().parents[2] / "fixtures/plans/scheduled.toml")

@@ -11,9 +11,9 @@ import pytest
 from pytest_fxbucket.backends import Machine
 from pytest_fxbucket.checks.verdict import Verdict
 from pytest_fxbucket.errors import CaptureError, RankError
-from pytest_fxbucket.plan.check_tables import Benchmark, Run
 from pytest_fxbucket.plan.load import load_plans
-from pytest_fxbucket.plan.traced_tables import Parallel
+from pytest_fxbucket.plan.schema_checks import Benchmark, Run
+from pytest_fxbucket.plan.schema_model import Parallel
 from pytest_fxbucket.ranks import machine as machines
 from pytest_fxbucket.ranks.pools import Pools
 from pytest_fxbucket.run import PlanRun

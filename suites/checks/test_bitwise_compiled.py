@@ -15,7 +15,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from pytest_fxbucket.checks.bitwise.check import lacks_compiler
 from pytest_fxbucket.checks.bitwise.compiled import CompiledGraph, launched_later, launches_in, other_launches
 from pytest_fxbucket.checks.verdict import Verdict
-from pytest_fxbucket.plan.check_tables import Run
+from pytest_fxbucket.plan.schema_checks import Run
 from suites.checks.bitwise_models import tanh_off_by_a_little
 from suites.checks.conftest import PLAN
 from suites.compiled.rank_jobs_of_compiled import WITHOUT_CODE

@@ -7,10 +7,10 @@ from collections.abc import Callable
 import pytest
 
 from pytest_fxbucket.checks.verdict import Verdict
-from pytest_fxbucket.plan.check_tables import Run
 from pytest_fxbucket.plan.entries import parse_entries
-from pytest_fxbucket.plan.pass_tables import Bucket, Overlap, Transform
-from pytest_fxbucket.plan.traced_tables import Optimizer, Parallel
+from pytest_fxbucket.plan.schema_bucket import Bucket, Overlap, Transform
+from pytest_fxbucket.plan.schema_checks import Run
+from pytest_fxbucket.plan.schema_model import Optimizer, Parallel
 from pytest_fxbucket.transforms.registry import BUILT_IN
 
 ADAMW = Optimizer("torch.optim:AdamW", {"lr": 0.01, "fused": True}, groups="entry")

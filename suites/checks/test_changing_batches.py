@@ -11,7 +11,7 @@ import torch
 from pytest_fxbucket.capture.batch import Followed, batch_of
 from pytest_fxbucket.checks.verdict import Verdict
 from pytest_fxbucket.errors import CaptureError
-from pytest_fxbucket.plan.check_tables import Run
+from pytest_fxbucket.plan.schema_checks import Run
 from pytest_fxbucket.step.roles import Value
 
 TRACED = (Value("param", "w", (2,), torch.float32), Value("batch", "['x']", (3, 8), torch.float32))

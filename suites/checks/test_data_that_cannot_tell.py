@@ -11,9 +11,9 @@ import torch
 from pytest_fxbucket.capture.parallel.modes import Sharded
 from pytest_fxbucket.checks.verdict import Verdict
 from pytest_fxbucket.errors import PlanError
-from pytest_fxbucket.plan.check_tables import Run
 from pytest_fxbucket.plan.entries import parse_entries
-from pytest_fxbucket.plan.traced_tables import Optimizer, Parallel, Step
+from pytest_fxbucket.plan.schema_checks import Run
+from pytest_fxbucket.plan.schema_model import Optimizer, Parallel, Step
 
 SGD = (Optimizer("torch.optim:SGD", {"lr": 0.1}),)
 STILL = (Optimizer("torch.optim:SGD", {"lr": 0.0}),)

@@ -11,8 +11,8 @@ from torch import fx
 from pytest_fxbucket.checks.bitwise.job import BitwiseTask, put_edges, run
 from pytest_fxbucket.checks.verdict import Verdict
 from pytest_fxbucket.passes import manual_overlap_bucketing
-from pytest_fxbucket.plan.check_tables import Run
-from pytest_fxbucket.plan.traced_tables import Parallel
+from pytest_fxbucket.plan.schema_checks import Run
+from pytest_fxbucket.plan.schema_model import Parallel
 from pytest_fxbucket.step.mesh import shard_mesh
 from pytest_fxbucket.step.portable import encode_module
 from pytest_fxbucket.step.roles import Value

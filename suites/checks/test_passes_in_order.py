@@ -11,7 +11,7 @@ import pytest
 from pytest_fxbucket.checks.first_red import first_red
 from pytest_fxbucket.checks.verdict import Verdict, failed, passed
 from pytest_fxbucket.errors import GoldenError, PassError
-from pytest_fxbucket.plan.pass_tables import Passes
+from pytest_fxbucket.plan.schema_bucket import Passes
 from pytest_fxbucket.ranks.pools import Pools
 from pytest_fxbucket.run import PlanRun
 from pytest_fxbucket.settings import RunSettings

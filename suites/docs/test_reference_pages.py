@@ -12,9 +12,9 @@ import pytest
 from _pytest.fixtures import FixtureFunctionDefinition
 
 from pytest_fxbucket.cli import __main__ as cli
-from pytest_fxbucket.plan.check_tables import Benchmark, Mutation, Ring
 from pytest_fxbucket.plan.cluster import Link, MemoryLimits, Overlapped
 from pytest_fxbucket.plan.schema import Key, keys
+from pytest_fxbucket.plan.schema_checks import Benchmark, Mutation, Ring
 from pytest_fxbucket.pytest_plugin import plugin
 from pytest_fxbucket.pytest_plugin.options import TABLE
 from suites.docs.blocks import ROOT

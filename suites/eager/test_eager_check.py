@@ -14,7 +14,7 @@ from pytest_fxbucket.pipeline.captured import StagedStep
 from pytest_fxbucket.plan.entries import parse_entries
 from pytest_fxbucket.plan.load import load_plans
 from pytest_fxbucket.plan.schema import Plan
-from pytest_fxbucket.plan.traced_tables import Optimizer
+from pytest_fxbucket.plan.schema_model import Optimizer
 from pytest_fxbucket.plan_on_mesh import PlanOnMesh, mesh_of
 from pytest_fxbucket.step.mesh import Mesh
 from pytest_fxbucket.step.roles import StepGraph

@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import Any, Literal
 
 from pytest_fxbucket.errors import FxbucketError
-from pytest_fxbucket.plan.check_tables import Benchmark
 from pytest_fxbucket.plan.load import load_plans
 from pytest_fxbucket.plan.schema import Plan
+from pytest_fxbucket.plan.schema_checks import Benchmark
 from pytest_fxbucket.ranks.failure import RankFailure
 from pytest_fxbucket.ranks.pools import Pools
 from pytest_fxbucket.run import PlanRun, item_names

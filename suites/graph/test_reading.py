@@ -19,7 +19,7 @@ from pytest_fxbucket.graph.collectives import launch_kind
 from pytest_fxbucket.graph.reading import read_graph
 from pytest_fxbucket.passes.manual import manual_overlap_bucketing
 from pytest_fxbucket.plan.schema import Plan
-from pytest_fxbucket.plan.traced_tables import Model, Parallel
+from pytest_fxbucket.plan.schema_model import Model, Parallel
 from pytest_fxbucket.step.mesh import shard_mesh
 from pytest_fxbucket.step.roles import StepGraph
 from suites.graph.handmade import GROUP, Handmade, aten, c10d, gathered_rows, unpacked

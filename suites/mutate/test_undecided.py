@@ -11,7 +11,7 @@ from pytest_fxbucket.checks.registry import Check
 from pytest_fxbucket.errors import RankError
 from pytest_fxbucket.mutate.judge import Judge
 from pytest_fxbucket.mutate.score import Judged, Score, sums, undecided_lines
-from pytest_fxbucket.plan.check_tables import Checks
+from pytest_fxbucket.plan.schema_checks import Checks
 from pytest_fxbucket.ranks.failure import RankState, failure_of
 from pytest_fxbucket.ranks.flight_recorder import RankPosition, RecordedGroup, RecordedLaunch
 from pytest_fxbucket.ranks.pools import Pools

@@ -17,9 +17,9 @@ from pytest_fxbucket.graph.buckets import GraphAnalysis
 from pytest_fxbucket.passes.report import BucketReport, PassReport
 from pytest_fxbucket.passes.result import Passed
 from pytest_fxbucket.plan.entries import parse_entries
-from pytest_fxbucket.plan.pass_tables import Bucket, Overlap
 from pytest_fxbucket.plan.schema import Plan
-from pytest_fxbucket.plan.traced_tables import Model, Parallel
+from pytest_fxbucket.plan.schema_bucket import Bucket, Overlap
+from pytest_fxbucket.plan.schema_model import Model, Parallel
 from pytest_fxbucket.plan_on_mesh import PlanOnMesh, mesh_of
 from pytest_fxbucket.step.roles import StepGraph
 

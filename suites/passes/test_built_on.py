@@ -25,7 +25,7 @@ from pytest_fxbucket.passes.report import PassReport
 from pytest_fxbucket.passes.scheduler import Pair
 from pytest_fxbucket.passes.targets import MergeTarget, by_size
 from pytest_fxbucket.plan.load import load_plans
-from pytest_fxbucket.plan.pass_tables import Bucket, Overlap
+from pytest_fxbucket.plan.schema_bucket import Bucket, Overlap
 from pytest_fxbucket.plan_on_mesh import PlanOnMesh, mesh_of
 from pytest_fxbucket.ranks.pools import Pools
 from pytest_fxbucket.run import PlanRun

@@ -17,7 +17,7 @@ from pytest_fxbucket.passes.bucketer import Bucketer
 from pytest_fxbucket.passes.grouping import grouping_of
 from pytest_fxbucket.passes.report import PassReport, remedy, sentence
 from pytest_fxbucket.passes.targets import by_module
-from pytest_fxbucket.plan.pass_tables import Bucket
+from pytest_fxbucket.plan.schema_bucket import Bucket
 from suites.passes.programs import chain
 
 RANKS = 4

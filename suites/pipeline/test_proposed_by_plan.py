@@ -11,7 +11,7 @@ from pytest_fxbucket.errors import FxbucketError
 from pytest_fxbucket.pipeline.of_plan import planned_stages, with_cuts
 from pytest_fxbucket.plan.load import parse_plans
 from pytest_fxbucket.plan.schema import Plan
-from pytest_fxbucket.plan.traced_tables import Pipeline
+from pytest_fxbucket.plan.schema_model import Pipeline
 from pytest_fxbucket.plan_on_mesh import PlanOnMesh, mesh_of
 
 PLAN = """

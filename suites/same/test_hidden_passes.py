@@ -11,8 +11,8 @@ import pytest
 from torch import fx
 
 from pytest_fxbucket.graph.groups import members_of_groups
-from pytest_fxbucket.plan.check_tables import Run
 from pytest_fxbucket.plan.load import load_plans
+from pytest_fxbucket.plan.schema_checks import Run
 from pytest_fxbucket.ranks.pools import Pools
 from pytest_fxbucket.run import PlanRun
 from pytest_fxbucket.same.two_graphs import problems

@@ -10,10 +10,10 @@ import pytest
 
 from pytest_fxbucket.capture.last_step import LastStep
 from pytest_fxbucket.checks.verdict import Verdict
-from pytest_fxbucket.plan.check_tables import Checks
 from pytest_fxbucket.plan.cluster import Cluster, MemoryLimits
 from pytest_fxbucket.plan.load import load_plans
 from pytest_fxbucket.plan.schema import Plan
+from pytest_fxbucket.plan.schema_checks import Checks
 from pytest_fxbucket.ranks.pools import Pools
 from pytest_fxbucket.run import PlanRun, item_names
 from pytest_fxbucket.settings import RunSettings

@@ -13,11 +13,11 @@ from pytest_fxbucket.capture.last_step import LastStep
 from pytest_fxbucket.checks.overlap import problems
 from pytest_fxbucket.checks.verdict import Verdict
 from pytest_fxbucket.errors import FxbucketError
-from pytest_fxbucket.plan.check_tables import Checks
 from pytest_fxbucket.plan.cluster import Cluster, Exposed, Link, Overlapped
 from pytest_fxbucket.plan.load import load_plans
 from pytest_fxbucket.plan.schema import Plan
-from pytest_fxbucket.plan.traced_tables import Graph
+from pytest_fxbucket.plan.schema_checks import Checks
+from pytest_fxbucket.plan.schema_model import Graph
 from pytest_fxbucket.ranks.pools import Pools
 from pytest_fxbucket.run import PlanRun, item_names
 from pytest_fxbucket.settings import RunSettings

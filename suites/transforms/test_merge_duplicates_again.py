@@ -15,7 +15,7 @@ from pytest_fxbucket.checks.promises.expectations import promise_of
 from pytest_fxbucket.checks.promises.kept import audit
 from pytest_fxbucket.graph.collectives import is_all_gather
 from pytest_fxbucket.plan.load import parse_plans
-from pytest_fxbucket.plan.pass_tables import Transform
+from pytest_fxbucket.plan.schema_bucket import Transform
 from pytest_fxbucket.plan_on_mesh import PlanOnMesh, mesh_of
 from pytest_fxbucket.step.roles import Transformed
 from suites.graph.handmade import Handmade, aten

@@ -10,13 +10,13 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from pytest_fxbucket.errors import PlanError, named
-from pytest_fxbucket.plan import traced_tables
+from pytest_fxbucket.plan import schema_model
 from pytest_fxbucket.plan.factories import import_callable
 
 _OF_SCHEDULERS = ("params", "lr", "initial_lr", "max_lr", "min_lr")
 
 
-def scheduled_rates(specs: Sequence[traced_tables.Optimizer], optimizers: Sequence[Optimizer], taken: int) -> dict[str, float]:
+def scheduled_rates(specs: Sequence[schema_model.Optimizer], optimizers: Sequence[Optimizer], taken: int) -> dict[str, float]:
     """Learning rates of the groups of ``optimizers`` that have a schedule behind ``taken`` steps, by their names in a graph.
 
     ``optimizers`` are nobody else's, and their parameters have no gradients. Raises :class:`PlanError` for a schedule that

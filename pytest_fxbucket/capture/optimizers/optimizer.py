@@ -13,7 +13,7 @@ from pytest_fxbucket.capture.given_graphs import modules_of
 from pytest_fxbucket.capture.optimizers.learning_rates import scheduled_rates, without_memory
 from pytest_fxbucket.capture.optimizers.state import first_step_differs, make_state, rates, state_tensors
 from pytest_fxbucket.errors import PlanError, named
-from pytest_fxbucket.plan import traced_tables
+from pytest_fxbucket.plan import schema_model
 from pytest_fxbucket.plan.factories import import_callable
 from pytest_fxbucket.plan.pass_consistency import entries_of
 from pytest_fxbucket.plan.schema import Plan
@@ -28,7 +28,7 @@ _UNSUPPORTED = {
 
 
 def build_optimizers(
-    specs: Sequence[traced_tables.Optimizer],
+    specs: Sequence[schema_model.Optimizer],
     parameters: Mapping[str, torch.Tensor],
     entries: Sequence[ResolvedEntry] = (),
     names: Optimizing | None = None,
@@ -95,7 +95,7 @@ def _selected(entries: Sequence[Entry], fqns: Sequence[str], where: str, names: 
 
 
 def _grouped(
-    spec: traced_tables.Optimizer, where: str, fqns: Sequence[str], entries: Sequence[ResolvedEntry], names: Optimizing | None
+    spec: schema_model.Optimizer, where: str, fqns: Sequence[str], entries: Sequence[ResolvedEntry], names: Optimizing | None
 ) -> list[tuple[list[str], dict[str, Any]]]:
     """Parameters and options of each group of one optimizer."""
     if spec.groups == "one":
@@ -120,7 +120,7 @@ def _grouped(
 
 
 def _build(
-    spec: traced_tables.Optimizer,
+    spec: schema_model.Optimizer,
     where: str,
     groups: Sequence[tuple[list[str], dict[str, Any]]],
     parameters: Mapping[str, torch.Tensor],
@@ -165,7 +165,7 @@ def _refuse_other_options(where: str, groups: Sequence[Mapping[str, Any]], made:
 class Optimizing:
     """What makes the optimizers; plain data that goes to the ranks."""
 
-    specs: tuple[traced_tables.Optimizer, ...]
+    specs: tuple[schema_model.Optimizer, ...]
     trainable: tuple[str, ...]
     """FQNs in registration order."""
     entries: tuple[ResolvedEntry, ...]

@@ -16,8 +16,8 @@ from pytest_fxbucket.compat.tracing import is_fake
 from pytest_fxbucket.errors import CaptureError, PlanError
 from pytest_fxbucket.plan.factories import import_callable
 from pytest_fxbucket.plan.schema import Plan
+from pytest_fxbucket.plan.schema_model import Override as OverrideTable
 from pytest_fxbucket.plan.selectors import parameters_of, parse_entries
-from pytest_fxbucket.plan.traced_tables import Override as OverrideTable
 from pytest_fxbucket.user_frame import naming_user_frame
 from pytest_fxbucket.words import some
 

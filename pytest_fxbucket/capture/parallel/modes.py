@@ -12,7 +12,7 @@ import torch
 from pytest_fxbucket.compat.c10d import collective
 from pytest_fxbucket.errors import CaptureError
 from pytest_fxbucket.plan.factories import import_callable
-from pytest_fxbucket.plan.traced_tables import Parallel
+from pytest_fxbucket.plan.schema_model import Parallel
 from pytest_fxbucket.step.mesh import Group, Mesh
 from pytest_fxbucket.user_frame import naming_user_frame
 from pytest_fxbucket.words import show

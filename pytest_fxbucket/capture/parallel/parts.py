@@ -14,7 +14,7 @@ from pytest_fxbucket.capture.names import aliases_of
 from pytest_fxbucket.capture.parallel.modes import Mode, modes_of
 from pytest_fxbucket.capture.parallel.tensor_parallel import parted_dim
 from pytest_fxbucket.errors import CaptureError
-from pytest_fxbucket.plan.traced_tables import Parallel
+from pytest_fxbucket.plan.schema_model import Parallel
 from pytest_fxbucket.step.mesh import GROUPED, Mesh
 from pytest_fxbucket.step.roles import Parameter
 from pytest_fxbucket.user_frame import naming_user_frame

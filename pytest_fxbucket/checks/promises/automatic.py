@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from pytest_fxbucket.cost.cluster import Cluster
     from pytest_fxbucket.cost.costs import CostModel
     from pytest_fxbucket.passes.result import Passed
-    from pytest_fxbucket.plan.pass_tables import Overlap
+    from pytest_fxbucket.plan.schema_bucket import Overlap
     from pytest_fxbucket.plan_on_mesh import PlanOnMesh
     from pytest_fxbucket.simulate.timeline import Timeline
     from pytest_fxbucket.step.roles import Phase, StepGraph

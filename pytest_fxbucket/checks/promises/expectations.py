@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 from pytest_fxbucket.graph.collectives import REDUCTIONS
 from pytest_fxbucket.plan.factories import dtype_named
-from pytest_fxbucket.plan.pass_tables import Bucket as BucketTable
-from pytest_fxbucket.plan.pass_tables import Overlap
+from pytest_fxbucket.plan.schema_bucket import Bucket as BucketTable
+from pytest_fxbucket.plan.schema_bucket import Overlap
 from pytest_fxbucket.plan.selectors import GatherAgain, entry_by_parameter
 from pytest_fxbucket.step.graph_sequence import is_handed_on
 from pytest_fxbucket.step.mesh import mesh_with

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from pytest_fxbucket.graph.order import Order
     from pytest_fxbucket.passes.auto.estimates import Estimates
-    from pytest_fxbucket.plan.pass_tables import Overlap
+    from pytest_fxbucket.plan.schema_bucket import Overlap
 
 SCHEDULED = "fxbucket_scheduled"
 """Mark of a launch whose place was found already: where all are so marked, a second run moves nothing."""

@@ -20,7 +20,7 @@ from pytest_fxbucket.graph.ops import operator_name
 from pytest_fxbucket.passes.auto.estimates import Estimates
 from pytest_fxbucket.passes.auto.reorder import reorder_by_itself
 from pytest_fxbucket.passes.auto.schedule import Limits, Scheduled, scheduled
-from pytest_fxbucket.plan.pass_tables import Overlap
+from pytest_fxbucket.plan.schema_bucket import Overlap
 from suites.benchmarks.simulator import CLUSTER, generated
 from suites.graph.handmade import Handmade, aten
 

@@ -8,7 +8,7 @@ import threading
 
 import pytest
 
-from pytest_fxbucket.bench.turns import MOST_STEPS, TurnClient, TurnServer
+from pytest_fxbucket.bench.sides_in_turn import MOST_STEPS, TurnClient, TurnServer
 from pytest_fxbucket.errors import BenchmarkError
 
 
