@@ -22,6 +22,8 @@ def above_autograd(function: Callable[..., Result]) -> Callable[..., Result]:
     @wraps(function)
     def called(*args: object, **kwargs: object) -> Result:
         now = torch._C._dispatch_tls_local_exclude_set()
+        if not now.has(_KEYS.AutogradOther):
+            return function(*args, **kwargs)
         seen = torch._C.DispatchKeySet(_KEYS.Python).add(_KEYS.PythonTLSSnapshot)  # modes see what they saw
         with torch._C._ForceDispatchKeyGuard(torch._C._dispatch_tls_local_include_set(), _outside() | (now & seen)):
             return function(*args, **kwargs)
