@@ -40,7 +40,7 @@ from pytest_fxbucket.transforms.registry import Stage, Staged, Stages, State, ru
 from pytest_fxbucket.transforms.transformation import traits_of
 
 if TYPE_CHECKING:
-    from pytest_fxbucket.passes.auto.estimates import Key
+    from pytest_fxbucket.passes.auto.estimates import NodeKey
     from pytest_fxbucket.plan.schema import Plan
     from pytest_fxbucket.step.roles import Phase, StepGraph
 
@@ -71,7 +71,7 @@ class PlanOnMesh:
     _known: dict[Hashable, Passed] = field(default_factory=dict)
     """By what they are: the graph, its groups, the names of what it is given and gives."""
     _steps: dict[int, StepGraph] = field(default_factory=dict)
-    _estimated: dict[Phase, dict[Key, float]] = field(default_factory=dict)
+    _estimated: dict[Phase, dict[NodeKey, float]] = field(default_factory=dict)
     _sent: dict[tuple[int, Phase], tuple[StepGraph, PortableGraph]] = field(default_factory=dict)
     """By the step's identity and the graph; with the step, so that no other one gets its identity."""
     _read: dict[int, Mapping[Phase, GraphAnalysis]] = field(default_factory=dict)
@@ -199,7 +199,7 @@ class PlanOnMesh:
                 self._ways[rank] = self._gone(rank)
         return self._ways[rank]
 
-    def estimated(self, phase: Phase) -> dict[Key, float]:
+    def estimated(self, phase: Phase) -> dict[NodeKey, float]:
         """Seconds of nodes of the graph ``phase``, by which schedules were found: all ranks go by what the first was told."""
         return self._estimated.setdefault(phase, {})
 

@@ -27,13 +27,11 @@ if TYPE_CHECKING:
 
     from pytest_fxbucket.plan.schema import Plan
     from pytest_fxbucket.plan.schema_model import Model, Parallel
-    from pytest_fxbucket.step.roles import OptimizerBuilder, Parameter, Phase, StepGraph, Value
+    from pytest_fxbucket.step.roles import Key, OptimizerBuilder, Parameter, Phase, StepGraph, Value
 
 LEARNING_RATE = 0.03125
 """Of the fixed SGD update between steps: a power of two, so that the update itself rounds as little as can be."""
 
-Key = tuple[str, str]
-"""Role and name of a value."""
 KEPT = ("param", "buffer", "held", "state", "hyper")
 """Roles of what lives on from step to step."""
 
@@ -115,7 +113,7 @@ def state_and_batches(
     if step.optimizing is not None:
         kept |= step.optimizing.state(own, {value.fqn for value in step.outputs if value.role == "grad"})
     kept |= {("state", fqn): tensor.clone() for fqn, tensor in step.first_state.items()}
-    state = [kept[value.role, value.fqn] for value in step.inputs if value.role in KEPT]
+    state = [kept[value.key] for value in step.inputs if value.role in KEPT]
     keep_for_calls(model, step.called)
 
     followed = Followed(step.model.batch, here, step.inputs)
@@ -127,8 +125,8 @@ def begun_with(
 ) -> list[torch.Tensor]:
     """What ``inputs`` begin with, where those of ``task`` begin with ``start``: others are state, of ``first_state``."""
     kept = (value for value in task.inputs if value.role in KEPT)
-    known = {(value.role, value.fqn): tensor for value, tensor in zip(kept, start, strict=True)}
-    wanted = ((value.role, value.fqn) for value in inputs if value.role in KEPT)
+    known = {value.key: tensor for value, tensor in zip(kept, start, strict=True)}
+    wanted = (value.key for value in inputs if value.role in KEPT)
     return [known[key] if key in known else first_state[key[1]] for key in wanted]
 
 
@@ -142,12 +140,12 @@ def placed(start: Sequence[torch.Tensor], inputs: Sequence[Value], numbers: Coll
 
 def update(state: list[torch.Tensor], results: Sequence[Any], step: StepTask) -> None:
     """What the step made of parameters and state; of a step without optimizer one SGD step on the local shards."""
-    made = {(v.role, v.fqn): r for v, r in zip(step.outputs, results, strict=True)}
+    made = {v.key: r for v, r in zip(step.outputs, results, strict=True)}
     has_optimizer = any(role == "param" for role, _ in made)
     kept = (value for value in step.inputs if value.role in KEPT)
     for value, tensor in zip(kept, state, strict=True):
-        if (value.role, value.fqn) in made:
-            tensor.copy_(made[value.role, value.fqn])
+        if value.key in made:
+            tensor.copy_(made[value.key])
         elif value.role == "param" and not has_optimizer and ("grad", value.fqn) in made:
             tensor.add_(made["grad", value.fqn].to(tensor.dtype), alpha=-LEARNING_RATE)
 
@@ -233,7 +231,7 @@ class ThreeGraphs(StepRun):
         calls = {phase: partial(self.call, phase, graph) for phase, graph in graphs.items()}
         inputs, outputs = {one.phase: one.inputs for one in described}, {one.phase: one.outputs for one in described}
         self.iterating = Iterating(calls, inputs, outputs)
-        self.moved = {(value.role, value.fqn) for value in outputs["cleanup"]}
+        self.moved = {value.key for value in outputs["cleanup"]}
         self.moved_names = {node.name for node in graphs["cleanup"].graph.nodes}
 
     def step(self, batch: Sequence[torch.Tensor], number: int, count: int) -> Took:
@@ -252,25 +250,25 @@ class ThreeGraphs(StepRun):
         if number == count:
             self.iterating.forget()
         given = self.take(self.task.inputs, state, batch)
-        return Took(given, [results[value.role, value.fqn] for value in self.task.outputs], late)
+        return Took(given, [results[value.key] for value in self.task.outputs], late)
 
     def take(self, values: Sequence[Value], state: Sequence[torch.Tensor], batch: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """The tensors of ``values``."""
         kept, others = iter(state), iter(batch)
-        of = {(v.role, v.fqn): next(kept) if v.role in KEPT else next(others) for v in self.task.inputs}
-        return [of[value.role, value.fqn] for value in values]
+        of = {v.key: next(kept) if v.role in KEPT else next(others) for v in self.task.inputs}
+        return [of[value.key] for value in values]
 
     def keep(self, state: Sequence[torch.Tensor], results: Mapping[Key, Any]) -> None:
         """Write new parameters, buffers and state into ``state``."""
         kept = [value for value in self.task.inputs if value.role in KEPT]
         for value, tensor in zip(kept, state, strict=True):
-            if (value.role, value.fqn) in results:
-                tensor.copy_(results[value.role, value.fqn])
+            if value.key in results:
+                tensor.copy_(results[value.key])
 
 
 def by_key(results: Results) -> dict[Key, Any]:
     """``results`` by role and name."""
-    return {(value.role, value.fqn): made for value, made in results}
+    return {value.key: made for value, made in results}
 
 
 def set_rates(runs: Sequence[StepRun], taken: int) -> None:

@@ -11,9 +11,8 @@ from torch import fx
 from pytest_fxbucket.checks import attention_on_gpus
 from pytest_fxbucket.compat import fake_tensors
 from pytest_fxbucket.graph.ops import overload
-from pytest_fxbucket.step.roles import Value
+from pytest_fxbucket.step.roles import Key, Value
 
-Key = tuple[str, str]
 Graph = tuple[fx.GraphModule, Sequence[Value]]
 """A graph of a step with its inputs."""
 _CPU = torch.device("cpu")
@@ -47,13 +46,12 @@ def place(graphs: Sequence[Graph], device: str) -> frozenset[Key]:
     target = torch.device(device)
     if target == _CPU:
         return frozenset()
-    numbers = _numbers_among(graphs)
-    for graph_module, inputs in graphs:
+    numbers, on_cpu = _numbers_of(graphs)
+    for (graph_module, _), nodes in zip(graphs, on_cpu, strict=True):
         if attends_otherwise(graph_module):
             attention_on_gpus.register()
-        on_cpu = _on_cpu([node for node, value in _scalars(graph_module, inputs) if value.key in numbers])
         for module in _graph_modules(graph_module):
-            _move(module, target, on_cpu)
+            _move(module, target, nodes)
     return numbers
 
 
@@ -71,19 +69,18 @@ def _move(module: fx.GraphModule, target: torch.device, on_cpu: Collection[fx.No
     module.recompile()
 
 
-def _numbers_among(graphs: Sequence[Graph]) -> frozenset[Key]:
-    """Keys of learning rates, and of state that is on the CPU in every graph that has it."""
+def _numbers_of(graphs: Sequence[Graph]) -> tuple[frozenset[Key], list[set[fx.Node]]]:
+    """Keys of learning rates, and of state that is on the CPU in every graph that has it; and what each graph has there."""
     scalars = [_scalars(graph_module, inputs) for graph_module, inputs in graphs]
     keys = {value.key for of_graph in scalars for _, value in of_graph}
     rates = {value.key for of_graph in scalars for _, value in of_graph if value.role == "hyper"}
-    missing = keys
-    while missing:
-        missing = set[Key]()
-        for of_graph in scalars:
-            found = _on_cpu([node for node, value in of_graph if value.key in keys])
-            missing |= {value.key for node, value in of_graph if value.key in keys and node not in found} - rates
-        keys -= missing
-    return frozenset(keys)
+    while True:
+        given = [[(node, value) for node, value in of_graph if value.key in keys] for of_graph in scalars]
+        found = [_on_cpu([node for node, _ in of_graph]) for of_graph in given]
+        elsewhere = {v.key for of_graph, nodes in zip(given, found, strict=True) for node, v in of_graph if node not in nodes}
+        if elsewhere <= rates:
+            return frozenset(keys), found
+        keys -= elsewhere - rates  # what was computed with these is elsewhere now, too
 
 
 def _scalars(graph_module: fx.GraphModule, inputs: Sequence[Value]) -> list[tuple[fx.Node, Value]]:

@@ -22,7 +22,7 @@ from pytest_fxbucket.step_runner import KEPT
 from pytest_fxbucket.transforms.registry import BUILT_IN
 
 if TYPE_CHECKING:
-    from pytest_fxbucket.step.roles import Phase, StepGraph, Value
+    from pytest_fxbucket.step.roles import Key, Phase, StepGraph, Value
 
 NAME = "next_iteration"
 """The transformation, and the option that has its entries."""
@@ -30,8 +30,6 @@ CALLS = 3
 """So that what one call hands to the next is handed on once more."""
 LATE = ("param", "state", "grad")
 """Roles of what a call may give of the call before; the rest must be of its own."""
-Key = tuple[str, str]
-"""Role and name of a value."""
 aten = torch.ops.aten
 
 
@@ -58,7 +56,7 @@ def over_calls(step: StepGraph, usual: StepGraph | None = None) -> fx.GraphModul
     calls = _Calls(one.inputs["joint"], one.graphs["joint"].graph)
     crosses = set(step.graphs) == set(CROSSING)
     phases = ["setup", *["steady"] * (CALLS - 1), "cleanup"] if crosses else ["joint"] * CALLS
-    late = {(value.role, value.fqn) for value in step.outputs["cleanup"] if value.role in LATE} if crosses else set()
+    late = {value.key for value in step.outputs["cleanup"] if value.role in LATE} if crosses else set()
     given: dict[tuple[int, Key], Any] = {}
     for number, phase in enumerate(phases):
         if 0 < number < CALLS:
@@ -66,7 +64,7 @@ def over_calls(step: StepGraph, usual: StepGraph | None = None) -> fx.GraphModul
         results = calls.call(step, phase, min(number, CALLS - 1))
         before = late if phase in ("steady", "cleanup") else set()
         given.update({(number - (key in before), key): node for key, node in results.items()})
-    returned = [(value.role, value.fqn) for value in one.outputs["joint"] if value.role not in KEPT]
+    returned = [value.key for value in one.outputs["joint"] if value.role not in KEPT]
     wanted = [(number, key) for number in range(CALLS) for key in returned]
     if missing := next((one for one in wanted if one not in given), None):
         raise PassError(f"call {missing[0] + 1} of {CALLS} does not give {' '.join(missing[1])}")
@@ -83,10 +81,10 @@ class _Calls:
         self.carried: dict[Key, Any] = {}
         given = list(zip(graph.find_nodes(op="placeholder"), inputs, strict=True))
         kept = [(node, value) for node, value in given if value.role in KEPT]
-        self.kept: dict[Key, fx.Node] = {(value.role, value.fqn): self._placeholder(node, node.name) for node, value in kept}
+        self.kept: dict[Key, fx.Node] = {value.key: self._placeholder(node, node.name) for node, value in kept}
         self.batches: list[dict[Key, fx.Node]] = [
             {
-                (value.role, value.fqn): self._placeholder(node, f"{node.name}_of_{number + 1}")
+                value.key: self._placeholder(node, f"{node.name}_of_{number + 1}")
                 for node, value in given
                 if value.role not in KEPT
             }
@@ -109,16 +107,12 @@ class _Calls:
         inputs, outputs = step.inputs[phase], step.outputs[phase]
         known: dict[Key, Any] = {**self.kept, **self.batches[number], **self.carried}
         graph = step.graphs[phase].graph
-        env = {
-            node: known[value.role, value.fqn] for node, value in zip(graph.find_nodes(op="placeholder"), inputs, strict=True)
-        }
+        env = {node: known[value.key] for node, value in zip(graph.find_nodes(op="placeholder"), inputs, strict=True)}
         for node in graph.nodes:
             if node.op == "call_function":
                 env[node] = self._filled(self.graph.node_copy(node, env.__getitem__))
         returned: Any = graph.output_node().args[0]
-        results: dict[Key, Any] = {
-            (value.role, value.fqn): env.get(item, item) for item, value in zip(returned, outputs, strict=True)
-        }
+        results: dict[Key, Any] = {value.key: env.get(item, item) for item, value in zip(returned, outputs, strict=True)}
         self.carried = {key: node for key, node in results.items() if key[0] == "carried"}
         told: dict[Key, Any] = {
             key: self._clone(node) for key, node in results.items() if key[0] not in KEPT and key[0] != "carried"

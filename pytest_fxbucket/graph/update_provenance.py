@@ -72,8 +72,8 @@ def updates_of(
     for node in graph.nodes:
         if node in updating:
             walk.visit(node)
-    done = {(value.role, value.fqn) for _, value in results}
-    written = [(node, value) for node, value in roles.items() if node in walk.written and (value.role, value.fqn) not in done]
+    done = {value.key for _, value in results}
+    written = [(node, value) for node, value in roles.items() if node in walk.written and value.key not in done]
     for node, value in [*results, *written]:
         is_new = node in updating or node in walk.written
         if value.role in UPDATED and is_new:

@@ -18,7 +18,7 @@ from pytest_fxbucket.errors import FxbucketError, PassError, PlanError
 from pytest_fxbucket.graph.ops import returned
 from pytest_fxbucket.graph.reading import read_given
 from pytest_fxbucket.pass_names import in_order
-from pytest_fxbucket.passes.auto.estimates import Estimates, Key
+from pytest_fxbucket.passes.auto.estimates import Estimates, NodeKey
 from pytest_fxbucket.passes.foreign import run_foreign
 from pytest_fxbucket.passes.keep_order import AFTER, forget_order, without_kept_order
 from pytest_fxbucket.passes.manual import ManualPass, within_room
@@ -66,7 +66,7 @@ class PassJob:
     """Of the graph before the pass."""
     plan: Plan
     entries: Sequence[ResolvedEntry]
-    seconds: dict[Key, float] = field(default_factory=dict)
+    seconds: dict[NodeKey, float] = field(default_factory=dict)
     """What nodes of this graph took by what another rank was told, as far as that was asked."""
     twice: bool = False
     """Whether somebody else's pass is run again, to see that it makes the same graph."""

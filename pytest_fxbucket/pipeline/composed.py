@@ -19,14 +19,13 @@ from pytest_fxbucket.graph.ops import held_by
 from pytest_fxbucket.graph.order import order_of
 from pytest_fxbucket.pipeline.captured import StagedStep
 from pytest_fxbucket.step.pipelined import TIES, UPDATE, Crossing, Pipelined, Work, phase_of
-from pytest_fxbucket.step.roles import StepGraph, Value
+from pytest_fxbucket.step.roles import Key, StepGraph, Value
 from pytest_fxbucket.words import times
 
 BACKWARD: tuple[Work, ...] = ("backward", "input", "weight")
 PART = "fxbucket_part"
 """Key of what a node of a composed graph is of: the phase of its stage."""
 WORKS: tuple[Work, ...] = ("forward", *BACKWARD)
-Key = tuple[str, str]
 
 
 @dataclass

@@ -17,13 +17,13 @@ from pytest_fxbucket.pipeline.rank_stage import Crossed, Stage
 from pytest_fxbucket.pipeline.schedules import GATHERS, leaves, table_of
 from pytest_fxbucket.ranks import device, mark
 from pytest_fxbucket.step.pipelined import TIES, UPDATE, Pipelined, Work, phase_of, stage_of
-from pytest_fxbucket.step_runner import KEPT, Key, PhaseGraph, StepRun, StepTask, Took, update
+from pytest_fxbucket.step_runner import KEPT, PhaseGraph, StepRun, StepTask, Took, update
 from pytest_fxbucket.words import times
 
 if TYPE_CHECKING:
     from torch import fx
 
-    from pytest_fxbucket.step.roles import Value
+    from pytest_fxbucket.step.roles import Key, Value
 
 _ONCE: tuple[Work, ...] = ("unshard", "reduce")
 """Work of a stage that is done once a step."""

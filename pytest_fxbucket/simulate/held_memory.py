@@ -108,8 +108,8 @@ class Runs:
         """The last run that takes ``value`` from the run ``number``."""
         last = number
         for later, phase in enumerate(phases[number + 1 :], number + 1):
-            last = later if _key(value) in map(_key, self.step.inputs[phase]) else last
-            if _key(value) in map(_key, self.step.outputs[phase]):
+            last = later if value.key in (one.key for one in self.step.inputs[phase]) else last
+            if value.key in (one.key for one in self.step.outputs[phase]):
                 break
         return last
 
@@ -120,7 +120,7 @@ class Runs:
             alone = self.alone[phase]
             mine: set[Storage] = set()
             for value, storages in zip(self.step.inputs[phase], alone.inputs, strict=True):
-                key = _key(value) if value.role != "value" else (phase, value.fqn)
+                key = value.key if value.role != "value" else (phase, value.fqn)
                 if key in there or (value.role in WITHIN and self.step.pipelined is not None):
                     mine.update(storages)
                     continue
@@ -131,7 +131,7 @@ class Runs:
                         yield Held(self._whole(storage, phase, value), -1, END)
             attributes = (one for one in alone.storages if one.maker.op == "get_attr")
             yield from (Held(one, -1, END) for one in attributes)
-            there.update(_key(value) for value in self.step.outputs[phase])
+            there.update(value.key for value in self.step.outputs[phase])
 
     def _whole(self, storage: Storage, phase: Phase, value: Value) -> Storage:
         """``storage``; of the rows of one microbatch the whole batch."""
@@ -139,10 +139,6 @@ class Runs:
         if how is None or value.role != "batch" or stage_of(phase) is None:
             return storage
         return replace(storage, bytes=storage.bytes * how.microbatches)
-
-
-def _key(value: Value) -> tuple[str, str]:
-    return value.role, value.fqn
 
 
 # By the table of a schedule.

@@ -45,7 +45,7 @@ def refuse_unfitting(inputs: Sides, outputs: Sides, where: str) -> None:
     read: set[_Key] = set()
     for phase in inputs:
         for value in _handed(inputs[phase]):
-            key, what = (value.role, value.fqn), f"{_WORDS[value.role]} {value.fqn!r}"
+            key, what = value.key, f"{_WORDS[value.role]} {value.fqn!r}"
             if key not in given:
                 names = [fqn for role, fqn in given if role == value.role]
                 raise CaptureError(
@@ -58,12 +58,12 @@ def refuse_unfitting(inputs: Sides, outputs: Sides, where: str) -> None:
                     f"{where}: the {phase} graph takes {what} as {_form(value)}, but the {giver} graph gives {_form(made)}"
                 )
         for value in _handed(outputs[phase]):
-            if (other := given.get((value.role, value.fqn))) is not None:
+            if (other := given.get(value.key)) is not None:
                 raise CaptureError(
                     f"{where}: {_WORDS[value.role]} {value.fqn!r} is given twice, by {other[0]} and by {phase}; "
                     "add up in one graph what is one value, and give others names of their own"
                 )
-            given[value.role, value.fqn] = phase, value
+            given[value.key] = phase, value
     lost = next((key for key in given if key[0] == "unreduced" and key not in read), None)
     if lost is not None:
         raise CaptureError(
@@ -130,7 +130,7 @@ class _Joined:
         for node, value in zip(made, self.given.outputs[phase], strict=True):
             result = copies[node] if isinstance(node, fx.Node) else node
             if value.role in HANDED:
-                self.handed[value.role, value.fqn] = result
+                self.handed[value.key] = result
             else:
                 self.results.append((value, result))
 
@@ -160,7 +160,7 @@ def _keyed(phase: Phase, values: Sequence[Value]) -> Iterator[tuple[_Key, Value]
     """Each value with what tells it from all others: graphs that take one role and name take one tensor."""
     seen: Counter[_Key] = Counter()
     for value in values:
-        key: _Key = (value.role, value.fqn)
+        key: _Key = value.key
         seen[key] += 1
         again = (str(seen[key]),) if seen[key] > 1 else ()
         own = (phase,) if value.role == "value" else ()

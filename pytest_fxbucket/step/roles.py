@@ -25,6 +25,10 @@ where somebody split FSDP's collectives off, as :mod:`pytest_fxbucket.step.graph
 """
 
 
+Key = tuple[str, str]
+"""Role and name of a value, by which graphs have it in common."""
+
+
 @dataclass(frozen=True, slots=True)
 class Value:
     """One input or output of a graph."""
@@ -40,8 +44,8 @@ class Value:
     dtype: torch.dtype | None
 
     @property
-    def key(self) -> tuple[str, str]:
-        """Role and name, by which graphs have it in common."""
+    def key(self) -> Key:
+        """By which graphs have it in common."""
         return self.role, self.fqn
 
 

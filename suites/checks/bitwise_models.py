@@ -116,5 +116,16 @@ def tanh_off_by_a_little(gm: fx.GraphModule, plans: Sequence[object]) -> fx.Grap
     return gm
 
 
+def gradient_off_by_a_little(gm: fx.GraphModule, plans: Sequence[object]) -> fx.GraphModule:
+    """One of its own nodes is wrong, so no node of both graphs differs."""
+    output = gm.graph.output_node()
+    gradient = next(node for node in reversed(output.all_input_nodes) if node.meta["val"].ndim)
+    with gm.graph.inserting_before(output):
+        other = gm.graph.call_function(torch.ops.aten.mul.Tensor, (gradient, 1 + 2**-20))
+        other.meta = dict(gradient.meta)
+    output.replace_input_with(gradient, other)
+    return gm
+
+
 def other_loss(output: Tensor, batch: tuple[Tensor]) -> Tensor:
     return output.square().sum()

@@ -5,11 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from pytest_fxbucket.backends import Machine
+from pytest_fxbucket.backends import BackendChoice, Machine
+from pytest_fxbucket.checks.attention_on_gpus import OPERATORS
 from pytest_fxbucket.checks.verdict import Verdict
+from pytest_fxbucket.compat import fake_tensors
 from pytest_fxbucket.errors import CaptureError, RankError
 from pytest_fxbucket.plan.load import load_plans
 from pytest_fxbucket.plan.schema_checks import Benchmark, Run
@@ -19,6 +22,7 @@ from pytest_fxbucket.ranks.pools import Pools
 from pytest_fxbucket.run import PlanRun
 from pytest_fxbucket.settings import RunSettings
 
+ROOT = Path(__file__).parents[2]
 TOO_FEW = "nccl needs 2 GPUs, this machine has 0"
 NO_GPUS = Machine(has_cuda=True, nccl=(2, 29, 7))
 GPUS = Machine(("GPU-a", "GPU-b"), has_cuda=True, nccl=(2, 30, 7))
@@ -114,3 +118,32 @@ class TestGraphsForTheCpu:
     def test_else_it_is_an_error_with_what_to_do(self, check: Check, named: str, required: bool) -> None:
         with pytest.raises(CaptureError, match=r"calls aten\..* which cuda does not have; let the model call what all devices"):
             check(named, GPUS, require_gpus=required)
+
+
+class TestAttention:
+    """Of its operator a GPU has our kernel alone, by which two graphs can be compared, and no trainer's step."""
+
+    @pytest.fixture
+    def choice(self, pools: Pools, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., BackendChoice | Verdict]:
+        monkeypatch.setattr(machines, "this_machine", lambda: replace(GPUS, gpus=(*GPUS.gpus, "GPU-c", "GPU-d")))
+        monkeypatch.setattr(fake_tensors, "has_kernel", lambda op, device: op not in OPERATORS)  # as on a build for CUDA
+        plan = load_plans(ROOT / "fixtures/plans/cp.toml")[0]
+
+        def choose(check: str, named: str, **settings: Any) -> BackendChoice | Verdict:
+            given = RunSettings(ROOT, tmp_path, tmp_path, backend=named, **settings)
+            return PlanRun(plan, given, pools)._context(check).choice(check)
+
+        return choose
+
+    def test_auto_keeps_eager_alone_on_gloo(self, choice: Callable[..., BackendChoice | Verdict]) -> None:
+        assert choice("bitwise", "auto") == BackendChoice("nccl", ranks_on_gpu=1)
+        kept = choice("eager", "auto")
+        assert isinstance(kept, BackendChoice)
+        assert kept.backend == "gloo"
+        assert "_scaled_dot_product_flash_attention_for_cpu" in kept.lacking
+
+    @pytest.mark.parametrize(("named", "settings"), [("nccl", {}), ("auto", {"require_gpus": True})])
+    def test_where_gpus_are_asked_for_eager_goes_there_to_be_skipped(
+        self, choice: Callable[..., BackendChoice | Verdict], named: str, settings: dict[str, Any]
+    ) -> None:
+        assert choice("eager", named, **settings) == BackendChoice("nccl", ranks_on_gpu=1)

@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
+from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode
 
-from pytest_fxbucket.checks.bitwise.job import BitwiseOutcome, Difference, bits, ulps_apart
+from pytest_fxbucket.backends import BACKENDS
+from pytest_fxbucket.checks.bitwise.job import BitwiseOutcome, Difference, bits, compare, ulps_apart
 from pytest_fxbucket.checks.bitwise.judge import difference_lines, first_node_lines, first_step, unusable_data, wrong_graphs
 from pytest_fxbucket.checks.verdict import Verdict
 from pytest_fxbucket.errors import RankError
+from pytest_fxbucket.plan.schema_model import Parallel
 
 FLOATS = [torch.bfloat16, torch.float16, torch.float32, torch.float64]
 INTEGER_OF = {2: torch.int16, 4: torch.int32, 8: torch.int64}
@@ -34,6 +38,13 @@ class TestBits:
         assert bool(other.isnan().all())
         assert torch.equal(bits(one), bits(same))
         assert not torch.equal(bits(one), bits(other))
+
+    @pytest.mark.parametrize("shape", [(), (3,)])
+    def test_tensors_of_two_devices_are_compared_on_the_first(self, shape: tuple[int, ...]) -> None:
+        with FakeTensorMode():
+            found = compare(0, 0, "state", "step", torch.ones(shape), torch.ones(shape, device="cuda"))
+            with pytest.raises(DataDependentOutputException):  # as far as tensors without values go: whether any bit differs
+                list(found)
 
     @pytest.mark.parametrize("dtype", [torch.bool, torch.uint8, torch.int8, torch.int32, torch.int64])
     def test_integers(self, dtype: torch.dtype) -> None:
@@ -181,3 +192,16 @@ class TestOnRanks:
             verdict.lines[-1],
         )
         assert re.match(r"step 0, rank 0: (loss|gradient)", verdict.lines[0])
+
+    @pytest.mark.parametrize("own_sums", [False, True])
+    def test_a_ring_is_named_where_the_back_end_adds_by_itself(
+        self, bitwise: Callable[..., Verdict], monkeypatch: pytest.MonkeyPatch, own_sums: bool
+    ) -> None:
+        monkeypatch.setitem(BACKENDS, "gloo", replace(BACKENDS["gloo"], has_own_sums=own_sums))
+        wrong = {"pass_name": "bitwise_models:gradient_off_by_a_little"}
+        verdict = bitwise(settings=wrong, parallel=Parallel(mode="replicate", dp_replicate=2))
+        assert verdict.outcome == "failed"
+        assert verdict.lines[-1 - own_sums].startswith("no node that both graphs have differs")
+        assert ("an all_reduce over nccl" in verdict.lines[-1]) is own_sums
+        reduced = bitwise(settings=wrong)  # of sharded parameters no all_reduce is launched
+        assert reduced.lines[-1].startswith("no node that both graphs have differs")

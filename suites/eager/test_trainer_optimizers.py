@@ -12,6 +12,8 @@ from pytest_fxbucket.eager.trainer import EagerStep
 
 
 class Trains:
+    """As much of a trainer as is looked at: it has no ``backward`` and no ``update``, which no test here calls."""
+
     def __init__(self, optimizer: type[torch.optim.Optimizer], **options: Any) -> None:
         self.model = nn.Linear(2, 2)
         self.optimizers = [optimizer(self.model.parameters(), **options)]

@@ -24,7 +24,6 @@ from pytest_fxbucket.step.mesh import make_groups
 from pytest_fxbucket.step.portable import PortableGraph, digest, encode_module
 from pytest_fxbucket.step_runner import (
     KEPT,
-    Key,
     OneGraph,
     PhaseGraph,
     StepRun,
@@ -39,7 +38,7 @@ from pytest_fxbucket.step_runner import (
 
 if TYPE_CHECKING:
     from pytest_fxbucket.pipeline.rank_stage import Crossed
-    from pytest_fxbucket.step.roles import Value
+    from pytest_fxbucket.step.roles import Key, Value
 
 
 _DECODED = DecodedGraphs()

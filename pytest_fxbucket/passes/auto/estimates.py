@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from pytest_fxbucket.cost.cluster import Cluster
     from pytest_fxbucket.cost.costs import CostModel
 
-Key = tuple[str, str]
+NodeKey = tuple[str, str]
 """Name and operator of a node."""
 
 
@@ -36,7 +36,7 @@ class Estimates:
 
     cost: CostModel
     cluster: Cluster
-    known: dict[Key, float] = field(default_factory=dict)
+    known: dict[NodeKey, float] = field(default_factory=dict)
     """What was asked before; the same for every rank that this process plays."""
     differs: bool = True
     """Whether the model may say other seconds on other ranks; what reckons with sizes alone does not."""
@@ -78,7 +78,7 @@ def refuse_symbolic(graph: fx.Graph) -> None:
             )
 
 
-def _agreed(seconds: dict[Key, float]) -> dict[Key, float]:
+def _agreed(seconds: dict[NodeKey, float]) -> dict[NodeKey, float]:
     """The median over all ranks of ``seconds``, of one that it is to run on."""
     if not dist.is_initialized() or dist.get_world_size() == 1 or dist.get_backend() == "fake":
         return seconds
@@ -97,5 +97,5 @@ def _agreed(seconds: dict[Key, float]) -> dict[Key, float]:
     return dict(zip(mine, map(median, columns), strict=True))
 
 
-def _called(key: Key | None) -> str:
+def _called(key: NodeKey | None) -> str:
     return f"{key[0]} ({key[1]})" if key else "nothing"
