@@ -8,7 +8,7 @@ from __future__ import annotations
 import sys
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from types import SimpleNamespace
 from typing import Any
 from unittest.mock import patch
@@ -60,24 +60,52 @@ def functions_given(exchange: Callable[[Any], Any]) -> Iterator[None]:
         Function.apply = before  # type: ignore[method-assign]  # replaced for a while
 
 
+_KEPT_ON: list[TorchFunctionMode] = []
+"""Modes of the blocks of :func:`on_in_backward` that run now, of all threads."""
+_CHECKPOINTS = ExitStack()
+"""Has torch's checkpoints wrapped as long as there is such a block."""
+
+
 @contextmanager
 def on_in_backward(mode: TorchFunctionMode) -> Iterator[None]:
-    """In the block ``mode`` is on, and also where checkpoints compute again: torch takes it off as long as backward runs."""
+    """In the block ``mode`` is on, and also where checkpoints compute again: torch takes it off as long as backward runs.
+
+    Several threads may be in such blocks, and leave them in any order: ranks of one process are threads that take turns. A
+    checkpoint computes again under the modes that were on, in its own thread, when it was called.
+    """
+    if not _KEPT_ON:
+        _CHECKPOINTS.enter_context(_checkpoints_wrapped())
+    _KEPT_ON.append(mode)
+    try:
+        with mode:
+            yield
+    finally:
+        _KEPT_ON.remove(mode)
+        if not _KEPT_ON:
+            _CHECKPOINTS.close()
+
+
+def _checkpoints_wrapped() -> AbstractContextManager[None]:
     frame, reentrant = checkpoint._CheckpointFrame, checkpoint.CheckpointFunction
 
-    def under_mode(function: Callable[..., Any]) -> Callable[..., Any]:
+    def under_modes(function: Callable[..., Any]) -> Callable[..., Any]:
+        modes = [mode for mode in _get_current_function_mode_stack() if mode in _KEPT_ON]
+
         def again(*args: Any, **kwargs: Any) -> Any:
-            with nullcontext() if mode in _get_current_function_mode_stack() else mode:
+            already = _get_current_function_mode_stack()
+            with ExitStack() as inside:
+                for mode in modes:
+                    if mode not in already:
+                        inside.enter_context(mode)
                 return function(*args, **kwargs)
 
         return again
 
     changed: dict[str, Any] = {
-        "_CheckpointFrame": lambda function, *more, **named: frame(under_mode(function), *more, **named),
-        "CheckpointFunction": SimpleNamespace(apply=lambda function, *more: reentrant.apply(under_mode(function), *more)),
+        "_CheckpointFrame": lambda function, *more, **named: frame(under_modes(function), *more, **named),
+        "CheckpointFunction": SimpleNamespace(apply=lambda function, *more: reentrant.apply(under_modes(function), *more)),
     }
-    with mode, patch.multiple(checkpoint, **changed):
-        yield
+    return patch.multiple(checkpoint, **changed)
 
 
 def each_tensor(change: Callable[[torch.Tensor], torch.Tensor], given: Any) -> Any:

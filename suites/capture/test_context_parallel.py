@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
+from threading import Event
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.utils import checkpoint as torch_checkpoint
 from torch.utils.checkpoint import checkpoint
 
 from fixtures.models import llama, llama_sdpa
@@ -19,6 +22,7 @@ from pytest_fxbucket.capture.from_plan import capture_plan
 from pytest_fxbucket.capture.parallel import ring_attention, sequence_parallel
 from pytest_fxbucket.capture.parallel.context_parallel import AttentionToAll
 from pytest_fxbucket.checks.verdict import Verdict
+from pytest_fxbucket.compat.modules import on_in_backward
 from pytest_fxbucket.eager.context_parallel import WholeSequence
 from pytest_fxbucket.errors import CaptureError
 from pytest_fxbucket.plan.entries import parse_entries
@@ -128,11 +132,30 @@ def test_ranks_that_all_send_to_the_second_one_are_found(checked: Checked, monke
     )
 
 
+@pytest.mark.parametrize("backend", ["gloo", "local"])  # of the second ranks are threads, each in its own attention
 @pytest.mark.parametrize("form", ["gathered", "ring"])
-def test_what_checkpoints_compute_again_attends_to_all_too(form: str, checked: Checked) -> None:
+def test_what_checkpoints_compute_again_attends_to_all_too(form: str, backend: str, checked: Checked) -> None:
     args = {"is_reentrant": form == "gathered"}
     plan = small("cp.ring" if form == "ring" else "cp", args, factory=f"{HERE}:checkpointed")
-    assert checked(plan, "eager").outcome == "passed"
+    assert checked(plan, "eager", backend=backend).outcome == "passed"
+
+
+def test_checkpoints_are_torchs_own_again_whichever_rank_leaves_first() -> None:
+    before = torch_checkpoint._CheckpointFrame
+    is_in, has_left = [Event(), Event()], Event()
+
+    def enter(rank: int) -> bool:
+        is_in[rank - 1].wait() if rank else None
+        with on_in_backward(AttentionToAll(Group("cp", 2), torch.tensor(rank), "ring")):
+            is_in[rank].set()
+            (has_left if rank else is_in[1]).wait()
+            is_wrapped = torch_checkpoint._CheckpointFrame is not before
+        has_left.set()
+        return is_wrapped
+
+    with ThreadPoolExecutor(2) as ranks:
+        assert list(ranks.map(enter, range(2))) == [True, True]
+    assert torch_checkpoint._CheckpointFrame is before
 
 
 class Counts(llama.Llama):
