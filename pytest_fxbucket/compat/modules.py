@@ -85,7 +85,7 @@ def on_in_backward(mode: TorchFunctionMode) -> Iterator[None]:
             _CHECKPOINTS.close()
 
 
-def _checkpoints_wrapped() -> AbstractContextManager[None]:
+def _checkpoints_wrapped() -> AbstractContextManager[Any]:
     frame, reentrant = checkpoint._CheckpointFrame, checkpoint.CheckpointFunction
 
     def under_modes(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -105,7 +105,8 @@ def _checkpoints_wrapped() -> AbstractContextManager[None]:
         "_CheckpointFrame": lambda function, *more, **named: frame(under_modes(function), *more, **named),
         "CheckpointFunction": SimpleNamespace(apply=lambda function, *more: reentrant.apply(under_modes(function), *more)),
     }
-    return patch.multiple(checkpoint, **changed)
+    wrapped: AbstractContextManager[Any] = patch.multiple(checkpoint, **changed)
+    return wrapped
 
 
 def each_tensor(change: Callable[[torch.Tensor], torch.Tensor], given: Any) -> Any:
