@@ -98,6 +98,13 @@ def test_a_lost_process_ends_the_run_with_its_name(tmp_path: Path, warm_runs: Wa
     assert "test_never_begun" not in done.output
 
 
+def test_an_expectation_that_cannot_be_written_is_rank_0s_exit_status(tmp_path: Path, warm_runs: WarmRuns) -> None:
+    done = agents.run_alone(warm_runs, project(tmp_path), "test_two_texts.py", "--accept")
+    assert done.statuses == [1, 0]
+    assert "NOT rewritten: test_two_texts.py:" in done.output
+    assert re.search(r"^=+ 2 passed", done.output, re.M)
+
+
 def test_other_items_on_one_node_end_the_run_before_it_begins(tmp_path: Path, warm_runs: WarmRuns) -> None:
     done = agents.run_alone(warm_runs, project(tmp_path), "test_killed.py", ORDER="lacking", LACKING_NODE="1")
     assert 0 not in done.statuses

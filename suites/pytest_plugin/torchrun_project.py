@@ -124,6 +124,15 @@ def test_last(fxbucket_ranks):
 """
 )
 
+TWO_TEXTS = (
+    HEAD
+    + """
+@pytest.mark.parametrize("text", ["one", "other"])
+def test_two_texts(text, fxbucket_expect):
+    fxbucket_expect(text, "")
+"""
+)
+
 KILLED = (
     HEAD
     + """
@@ -158,6 +167,7 @@ FILES = {
     "conftest.py": ORDERS,
     "test_items.py": ITEMS,
     "test_killed.py": KILLED,
+    "test_two_texts.py": TWO_TEXTS,
     "pytest.ini": "[pytest]\n",
     "plans/good.toml": GOOD,
     "plans/loud.toml": GOOD.replace("tiny:", "loud:") + BITWISE_ALONE,

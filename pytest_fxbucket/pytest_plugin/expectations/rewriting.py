@@ -138,7 +138,7 @@ class ExpectationHooks:
             if digest != text["digest"]:
                 self._fx.to_write.clash(Path(text["path"]), test, report.nodeid)
 
-    @pytest.hookimpl(tryfirst=True)
+    # Not tryfirst: under torchrun all processes agree on how the session ended before anything is written, as with goldens.
     def pytest_sessionfinish(self, session: pytest.Session, exitstatus: int | pytest.ExitCode) -> None:
         """Write the accepted expectations."""
         if self._controller.was_interrupted(session, exitstatus):
