@@ -147,6 +147,7 @@ class Gradients:
         self._parameters, self._on_read = parameters, on_read
         self._fqns = {id(parameter): fqn for fqn, parameter in parameters.items()}
         self._before = {fqn: parameter.grad for fqn, parameter in parameters.items()}
+        self._versions = {fqn: _version(grad) for fqn, grad in self._before.items()}
         self._counts: dict[str, bool] = {}
         """By parameter whether the gradient of before counts, settled by what happened to it first."""
 
@@ -169,15 +170,23 @@ class Gradients:
 
     def counting(self) -> dict[str, bool]:
         """By parameter whether it had a gradient before the step, where that makes a difference."""
-        found = self._parameters.items()
-        counts = {fqn for fqn, p in found if self._counts.get(fqn, p.grad is not self._before[fqn])}
-        return {fqn: self._before[fqn] is not None for fqn in self._parameters if fqn in counts}
+        counts = (fqn for fqn in self._parameters if self._counts.get(fqn, self._has_changed(fqn)))
+        return {fqn: self._before[fqn] is not None for fqn in counts}
+
+    def _has_changed(self, fqn: str) -> bool:
+        """Whether the step made the gradient anew, or added to it: autograd adds to one that is there in place."""
+        gradient = self._parameters[fqn].grad
+        return gradient is not self._before[fqn] or _version(gradient) != self._versions[fqn]
 
     def left(self) -> dict[str, torch.Tensor | None]:
         """Gradients that the step leaves behind, None where it leaves none; without those that it did not replace."""
         cleared = {fqn for fqn, p in self._parameters.items() if p.grad is None and fqn in self._counts}
         changed = {fqn: p.grad for fqn, p in self._parameters.items() if p.grad is not self._before[fqn]}
         return changed | dict.fromkeys(cleared)
+
+
+def _version(gradient: torch.Tensor | None) -> int:
+    return gradient._version if gradient is not None else 0
 
 
 @contextmanager

@@ -280,6 +280,25 @@ def test_gradients_of_before_are_added_to_and_then_dropped() -> None:
     assert twins.step.traces == 2
 
 
+@pytest.mark.parametrize("first", [True, False])
+def test_a_step_that_only_adds_to_gradients_is_traced_for_each_of_their_states(first: bool) -> None:
+    def make_step(model: nn.Module, optimizers: Optimizers) -> Step:
+        def step(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+            loss = functional.cross_entropy(model(x), y)
+            loss.backward()
+            return loss.detach()
+
+        return step
+
+    twins = Twins(sgd, make_step)
+    for has_gradients in (first, not first, first):
+        for run in twins.each():
+            for parameter in run.model.parameters():
+                parameter.grad = torch.ones_like(parameter) if has_gradients else None
+        twins.same(*batch(0))
+    assert twins.step.traces == 2
+
+
 def by_hand(model: nn.Module, optimizers: Optimizers) -> Step:
     """autograd.grad and gradients set by hand; parameters are held from outside of the step."""
     parameters = list(model.parameters())
