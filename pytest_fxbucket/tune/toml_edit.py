@@ -11,6 +11,8 @@ from pytest_fxbucket.errors import PlanError
 from pytest_fxbucket.plan.toml_text import to_toml
 
 _HEADER = re.compile(r"\s*(\[\[?)\s*([^\]#]+?)\s*\]\]?\s*(#.*)?")
+_COMMENT = re.compile(r"""(?:"(?:\\.|[^"\\])*"|'[^']*'|[^"'#])*(#.*)""")
+"""A line that ends with a comment, which is its first group; a ``#`` within a string, of either quotes, begins none."""
 _WIDTH = 128
 _INDENT = "    "
 Edits = Mapping[tuple[str, str], object]
@@ -105,8 +107,8 @@ def _rewritten(lines: Sequence[str], key: str, value: object) -> list[str]:
     behind = next((place for place in hashes if tomllib_or_none(text[:place]) == old), len(text))
     comments = []
     for line in text[:behind].splitlines()[:-1] if "\n" in text[:behind].rstrip() else []:
-        places = [place for place, char in enumerate(line) if char == "#" and line[:place].count('"') % 2 == 0]
-        comments += [line[places[0] :].rstrip() + ending] if places else []
+        found = _COMMENT.fullmatch(line)
+        comments += [found[1].rstrip() + ending] if found else []
     comment = text[behind:].strip()
     if value is None:
         return [*comments, *([comment + ending] if comment else [])]

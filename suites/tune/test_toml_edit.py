@@ -39,6 +39,11 @@ def test_a_value_is_changed_and_comments_stay() -> None:
     ).replace('"prefetch" = 0', "prefetch = 2")
 
 
+def test_a_hash_in_single_quotes_begins_no_comment() -> None:
+    text = "[bucket]\nplan = [\n    'a#b',  # first\n    'half a \" #',\n]\n"
+    assert edited(text, {("bucket", "plan"): ["c"]}, "p.toml") == '[bucket]\n# first\nplan = ["c"]\n'
+
+
 def test_a_new_key_stands_behind_the_last_of_its_table() -> None:
     new = edited(TEXT, {("bucket", "by"): "overlap", ("overlap", "schedule"): "auto"}, "p.toml")
     assert new == TEXT.replace("# MiB\n", '# MiB\nby = "overlap"\n').replace(
