@@ -198,21 +198,25 @@ def _agree(model: nn.Module, sync: bool) -> None:
     """Send what rank 0 holds to all, or raise :class:`CaptureError` where ranks hold other values."""
     held = {**dict(model.named_parameters()), **dict(model.named_buffers())}
     whole = {fqn: tensor for fqn, tensor in held.items() if not is_dtensor(tensor)}
-    if sync:
-        with torch.no_grad():
-            for tensor in whole.values():
-                dist.broadcast(tensor, 0)
-        return
-    own = {fqn: _digest(tensor) for fqn, tensor in whole.items()}
+    # Also before values are sent: a rank with a tensor more or less would wait for the others, or take one for another.
+    own = {fqn: str((tuple(tensor.shape), tensor.dtype)) if sync else _digest(tensor) for fqn, tensor in whole.items()}
     every: list[dict[str, str]] = [{} for _ in range(dist.get_world_size())]
     dist.all_gather_object(every, own)
     for rank, theirs in enumerate(every):
-        if fqn := next((fqn for fqn in every[0] if theirs.get(fqn) != every[0][fqn]), None):
+        if fqn := next((fqn for fqn in [*every[0], *theirs] if theirs.get(fqn) != every[0].get(fqn)), None):
+            if sync or fqn not in theirs or fqn not in every[0]:
+                raise CaptureError(
+                    f"rank {rank} has another model than rank 0, first at {fqn}; build the same one on all ranks"
+                )
             what = "parameter" if fqn in dict(model.named_parameters()) else "buffer"
             raise CaptureError(
                 f"rank {rank} begins with another {what} {fqn} than rank 0; seed all ranks alike, or give sync=True, which "
                 "sends what rank 0 has"
             )
+    if sync:
+        with torch.no_grad():
+            for tensor in whole.values():
+                dist.broadcast(tensor, 0)
 
 
 def _digest(tensor: torch.Tensor) -> str:

@@ -137,9 +137,9 @@ def begun(rank: int, world: int, payload: None) -> int:
 def refusals(rank: int, world: int, payload: None) -> dict[str, str]:
     """What is said, by what was wrong."""
 
-    def given(parallel: Any = "fully_shard", *, seed: int = 0, **options: Any) -> str:
+    def given(parallel: Any = "fully_shard", *, seed: int = 0, layers: int = 1, **options: Any) -> str:
         torch.manual_seed(seed)
-        model = nn.Sequential(nn.Linear(4, 4))
+        model = nn.Sequential(*(nn.Linear(4, 4) for _ in range(layers)))
         try:
             step = capture_step(lambda x: model(x).sum(), model=model, parallel=parallel, **options)
             return f"gave {step(torch.ones(6, 4)).item()}"
@@ -178,6 +178,8 @@ def refusals(rank: int, world: int, payload: None) -> dict[str, str]:
         "unknown keyword": called(torch.ones(4, 4), y=1),
         "ranks that differ": given(seed=rank),
         "sent": given("replicate", seed=rank, sync=True, batch_dim=None),
+        "a layer more": given(layers=2 if rank == 1 else 1),
+        "a layer less": given("replicate", layers=1 if rank == 1 else 2, sync=True),
         "unknown": given("fsdp"),
         "mesh": given("fully_shard", mesh=mesh),
         "no mesh": given("hybrid_shard"),

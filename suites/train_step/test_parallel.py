@@ -39,6 +39,8 @@ def test_what_cannot_be_parted_is_said_in_a_sentence(pools: Pools) -> None:
         "unknown keyword": "the step takes (x), and is called otherwise: got an unexpected keyword argument 'y'",
         "ranks that differ": "rank 1 begins with another parameter 0.weight than rank 0; seed all ranks alike, or give "
         "sync=True, which sends what rank 0 has",
+        "a layer more": "rank 1 has another model than rank 0, first at 1.weight; build the same one on all ranks",
+        "a layer less": "rank 1 has another model than rank 0, first at 1.weight; build the same one on all ranks",
         "unknown": 'parallel is "fsdp"; known are fully_shard, hybrid_shard, replicate, modules for tp, and callables',
         "mesh": 'parallel = "fully_shard" takes a mesh of 1 dimensions beside tp, and this one has 2',
         "no mesh": 'parallel = "hybrid_shard" needs a mesh of two dimensions, copies first',
