@@ -25,7 +25,7 @@ class NamedPlan:
     file: Path
     row: str | None
     is_found: bool = False
-    """Whether it was come across, not asked for by its name."""
+    """Whether it was found in a folder or by a glob, and not named itself."""
 
     @property
     def typed(self) -> str:
@@ -68,7 +68,7 @@ def _expanded(text: str) -> Iterator[NamedPlan]:
 
 
 def _of_ini(start: Path) -> tuple[list[str], str]:
-    """What ini fxbucket_plans says in the nearest file of pytest's above, as paths from here; and what to call it."""
+    """Entries of ini fxbucket_plans in the nearest ini file of pytest above ``start``, as paths from there; and its name."""
     for folder in (start, *start.parents):
         for name in ("pytest.ini", ".pytest.ini", "pyproject.toml", "tox.ini", "setup.cfg"):
             lines = _plans_in(folder / name)

@@ -33,7 +33,7 @@ class Case:
 
 
 def compare(rank: int, world: int, case: Case) -> list[list[str]]:
-    """For each graph after a pass what differs on this rank; a sentence each."""
+    """For each graph after a pass, a sentence for each difference on this rank."""
     names = _groups(rank, case.groups)
     mark("the graph before the pass")
     expected = _run(case.before, inputs_of(case.inputs, case.seed, rank), names, case.seed)
@@ -69,7 +69,7 @@ def _run(portable: PortableGraph, inputs: list[Any], names: Mapping[str, str], s
 
 
 def _rename(node: fx.Node, names: Mapping[str, str]) -> None:
-    """Let the launch ``node`` run on this rank's group of the name that it says."""
+    """Let the launch ``node`` run on the real process group of this rank that its name in the graph stands for."""
     said = str(collectives.argument(node, "group_name"))
     if untwinned(said) in names:
         name = names[untwinned(said)]
