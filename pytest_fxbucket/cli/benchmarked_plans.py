@@ -54,6 +54,7 @@ def named_plans(asked: Sequence[str]) -> list[NamedPlan]:
 
 def _expanded(text: str) -> Iterator[NamedPlan]:
     path = Path(text)
+    # FILE[ROW] and FILE::ROW name a row of a plan, though brackets could be a glob's.
     if path.is_dir():
         files = sorted(path.rglob("*.toml"))
     elif glob.has_magic(text) and not path.exists() and "::" not in text and not text.endswith("]"):

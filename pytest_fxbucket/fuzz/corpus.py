@@ -121,6 +121,7 @@ def _program(trial: Trial) -> Iterator[str]:
     groups = {name: lists for name, lists in program.groups.items() if any(_names_group(node, name) for node in graph.nodes)}
     yield f"made = Program({', '.join([str(program.world), *([repr(groups)] if groups else [])])})"
     names = _Names(graph)
+    # What Program starts with; a line is printed only where the module or the direction changes.
     module: str | None = "a"
     backward = False
     for node in graph.nodes:

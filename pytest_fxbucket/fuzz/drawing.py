@@ -117,7 +117,7 @@ class Drawing:
         groups = {"again": [everybody], "alone": [[rank] for rank in everybody], **HALVES.get(self.world, {})}
         self.program = Program(self.world, groups)
         self.program.module = f"{self.inside}a"
-        self.groups = [*sorted(groups), *["0"] * 6]
+        self.groups = [*sorted(groups), *["0"] * 6]  # most launches are on the world
         w = self.world
         # What is plainest comes last, since that is what small numbers choose.
         for i, dtype in enumerate(DTYPES[:0:-1]):
@@ -145,6 +145,7 @@ class Drawing:
 
     def writable(self, allowed: Callable[[Drawn], bool] = lambda _: True) -> list[Drawn]:
         """What a step may write now."""
+        # Neither what a launch in flight sends nor, by readable, what it fills; nor a value whose elements share memory.
         sent = {one.sends for one in self.open}
         return [value for value in self.readable(allowed) if value.storage not in sent and value.is_one_to_one]
 

@@ -91,6 +91,7 @@ def _said(trial: Trial, subject: Subject, kinds: set[str]) -> Iterator[tuple[str
         if PLAN in kinds:
             yield PLAN, f"{trial.wrong} is taken without a word"
         return
+    # In the order of KINDS. The caller takes the first text, so a question is asked only if those before it found nothing.
     for kind, ask in _QUESTIONS:
         if kind in kinds:
             for text in ask(made):

@@ -37,7 +37,7 @@ CLUSTER = Cluster(
 
 def run_pass(graph: fx.Graph, entries: object, **options: Any) -> PassReport:
     """Our pass on ``graph`` in place; ``options`` are ManualPass's, with ``cost``, or ``costs`` as of :func:`any_seconds`."""
-    forget_order(graph)
+    forget_order(graph)  # a graph that the pass has made already has nodes that keep its order; they are no part of a step
     if options.get("by") in ("size", "overlap"):
         targets = by_size(graph)
     else:

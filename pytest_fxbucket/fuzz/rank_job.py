@@ -47,7 +47,7 @@ def compare(rank: int, world: int, case: Case) -> list[list[str]]:
 
 def _groups(rank: int, groups: Groups) -> dict[str, str]:
     """Real name of each group that this rank is in. All ranks make all of them, in one order."""
-    names = {}
+    names = {}  # new_group is itself collective: a rank must call it for groups that it is not in, too
     for name, lists in sorted(groups.items()):
         for ranks in lists:
             group = dist.new_group(list(ranks))

@@ -64,6 +64,7 @@ class Flight:
 
 def flights(seen: Seen) -> list[Flight]:
     """All launches, in graph order."""
+    # Read off the waits, since a launch of several tensors has a wait for each, and ``after`` nodes may lie in between.
     waits: dict[fx.Node, list[fx.Node]] = {}
     for node in seen.graph.nodes:
         if is_wait(node):

@@ -165,6 +165,8 @@ class Controller:
         done = self._done
         if done.has_no_report or done.has_compared_nothing:
             return True
+        # With --fxbucket-prune orphans are removed and do not fail the run; without it they do, once every other golden was
+        # compared.
         if done.removed is not None:
             return bool(done.written.errors or done.removed.errors)
         return bool(done.written.errors or (done.found and done.found.orphans and done.found.has_seen_all))

@@ -243,6 +243,8 @@ class BenchmarkItem(OfPlan, pytest.Function):
     def of(cls, parent: pytest.Collector, name: str, plan: Any) -> BenchmarkItem:
         """Return the item called ``name``."""
         has_plugin = parent.config.pluginmanager.hasplugin(PLUGIN)
+        # pytest requests fixtures by the arguments of the function: the one with ``benchmark`` needs pytest-benchmark to be
+        # there.
         item: BenchmarkItem = cls.from_parent(parent, name=name, plan=plan, callobj=_timed if has_plugin else _untimed)
         if has_plugin:
             item.add_marker(pytest.mark.benchmark(group=parent.nodeid + (f"[{plan.matrix_id}]" if plan.matrix_id else "")))
@@ -320,6 +322,8 @@ class BenchmarkItem(OfPlan, pytest.Function):
 
 def note_fixture(item: pytest.Item) -> None:
     """Let a test that asks for our fixture count as one of pytest-benchmark's."""
+    # pytest-benchmark looks for its fixture among the names, as for --benchmark-only; ours requests it only while the test
+    # runs.
     names: list[str] = getattr(item, "fixturenames", [])
     if FIXTURE in names and PLUGIN not in names and item.config.pluginmanager.hasplugin(PLUGIN):
         names.append(PLUGIN)
@@ -375,7 +379,7 @@ def feed(benchmark: Any, samples: Sequence[float], extra_info: Mapping[str, Any]
     """Let pytest-benchmark's fixture take each of ``samples`` (seconds) as a round."""
     from pytest_fxbucket.pytest_plugin.saving import set_timer
 
-    now_s, left = 0.0, iter(samples)
+    now_s, left = 0.0, iter(samples)  # the clock that pytest-benchmark reads, and what each call of step() moves it on by
 
     def slowest_rank() -> float:
         return now_s

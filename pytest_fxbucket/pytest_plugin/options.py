@@ -116,6 +116,7 @@ def reparse(config: pytest.Config, parser: pytest.Parser, args: list[str]) -> No
 
 def add_accept_alias(parser: pytest.Parser, args: list[str]) -> None:
     """Add ``--accept``, unless a plugin or a conftest has an option of that name."""
+    # The namespace gets the default of every option that there is, so it shows whether one is stored as "accept".
     if hasattr(parser.parse_known_args([], namespace=Namespace()), "accept"):
         return
     parser.getgroup("fxbucket").addoption(

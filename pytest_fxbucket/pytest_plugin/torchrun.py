@@ -100,7 +100,7 @@ class Torchrun:
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_collection_modifyitems(self, session: pytest.Session, items: list[pytest.Item]) -> Generator[None]:
         """Have rank 0's items, in its order, everywhere."""
-        # In two rounds, so that all processes end with the same sentence: first rank 0 tells its items, then each process tells
+        # Two rounds, so that all processes end with the same sentence: first rank 0 tells its items, then each process tells
         # how its own differ. As the outermost wrapper this sees the items as every other plugin has left them.
         yield
         ids = [item.nodeid for item in items]
@@ -141,6 +141,8 @@ class Torchrun:
         """Exchange the outcomes of a phase, and let each process report the one that was agreed."""
         report = yield
         meeting, session = self.meeting, item.session
+        # A failure only because another process did not come to a job of ranks is an effect: that one's own failure is shown
+        # first.
         mine = _outcome(report, meeting.was_left, str(session.shouldstop or session.shouldfail or ""))
         meeting.was_left = False
         outcomes, absent = self._report(mine)
@@ -320,6 +322,7 @@ def _difference(mine: list[str], theirs: list[str], is_choice: bool) -> str:
 
 def _ordered(items: list[pytest.Item], ids: list[str]) -> list[pytest.Item]:
     named: dict[str, deque[pytest.Item]] = {}
+    # One node id may belong to several items: they keep the order among themselves that they have here.
     for item in items:
         named.setdefault(item.nodeid, deque()).append(item)
     return [named[name].popleft() for name in ids]

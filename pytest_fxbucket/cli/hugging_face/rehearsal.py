@@ -164,6 +164,7 @@ def _together(idle: list[str], known: list[str]) -> list[str]:
     """Names of idle parameters; modules all of whose parameters are idle go by their own names."""
     found: list[str] = []
     for name in idle:
+        # The shortest prefix of the name all of whose parameters are idle, so that a whole module is one entry.
         stems = name.split(".")
         paths = [".".join(stems[:end]) for end in range(1, len(stems) + 1)]
         found.append(next(p for p in paths if all(one in idle for one in known if one == p or one.startswith(f"{p}."))))

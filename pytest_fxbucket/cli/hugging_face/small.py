@@ -42,6 +42,7 @@ def small_sizes(values: Values) -> Iterator[dict[str, Any]]:
 
     The next change leaves widths as they are, the one after that all but the number of layers, and the last everything.
     """
+    # One factor for all parts, so that a vision tower still fits the text that reads it: the largest that every part allows.
     parts = list(_parts(values))
     factor = next(f for f in (64, 32, 16, 8, 4, 2, 1) if all(_split(part, f) for part in parts))
     tokens = few_tokens(values)
@@ -162,6 +163,7 @@ def _split(values: Values, factor: int) -> _Split | None:
     groups = values.get("num_conv_pos_embedding_groups") or 1
     if any(width // factor % groups for width in widths):
         return None
+    # Of the factor as much as possible goes into the size of a head, the rest into the number of heads, which stays at least 2.
     for of_each in (one for one in (64, 32, 16, 8, 4, 2, 1) if factor % one == 0):
         by = factor // of_each
         fits = all(_head_fits(size, of_each, values) for size in sizes) and not any(one % of_each for one in sections)

@@ -31,6 +31,8 @@ class Trial:
 
 def tried(written: Written, plan: HfPlan, out: Path, modules: Mapping[str, type], say: Callable[[str], None]) -> Trial:
     """``written`` and ``plan`` with what they need to pass: overrides of some of ``modules``, other attention, other dtypes."""
+    # One change a round: an override of the module that looks at values, unless blocks are in it; one dtype where torch refuses
+    # two; plain attention in the real size, which the small one has anyway. The loop ends when none of them applies.
     for _ in range(MOST_OVERRIDES):
         problem = _problem(written, plan, out, say)
         if problem is None:

@@ -149,6 +149,7 @@ def _ran(item: pytest.Function) -> list[Ending]:
     backend, body, outputs = _backend(item, asked), _body(item, asked), dict[int, str]()
     problem: FxbucketError
     try:
+        # on_output stores each rank's output when it comes, so that the report has it also if the job fails.
         with fx.progress.watching(item.nodeid):
             results = fx.pools.get(asked.world, backend).run(
                 "pytest_fxbucket.pytest_plugin.distributed_test.job:run",

@@ -110,6 +110,8 @@ _not_at_all.Exception = _xfail.Exception  # type: ignore[attr-defined]  # as pyt
 @contextlib.contextmanager
 def _warnings_filtered(filters: Filters) -> Iterator[None]:
     """Run the block with the warning filters of pytest. Bodies in one process share them until the last has ended."""
+    # Ranks of the backend local take turns in one process, whose filters are global: the first body sets them, the last one
+    # takes them away, and none in between may undo them for the others.
     global _filtered
     if _filtered == 0:
         _filters.enter_context(warnings.catch_warnings())

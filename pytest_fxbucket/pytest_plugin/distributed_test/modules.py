@@ -55,6 +55,8 @@ def origins(item: pytest.Function) -> dict[str, Origin]:
 def _origins(item: pytest.Function) -> dict[str, Origin]:
     name, patterns = item.module.__name__, item.config.getini("python_files")
     found = {name: _origin(item.module)}
+    # Of the modules that pytest rewrote only helpers and conftests go along, not other test modules, which python_files
+    # matches.
     for other, module in list(sys.modules.items()):
         if isinstance(module, ModuleType) and other not in found and is_rewritten(module):
             origin = _origin(module)
