@@ -199,6 +199,7 @@ def first_failure(plan: Plan, checks: Sequence[str], say: Callable[[str], None],
     from pytest_fxbucket.run import PlanRun
     from pytest_fxbucket.settings import RunSettings
 
+    # Goldens and artifacts go to a temporary folder, so that to try a plan leaves nothing beside it.
     pools = Pools()
     with TemporaryDirectory() as folder:
         settings = RunSettings(root or plan.path.parent, Path(folder), Path(folder), backend="local")

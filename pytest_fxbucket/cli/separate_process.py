@@ -39,6 +39,7 @@ def shown_separately(words: Sequence[str], cwd: Path, environment: Mapping[str, 
     try:
         with progress.watching(words[0]):
             progress.say("runs in a process of its own")
+            # -P keeps the working folder off the path, so that modules come only from where PYTHONPATH says.
             done = finished([sys.executable, "-P", "-c", _SHOW, report, "show", *words], cwd, environment)
         if done.returncode != 0 or not done.stdout:
             raise FxbucketError(_why(done.returncode, done.stderr))

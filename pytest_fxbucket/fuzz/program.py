@@ -83,6 +83,7 @@ class Program:
         values, keywords = tree_map(lambda a: a.meta["val"] if isinstance(a, fx.Node) else a, (args, kwargs))
         with self.mode:
             node.meta["val"] = target(*values, **keywords)
+        # Metadata as tracers write it, by which passes tell the module and the direction of a node.
         key = "fwd_nn_module_stack" if self.backward else "nn_module_stack"
         if self.module is not None:
             node.meta[key] = {"": ("", torch.nn.Module), self.module: (self.module, torch.nn.Module)}
@@ -216,7 +217,7 @@ def members_of(world: int, groups: Groups, rank: int) -> dict[str, tuple[int, ..
 # without them is a graph of which nothing is known but its values.
 
 
-_KEY = "fuzz_role"
+_KEY = "fuzz_role"  # in node.meta, so that copies of a graph keep roles
 MODULES = ("a", "b", "c")
 """Modules that a drawn program launches collectives for."""
 

@@ -74,7 +74,8 @@ def dtype_of_cast(node: fx.Node) -> torch.dtype | None:
 def expressions(graph: fx.Graph) -> dict[fx.Node, int]:
     """A number for the value of each node: nodes with one number hold equal values, so that trading them changes nothing."""
     # Value numbering: a call has the number of an earlier one of the same operator on equally numbered inputs. Collectives, and
-    # operators that write, draw or act, are never equal to another node.
+    # operators that write, draw or act, are never equal to another node. A write between two calls that read the same is not
+    # seen, so such a pair counts as equal and is not traded.
     numbers: dict[Hashable, int] = {}
     found: dict[fx.Node, int] = {}
     for node in graph.nodes:

@@ -64,7 +64,7 @@ def is_rewritten(module: ModuleType) -> bool:
 
 
 class RewritingLoader(SourceFileLoader):
-    """Loads one source file with its asserts rewritten, without a cache: Python's own would hold the file not rewritten."""
+    """Loads one source file with its asserts rewritten, without a cache: Python's own has them not rewritten."""
 
     def get_code(self, fullname: str) -> CodeType:
         """Compile the file as it is now."""

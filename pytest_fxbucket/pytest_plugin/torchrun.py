@@ -101,7 +101,7 @@ class Torchrun:
     def pytest_collection_modifyitems(self, session: pytest.Session, items: list[pytest.Item]) -> Generator[None]:
         """Have rank 0's items, in its order, everywhere."""
         # Two rounds, so that all processes end with the same sentence: first rank 0 tells its items, then each process tells
-        # how its own differ. As the outermost wrapper this sees the items as every other plugin has left them.
+        # how its own differ. As a wrapper that begins early this sees the items as others have left them.
         yield
         ids = [item.nodeid for item in items]
         is_choice = any(self._config.getoption(name, False) for name in _CHOOSING_OPTIONS)
@@ -311,7 +311,7 @@ def _outcome(report: pytest.TestReport, is_effect: bool, stop: str) -> AgreedOut
 
 def _difference(mine: list[str], theirs: list[str], is_choice: bool) -> str:
     """How ``mine`` differ from rank 0's items; empty: not. With ``is_choice`` rank 0 may have left out some that are here."""
-    # Counted, since one node id may stand there twice.
+    # Counted, since one node id may be in a list twice.
     lacking, more = Counter(theirs) - Counter(mine), Counter(mine) - Counter(theirs)
     if lacking:
         return f"lacks {next(name for name in theirs if name in lacking)}, which rank 0 has"
@@ -328,7 +328,7 @@ def _ordered(items: list[pytest.Item], ids: list[str]) -> list[pytest.Item]:
     return [named[name].popleft() for name in ids]
 
 
-# The outcomes of one test on several processes, made one.
+# The outcomes of one test on several processes, merged into one.
 
 
 @dataclass(frozen=True, slots=True)
