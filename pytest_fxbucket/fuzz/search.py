@@ -145,9 +145,8 @@ class Search:
             look()
         except (_Over, _FoundError):
             pass
-        except (
-            Exception
-        ):  # hypothesis may raise an error of its own, as for a flaky test; with a find at hand it does not matter
+        except Exception:
+            # hypothesis may raise an error of its own, as for a flaky test; with a find at hand it does not matter.
             if self._best is None:
                 raise
 
