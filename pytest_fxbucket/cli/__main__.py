@@ -26,7 +26,7 @@ COMMANDS = {
     "compare": "time the steps of two commits side by side and say which is faster",
 }
 _BROKEN_PIPE = 141
-"""As shells say it of a command that SIGPIPE ended."""
+"""Exit status that shells give a command which SIGPIPE ended."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -52,6 +52,7 @@ def _main(argv: Sequence[str] | None) -> int:
         return 0
     parser.add_argument("--version", action="store_true", help="print the version")
     with noted() as ctrl_c:
+        # Only the command that is named is imported, since that takes long. Ctrl-C meanwhile is heeded when it is done.
         for name, summary in COMMANDS.items():
             sub = subcommands.add_parser(name, help=summary, description=summary.capitalize() + ".")
             if name in arguments:

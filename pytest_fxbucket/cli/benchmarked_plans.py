@@ -25,7 +25,7 @@ class NamedPlan:
     file: Path
     row: str | None
     is_found: bool = False
-    """Whether it was come across, not asked for by its name."""
+    """Whether it was found in a folder or by a glob, and not named itself."""
 
     @property
     def typed(self) -> str:
@@ -54,6 +54,7 @@ def named_plans(asked: Sequence[str]) -> list[NamedPlan]:
 
 def _expanded(text: str) -> Iterator[NamedPlan]:
     path = Path(text)
+    # FILE[ROW] and FILE::ROW name a row of a plan, though brackets could be a glob's.
     if path.is_dir():
         files = sorted(path.rglob("*.toml"))
     elif glob.has_magic(text) and not path.exists() and "::" not in text and not text.endswith("]"):
@@ -68,7 +69,7 @@ def _expanded(text: str) -> Iterator[NamedPlan]:
 
 
 def _of_ini(start: Path) -> tuple[list[str], str]:
-    """What ini fxbucket_plans says in the nearest file of pytest's above, as paths from here; and what to call it."""
+    """Entries of ini fxbucket_plans in the nearest ini file of pytest above ``start``, as paths from there; and its name."""
     for folder in (start, *start.parents):
         for name in ("pytest.ini", ".pytest.ini", "pyproject.toml", "tox.ini", "setup.cfg"):
             lines = _plans_in(folder / name)

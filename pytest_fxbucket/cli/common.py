@@ -74,7 +74,10 @@ def typed(path: Path | PurePosixPath, row: str | None) -> str:
 
 
 def above_rows(plan: Plan, rows: Sequence[str], how: str) -> list[str]:
-    """What to say of a plan that has ``rows`` below: ``how``, as in "a row is told", one of them is come by; none: nothing."""
+    """The sentence that names the [[matrix]] ``rows`` of a plan given without one; nothing without rows.
+
+    ``how`` begins what it says of them, as in "a row is told".
+    """
     if not rows or plan.matrix_id is not None:
         return []
     return [f"this is the plan above its [[matrix]] rows; {how} as {typed(plan.path, rows[0])}: {', '.join(rows)}"]
@@ -94,10 +97,10 @@ def refuse_not_above(least: int, option: str, value: float) -> None:
 
 @contextmanager
 def working_on(plan: Plan, name: str, after_s: float = AFTER_S) -> Iterator[Callable[[str], None]]:
-    """Have the plan's folders on the path, and give what tells the user, under ``name``, what is being waited for.
+    """Have the plan's folders on the path; gives a function that tells the user, under ``name``, what is waited for.
 
-    What is waited for less than ``after_s`` is not told. All goes to stderr, as does what a model prints while it is built:
-    stdout has nothing but what the command is asked for.
+    Waits shorter than ``after_s`` are not told. All of it goes to stderr, and so does what a model prints while it is built:
+    stdout has only what the command is asked for.
     """
     progress = on_stderr(after_s)
     with redirect_stdout(sys.stderr), user_code(folders_of(plan.path)), progress.watching(name):
@@ -105,7 +108,7 @@ def working_on(plan: Plan, name: str, after_s: float = AFTER_S) -> Iterator[Call
 
 
 def status_of(work: Callable[[], int], failed: int) -> int:
-    """The status that ``work`` gives, which a signal unwinds; ``failed`` if it cannot be told, which stderr has the reason of.
+    """The status that ``work`` gives; ``failed`` if it ends in an error, which goes to stderr. Signals unwind ``work``.
 
     Python's own status for a traceback is 1, which means here that two sides differ.
     """

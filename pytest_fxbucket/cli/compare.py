@@ -102,13 +102,13 @@ def _compared(options: Namespace) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """What the command line says of all plans."""
+    """Options of the command line that hold for all plans."""
 
     variant: str
     backend: str | None
     confidence: float
     numbers: Mapping[str, float]
-    """threshold, precision, budget_s: those that are not to be as the plan says."""
+    """Values for threshold, precision and budget_s that replace the plan's."""
 
     def of(self, planned: Mapping[str, Any] | None) -> Benchmark:
         """The options of a plan whose own are ``planned``; None: it has none."""
@@ -171,7 +171,7 @@ class CommitSide:
         return Start(f"at {self.label}", self.python, self.tree.cwd, self.tree.environment, request)
 
     def facts(self, process: SideProcess) -> dict[str, Any]:
-        """What it is going to run. Raises FxbucketError, also if it read modules of the wrong tree."""
+        """What the process is going to run. Raises FxbucketError, also if it imported modules of the wrong tree."""
         answer = process.answer()
         self.tree.refuse_others(answer["files"])
         return {"commit": self.tree.commit and self.tree.commit.sha, "pass": self.pass_name or "manual", **answer["facts"]}
@@ -182,6 +182,7 @@ def _plan_compared(plan: NamedPlan, sides: Sequence[CommitSide], asked: Asked, s
     try:
         starts = [side.start(plan, asked) for side in sides]
         with ExitStack() as stack:
+            # Both processes are started before the first is asked for its facts, so that they trace at the same time.
             say("both sides trace the step")
             old, new = (stack.enter_context(SideProcess(start)) for start in starts)
             facts = sides[0].facts(old), sides[1].facts(new)
@@ -205,21 +206,21 @@ SideFacts = Mapping[str, Any]
 
 
 def new_by_old(series: Series, confidence: float) -> Estimate:
-    """The logarithm of new to old in ``series`` of both sides."""
+    """Estimate of log(new / old) of the step times in ``series``."""
     return ratio_of(series.samples[NEW], series.samples[OLD], confidence=confidence)
 
 
 @dataclass(frozen=True, slots=True)
 class SidesCompared:
-    """Of one plan both sides, their samples, and how the second's step time is to the first's."""
+    """Both sides of one plan, their samples, and the ratio of the second's step time to the first's."""
 
     plan: str
     labels: tuple[str, str]
     facts: tuple[SideFacts, SideFacts]
     series: Series
-    """Of the variants ``old`` and ``new``."""
+    """Samples of the variants ``old`` and ``new``."""
     estimate: Estimate
-    """Of the logarithm of new to old."""
+    """Estimate of log(new / old)."""
     threshold: float
     """Fraction of the step; smaller differences are none."""
 
@@ -250,7 +251,7 @@ class SidesCompared:
         yield from (f"  {note}" for note in self._notes())
 
     def plain(self) -> dict[str, Any]:
-        """The same and every sample, for JSON; seconds, and logarithms of new to old."""
+        """The same and every sample, for JSON; times in seconds, ratios as log(new / old)."""
         one = self.estimate
         return {
             "plan": self.plan,

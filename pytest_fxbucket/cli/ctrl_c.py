@@ -1,7 +1,8 @@
 """Ctrl-C that is noted when it comes, and heeded where work can end.
 
-A KeyboardInterrupt that is raised wherever Python just stands may be lost: an import of torch swallows it in what C calls. One
-that goes through ``exec`` of a text, as of a dataclass, lets Python end by the signal, whatever status the command gives.
+A KeyboardInterrupt that is raised wherever Python happens to be may be lost: an import of torch swallows it in code that C
+calls. One that passes through the ``exec`` of a text, as a dataclass does it, makes Python end by the signal, whatever status
+the command gives.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from contextlib import contextmanager
 from types import FrameType
 
 STOPPED = 130
-"""As shells say it of a command that Ctrl-C ended."""
+"""Exit status that shells give a command which Ctrl-C ended."""
 
 
 class CtrlC:
@@ -39,7 +40,7 @@ class CtrlC:
             self._waits = False
 
     def heard(self, number: int, frame: FrameType | None) -> None:
-        """It came; a second one is from somebody who does not want to wait."""
+        """Handle Ctrl-C: note the first one, and raise at a second, by somebody who does not want to wait."""
         again, self.came = self.came, True
         if again or self._waits:
             raise KeyboardInterrupt
@@ -48,6 +49,7 @@ class CtrlC:
 @contextmanager
 def noted() -> Iterator[CtrlC]:
     """Note Ctrl-C in the block, where it would be raised otherwise; that is in the main thread alone."""
+    # Not over a handler that somebody else has set, such as one further out or one that ignores the signal.
     ctrl_c = CtrlC()
     is_raised = signal.getsignal(signal.SIGINT) is signal.default_int_handler
     if not is_raised or threading.current_thread() is not threading.main_thread():

@@ -56,7 +56,7 @@ def without_name(schedule: str) -> str:
 
 
 def _changes(old: str, new: str, names: tuple[str, str], folder: Folder) -> list[str]:
-    """Words and diff; the whole of a long one in a file, if one can be written at all."""
+    """The changes in words, and a diff; a long diff is written whole to a file, if a folder can be made."""
     from pytest_fxbucket.golden.mismatch import change_lines
 
     try:
@@ -88,7 +88,8 @@ def _sides(options: Namespace) -> tuple[DiffSide, DiffSide]:
             "or --at with the commit to compare with"
         )
     if isinstance(a, PlanNow) and isinstance(b, PlanNow) and folders_of(a.plan.path) != folders_of(b.plan.path):
-        b = replace(b, is_separate=True)  # modules of one name may be others there
+        # Each folder may have a module of the same name, and one process imports only one of them.
+        b = replace(b, is_separate=True)
     return a, b
 
 
@@ -136,7 +137,7 @@ class PlanAtCommit:
     repository: Repository
     commit: Commit
     file: Path
-    """As it is named here, where it need not be any more."""
+    """The plan file as it is named here; it need not exist now."""
     path: PurePosixPath
     """From the top of the repository."""
     row: str | None
@@ -145,7 +146,7 @@ class PlanAtCommit:
 
     @classmethod
     def of(cls, text: str, pass_name: str | None, rev: str) -> PlanAtCommit:
-        """The plan that ``text`` names, which need not be there now. Raises FxbucketError if ``rev`` is not, or it lacks it."""
+        """The plan that ``text`` names, which need not exist now. Raises FxbucketError if ``rev`` is no commit or lacks it."""
         file, row = parts(text)
         repository = Repository.of(file)
         commit, path = repository.commit(rev), repository.path_of(file)

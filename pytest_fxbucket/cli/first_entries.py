@@ -46,7 +46,7 @@ class Draft:
     unplanned: str = "error"
 
     def of_any_depth(self, modules: Collection[str]) -> Draft:
-        """With ``layers.*`` for ``layers.[0-31]`` where those are all of ``modules``, so that one plan is every size's."""
+        """The draft with ``layers.*`` for ``layers.[0-31]`` where these are all layers, so that it fits other sizes too."""
         return Draft(tuple(_all_of_list(entry, modules) for entry in self.entries), self.unplanned)
 
     def lines(self, aliases: Mapping[str, str]) -> Iterator[str]:
@@ -70,6 +70,8 @@ def _all_of_list(entry: str, modules: Collection[str]) -> str:
 
 def draft(model: nn.Module) -> Draft:
     """Plan every parameter of a model once; raises PlanError if it has none."""
+    # Repeated blocks first. What is left goes into entries by its place among them; where that would give a long entry, or one
+    # with a parameter that is tied to a block's, the rest is left to the root's bucket.
     names = BlockNames.of(model)
     if not names.parameters:
         raise PlanError("the model has no parameters, so there is nothing to plan")
@@ -102,7 +104,7 @@ def _grouped(covers: dict[str, str], planned: set[str], names: BlockNames, model
     last: tuple[int, bool] | None = None
     number = 0
     for fqn in names.parameters:
-        number += fqn in planned
+        number += fqn in planned  # equal for parameters that lie between the same two blocks
         if fqn in planned or any(covers[fqn] in group for group in groups):
             continue
         key = (number, isinstance(modules.get(covers[fqn]), nn.Embedding))
@@ -149,6 +151,7 @@ def _ranges(prefix: str, names: list[str]) -> list[str]:
     """Write neighbouring numbers as a range and everything else as it is."""
     digits = [name for name in names if name.isdecimal() and str(int(name)) == name]
     found = [prefix + name for name in names if name not in digits]
+    # Consecutive numbers all have the same difference from their place in the list.
     for _, run in groupby(enumerate(digits), key=lambda item: int(item[1]) - item[0]):
         numbers = [number for _, number in run]
         found.append(prefix + (f"[{numbers[0]}-{numbers[-1]}]" if len(numbers) > 1 else numbers[0]))

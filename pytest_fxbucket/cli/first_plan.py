@@ -88,7 +88,7 @@ def override_lines(selectors: Sequence[str]) -> Iterator[str]:
 
 
 def said_of_overrides(selectors: Sequence[str]) -> Iterator[str]:
-    """What a person is told of them."""
+    """What the user is told of overrides."""
     if selectors:
         yield f"Not traced, since they look at values: {', '.join(selectors)}; [override] calls them as they are."
 
@@ -109,6 +109,7 @@ def stages_draft(source: PlanSource, bucket: Draft, out: Path, count: int, say: 
 
     with user_code([Path.cwd()]):
         (plan,) = parse_plans(plan_text(source, bucket), out.resolve())
+        # Microbatches must cut the rows of every tensor of the batch evenly, and 1F1B needs as many of them as stages.
         rows = gcd(*batch_rows(plan))
         fitting = [number for number in range(count, rows + 1) if rows % number == 0]
         asked = StagesDraft(count, microbatches=fitting[0]) if fitting else StagesDraft(count, (), "GPipe", max(1, rows))
@@ -117,7 +118,7 @@ def stages_draft(source: PlanSource, bucket: Draft, out: Path, count: int, say: 
 
 
 def said_of(draft: StagesDraft) -> Iterator[str]:
-    """What a person is told of it."""
+    """What the user is told of the stages."""
     if draft.cuts:
         yield f"It is cut into {draft.count} stages of about equally many parameters, behind {', '.join(draft.cuts)}."
         yield "What was tried is the step without [pipeline]; fxbucket stages says what crosses the cuts."
@@ -132,7 +133,7 @@ def said_of(draft: StagesDraft) -> Iterator[str]:
 
 
 _INPUTS: Sequence[tuple[str | int, ...]] = ((0,), ("0.*",))
-"""What a model may be given of a batch that it is not to have whole: the first item, or what is in it."""
+"""Values of ``[model] inputs`` to try if the model does not take the whole batch: its first item, or the items in that."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,7 +156,7 @@ def tried(source: PlanSource, bucket: Draft, out: Path, modules: Mapping[str, ty
 
 
 def _overriding(source: PlanSource, bucket: Draft, out: Path, modules: Mapping[str, type], say: Callable[[str], None]) -> Tried:
-    """Modules that look at values are overridden, one after the other, until the step can be traced, or nothing helps."""
+    """Override modules that look at values, one after the other, until the step can be traced or nothing helps."""
     now, said = source, ""
     for _ in range(MOST_OVERRIDES):
         (plan,) = parse_plans(plan_text(now, bucket), out.resolve())
@@ -180,13 +181,13 @@ class Problem:
 
     said: str
     module: str = ""
-    """That cannot be traced."""
+    """The module that cannot be traced, if it is one."""
     looks_at_values: bool = False
     where: str = ""
     """In which size or flavor of a model that has several."""
 
     def to_override(self, modules: Mapping[str, type], overridden: Collection[str]) -> str:
-        """The selector, of ``modules``, to override what looks at values; empty where none would help that is not there yet."""
+        """The selector that overrides the module that looks at values; empty if none does, or if it is in ``overridden``."""
         selector = selector_of(self.module, modules) if self.looks_at_values else ""
         return selector if selector not in overridden else ""
 
@@ -198,6 +199,7 @@ def first_failure(plan: Plan, checks: Sequence[str], say: Callable[[str], None],
     from pytest_fxbucket.run import PlanRun
     from pytest_fxbucket.settings import RunSettings
 
+    # Goldens and artifacts go to a temporary folder, so that to try a plan leaves nothing beside it.
     pools = Pools()
     with TemporaryDirectory() as folder:
         settings = RunSettings(root or plan.path.parent, Path(folder), Path(folder), backend="local")
@@ -217,7 +219,8 @@ def first_failure(plan: Plan, checks: Sequence[str], say: Callable[[str], None],
 
 
 def selector_of(module: str, modules: Mapping[str, type]) -> str:
-    """``module`` and those of its class in other layers, as a selector of overrides; empty for none."""
+    """A selector of ``module`` and of its counterparts in other layers; empty if ``modules`` does not have it."""
+    # All numbers in the name become "*", or else a single one, if all modules that match are of one class.
     parts = module.split(".")
     numbers = [place for place, part in enumerate(parts) if part.isdecimal()]
     for places in (numbers, *([place] for place in numbers)):

@@ -30,7 +30,7 @@ _MOST_RANKS = 8
 _AT_MOST = 50
 _SAY_EVERY_S = 2.0
 _IMPORTED = ("hypothesis", "torch", "torch.distributed", "pytest_fxbucket.compat.c10d", "pytest_fxbucket.fuzz.search")
-"""What takes long, in parts: Ctrl-C is heeded between them."""
+"""Imports that take long, one by one, so that Ctrl-C is heeded between them."""
 
 
 def add_arguments(parser: ArgumentParser) -> None:
@@ -110,7 +110,7 @@ class _Hunt:
         """Finds of the corpus that are still there."""
         self.mended: list[Path] = []
         self.new: list[tuple[Kept, str]] = []
-        """With what real ranks say."""
+        """New finds, each with the sentence of real ranks; "" if they were not asked."""
         self.tried = 0
         self.ended = "time"
 
@@ -144,11 +144,12 @@ class _Hunt:
         known = [one.find for one in self.again]
         search = Search(subject, options.ranks, options.seed, until, say, known, options.at_most, ctrl_c.check)
         pools = Pools()
-        home = TemporaryDirectory()  # hypothesis keeps what it reads of the sources
+        home = TemporaryDirectory()  # hypothesis writes what it reads of the sources there, else into the working folder
         set_hypothesis_home_dir(home.name)
         try:
             for trial, find in search.finds():
                 kept = keep(options.corpus, trial, find, options.pass_name)
+                # Counted as found before real ranks are asked, which may take long: Ctrl-C meanwhile does not lose the find.
                 self.new.append((kept, ""))
                 say(f"on {options.ranks} real ranks: {find.kind}")
                 with ctrl_c.at_once():

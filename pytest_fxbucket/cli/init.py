@@ -82,7 +82,7 @@ def run(options: Namespace) -> int:
 
 
 def _of_a_library(options: Namespace) -> int:
-    """A model that one library describes, whose option says which."""
+    """Run init for a model that a library describes: transformers with --hf, torchtitan with --torchtitan."""
     if options.hf is not None and options.torchtitan is not None:
         raise UsageError("--hf and --torchtitan are of two models; give one of them")
     option = "--hf" if options.hf is not None else "--torchtitan"
@@ -142,7 +142,7 @@ def _summary(out: Path, result: Tried, bucket: Draft) -> Iterator[str]:
 
 
 def _batch_to_write(source: PlanSource, model: nn.Module, out: Path) -> Iterator[str]:
-    """That there is no batch, and one to begin with."""
+    """Say that there is no batch function, and give one to begin with."""
     import inspect
 
     kinds = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)

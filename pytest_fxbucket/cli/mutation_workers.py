@@ -59,12 +59,13 @@ def scored_by_workers(
 
 
 def _news(processes: list[Any], news: Queue[Any]) -> Iterator[tuple[int, Any]]:
-    """What workers tell, until each has told None."""
+    """(number of the worker, what it tells), until each has told None: it is done."""
     working = set(range(len(processes)))
     while working:
         try:
             number, told = news.get(timeout=_LOOK_S)
         except Empty:
+            # A worker may have told its last news and ended since the queue was looked at: these are read first.
             if any(not processes[number].is_alive() for number in working) and news.empty():
                 raise FxbucketError("a worker ended before its mutants were judged") from None
             continue
@@ -94,6 +95,6 @@ def _work(plan: Plan, settings: RunSettings, asked: Asked, news: Queue[Any]) -> 
 
 
 def _together(scores: list[Score]) -> Score:
-    """In the order in which one process would have judged them."""
+    """One score of all workers, with the mutants in the order in which a single process would have judged them."""
     turns = zip_longest(*(score.judged for score in scores))
     return Score([one for turn in turns for one in turn if one is not None], max(score.places for score in scores))

@@ -52,7 +52,7 @@ def run(options: Namespace) -> int:
 
 
 def _planned(plan: Plan, options: Namespace) -> Plan:
-    """The plan with as many steps, and as much more time."""
+    """The plan with the steps asked for, and a time limit that grows with them."""
     asked = plan.run
     longest = asked.timeout_s * math.ceil(options.steps / asked.steps)
     rounds = options.reduce or asked.reduce
@@ -82,7 +82,7 @@ def _ran(plan: Plan, options: Namespace, log: _Log) -> Verdict:
 
 @dataclass
 class _Log:
-    """What was told of each step so far."""
+    """Summary of the steps that ranks have reported so far."""
 
     ranks: int
     steps: int = 0
@@ -93,7 +93,7 @@ class _Log:
     not_finite: int | None = None
     """First step whose loss is no number: equal bits of those show nothing."""
     peaks: tuple[int, int] = (0, 0)
-    """Bytes of the largest rank after the first tenth of the steps told so far, and now."""
+    """Most bytes of a rank after the first 10 steps, and after the last step told."""
 
     def took(self, of_ranks: list[StepReport]) -> None:
         """Print a step that all ranks have run."""

@@ -15,7 +15,7 @@ from pytest_fxbucket.commit import OF_HOOKS, Commit, Repository, finished
 from pytest_fxbucket.errors import FxbucketError
 from pytest_fxbucket.progress import on_stderr
 
-# As python -m does; and in the end it is told what was imported.
+# Runs the command as python -m does, and then writes the files of all imported modules into a report.
 _SHOW = """
 import runpy, sys
 report, sys.argv = sys.argv[1], ["fxbucket", *sys.argv[2:]]
@@ -39,6 +39,7 @@ def shown_separately(words: Sequence[str], cwd: Path, environment: Mapping[str, 
     try:
         with progress.watching(words[0]):
             progress.say("runs in a process of its own")
+            # -P keeps the working folder off the path, so that modules come only from where PYTHONPATH says.
             done = finished([sys.executable, "-P", "-c", _SHOW, report, "show", *words], cwd, environment)
         if done.returncode != 0 or not done.stdout:
             raise FxbucketError(_why(done.returncode, done.stderr))
@@ -54,6 +55,8 @@ def environment_of(top: Path | None = None, tree: Path | None = None) -> dict[st
     since packages that are installed in place (``pip install -e``) would otherwise be those of the working tree. A package
     pytest_fxbucket at the top of ``tree`` is the one that is run there.
     """
+    # What was on PYTHONPATH stays, but for entries below top, which move to the tree. This package follows, unless it is
+    # installed, where it is found anyway. Environments below top are left alone: _is_below does not count them as part of it.
     given = [os.path.abspath(entry) for entry in os.environ.get("PYTHONPATH", "").split(os.pathsep) if entry]
     home = str(Path(__file__).parents[2])
     entries = [entry for entry in given if not _is_below(entry, top)]
@@ -75,7 +78,7 @@ def _is_below(place: str, top: Path | None) -> bool:
 
 
 def _why(status: int, stderr: str) -> str:
-    """The sentence of a command that failed; of one that broke the last line that it wrote."""
+    """The sentence with which a command failed; without one its status, and the last line that it wrote."""
     if "invalid choice: 'show'" in stderr:
         return "the pytest_fxbucket there has no command show, so there is nothing to compare with"
     lines = [line for line in stderr.splitlines() if line.strip()]
@@ -88,7 +91,7 @@ def _why(status: int, stderr: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Tree:
-    """Where a process runs that is to see the files of a commit, or those of the working tree."""
+    """Folder and environment for a process that is to see the files of a commit, or those of the working tree."""
 
     cwd: Path
     environment: Mapping[str, str]
@@ -106,14 +109,14 @@ class Tree:
 
     @classmethod
     def at_commit(cls, repository: Repository, commit: Commit, worktree: Path) -> Tree:
-        """The ``worktree`` of a commit, in the folder there that is the current one here, if there is such."""
+        """The ``worktree`` of a commit; a process starts in the counterpart of the current folder there, or else at its top."""
         here = Path.cwd().resolve()
         cwd = worktree / here.relative_to(repository.top) if here.is_relative_to(repository.top) else worktree
         environment = {name: text for name, text in environment_of(repository.top, worktree).items() if name not in OF_HOOKS}
         return cls(cwd if cwd.is_dir() else worktree, environment, commit, repository, worktree)
 
     def lacks(self, file: Path) -> bool:
-        """Whether it is a commit that has no such plan file."""
+        """Whether the tree is of a commit that does not have the plan file ``file``."""
         repository, commit = self.repository, self.commit
         return repository is not None and commit is not None and not repository.has(repository.path_of(file), commit)
 
@@ -126,7 +129,7 @@ class Tree:
         return typed(Path(os.path.relpath(self.worktree / path, self.cwd)), row)
 
     def cleared(self, text: str) -> str:
-        """``text`` without the folder that nobody knows and that is gone soon."""
+        """``text`` with paths as in the repository: without the temporary folder of the worktree."""
         return text.replace(f"{self.worktree}{os.sep}", "") if self.worktree is not None else text
 
     def refuse_others(self, imported: Sequence[str]) -> None:

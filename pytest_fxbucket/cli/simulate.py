@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from pytest_fxbucket.simulate.timeline import Timeline
 
     _Sides = list[tuple[SimulatedRank, Timeline]]
-    """Of each class of ranks the step behind the pass, and the one before it."""
+    """For each class of ranks the simulated step after the pass, and the one before it."""
 _MOST_EXPOSED, _MOST_LIVING = 20, 8
 
 
@@ -55,6 +55,7 @@ def run(options: Namespace) -> int:
 
         cluster, calibrated = cluster_asked(plan, options.cluster), None
         world = PlanOnMesh(plan, mesh_of(plan), pass_name, say)
+        # A trace was measured on the plan's own mesh, so the cluster is fitted there before --world changes the mesh.
         if options.calibrate is not None:
             from pytest_fxbucket.bench.calibrated import calibrated_by
 
@@ -152,12 +153,12 @@ def _document(found: SimulatedRank, before: Timeline) -> dict[str, Any]:
 
 
 def _schedule(line: StagedTimeline) -> dict[str, Any]:
-    """Of all ranks along pp together."""
+    """The schedule of all ranks along pp together."""
     return {"seconds": line.seconds, "bubble": line.bubble, "bubbles": list(line.bubbles)}
 
 
 def _calibrated(found: Calibrated) -> dict[str, Any]:
-    """Errors as parts of what was measured."""
+    """Errors as fractions of the measured times."""
     errors = {
         work: {"count": error.count, "median": error.middle, "ninth_decile": error.most} for work, error in found.errors.items()
     }

@@ -113,7 +113,7 @@ def _percent(share: float) -> str:
 
 
 def _document(plan: Plan, found: PlannedStages) -> dict[str, Any]:
-    """The same, and what is left out there, for JSON; sizes in bytes, shares from 0 to 1."""
+    """The same for JSON, and more than the lines have; sizes in bytes, shares from 0 to 1."""
     assert plan.pipeline is not None
     return {
         "schedule": plan.pipeline.schedule,

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 _GIB = 1 << 30
 _SECONDS = 110.0
 _SHOWN_AFTER_S = 0.2
-"""Each plan is told, though it takes a second: all of them take long."""
+"""Short, so that each simulated plan is told: one takes a second, but all of them take long."""
 
 
 def add_arguments(parser: ArgumentParser) -> None:
@@ -112,6 +112,7 @@ def _write(plan: Plan, old: str, new: str) -> None:
     try:
         if _text(plan) != old:
             raise FxbucketError(f"{plan.path} was changed while the search ran, so nothing is written; run it again")
+        # _text leaves out a byte order mark, so it is put back.
         mark = "\ufeff" if plan.path.read_bytes().startswith(b"\xef\xbb\xbf") else ""
         write_whole(plan.path, mark + new)
     except OSError as error:

@@ -44,9 +44,9 @@ def module_beside(out: Path) -> Path:
 
 @contextmanager
 def laid_out(name: str, text: Callable[[Path], str]) -> Iterator[Path]:
-    """A folder, first on the path, with the module ``name`` of ``text``, which is given the file's path.
+    """A temporary folder, first on the path, with a module ``name`` whose source is ``text`` of the file's path.
 
-    What was imported of it is forgotten behind the block.
+    After the block that module is imported no more, and one of the same name from before is there again.
     """
     with TemporaryDirectory() as folder, first_on_path([Path(folder)]):
         path = Path(folder).resolve() / f"{name}.py"
@@ -63,6 +63,6 @@ def laid_out(name: str, text: Callable[[Path], str]) -> Iterator[Path]:
 
 @contextmanager
 def loaded(name: str, text: Callable[[Path], str]) -> Iterator[ModuleType]:
-    """The module, imported from such a folder."""
+    """The module, imported from a folder of :func:`laid_out`."""
     with laid_out(name, text):
         yield importlib.import_module(name)

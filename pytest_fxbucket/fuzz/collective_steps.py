@@ -61,7 +61,7 @@ def launch(drawing: Drawing, kind: str, sent: Sequence[Drawn], op: int, group: s
 
 
 def gather_into(drawing: Drawing, step: Step) -> None:
-    """Into a new buffer, or into one that is there."""
+    """An all-gather into a new buffer, or into a value that is there."""
     group = pick(drawing.groups, step.c)
     value = pick(drawing.readable(lambda v: _fits(drawing, v, "all_gather", group)), step.a)
     shape = [value.fake.shape[0] * drawing.program.ranks(group), *value.fake.shape[1:]]
@@ -105,7 +105,7 @@ def cast_and_launch(drawing: Drawing, step: Step) -> None:
 
 
 def accumulate(drawing: Drawing, step: Step) -> None:
-    """Two gradients that are reduced, and that nobody reads but their sum."""
+    """Two gradients that are reduced, and read by nothing but their sum."""
     kind = KINDS[1 + step.c % 2]
     fitting = drawing.readable(lambda v: _fits(drawing, v, kind, "0"))
     first = pick(fitting, step.a)

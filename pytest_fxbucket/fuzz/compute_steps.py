@@ -27,7 +27,7 @@ def compute(drawing: Drawing, step: Step) -> None:
 
 
 def random(drawing: Drawing, step: Step) -> None:
-    """Numbers that nobody knows before."""
+    """Random numbers."""
     drawing.add(drawing.call(aten.randint_like.default, pick(drawing.readable(), step.a), 5))
 
 
@@ -45,7 +45,7 @@ def cast(drawing: Drawing, step: Step) -> None:
 
 
 def view(drawing: Drawing, step: Step) -> None:
-    """A look at a value's own storage."""
+    """A view of a value, in the same storage."""
     value = pick(drawing.readable(lambda v: v.fake.dim() > 0 and v.fake.numel() > 0), step.a)
     fake = value.fake
     rows = fake.shape[0]
@@ -71,7 +71,7 @@ def view(drawing: Drawing, step: Step) -> None:
 
 
 def write(drawing: Drawing, step: Step) -> None:
-    """Without a second value of the same shape and dtype in another storage: by itself alone."""
+    """A write in place of a value; also from a second one, if another storage has one of the same shape and dtype."""
     value = pick(drawing.writable(), step.a)
     if value is None:
         return
@@ -94,12 +94,12 @@ def write(drawing: Drawing, step: Step) -> None:
 
 
 def give(drawing: Drawing, step: Step) -> None:
-    """To be an output."""
+    """Let a value be an output."""
     drawing.returned.append(pick(drawing.readable(), step.a).node)
 
 
 def nothing(drawing: Drawing, step: Step) -> None:
-    """What a step is that a failure does not need."""
+    """Do nothing: hypothesis can put this in place of a step that a failure does not need."""
 
 
 def module(drawing: Drawing, step: Step) -> None:

@@ -43,7 +43,7 @@ def files_in(folder: Path) -> list[Path]:
 
 
 def replayed(path: Path, subject: Subject) -> Kept | None:
-    """What is still found with the file ``path``; None if it is mended. Raises FxbucketError for a file that holds no trial."""
+    """The find that the file ``path`` still shows; None if the pass is mended. Raises FxbucketError if it holds no trial."""
     trial, kind = trial_in(path)
     find = judged(trial, subject, kind)
     return None if find is None else Kept(path, path.read_text(encoding="utf-8"), find)
@@ -87,11 +87,11 @@ def test_{test}() -> None:
 
 
 _FUNCTIONS = {one.__name__: one for one in (floordiv, getitem, mul)}
-"""What graphs call that is no operator of torch."""
+"""Python functions that graphs call besides operators of torch."""
 
 
 def text_of_test(trial: Trial, find: Find, name: str) -> str:
-    """Red while the pass ``name`` has the fault, green when it is mended."""
+    """The source of a test that fails while the pass ``name`` has the fault."""
     lines = list(_program(trial))
     functions = [one for one in _FUNCTIONS if any(f"({one}, " in line for line in lines)]
     imports = f"\nfrom operator import {', '.join(functions)}\n" if functions else ""
@@ -121,6 +121,7 @@ def _program(trial: Trial) -> Iterator[str]:
     groups = {name: lists for name, lists in program.groups.items() if any(_names_group(node, name) for node in graph.nodes)}
     yield f"made = Program({', '.join([str(program.world), *([repr(groups)] if groups else [])])})"
     names = _Names(graph)
+    # What Program starts with; a line is printed only where the module or the direction changes.
     module: str | None = "a"
     backward = False
     for node in graph.nodes:

@@ -1,7 +1,7 @@
-"""Work that crosses iterations: several calls of a drawn step as one graph, so that they are judged as any other program.
+"""Work that crosses iterations: several calls of a drawn step as one graph, which is judged as any other program.
 
-Parameters and state are inputs of the whole, and written behind each call, as whoever runs a step does. Each call has a batch
-of its own, and learning rates change in between.
+Parameters and state are inputs of that graph, and written after each call, as the caller of a step does. Each call has a
+batch of its own, and learning rates change in between.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ NAME = "next_iteration"
 CALLS = 3
 """So that what one call hands to the next is handed on once more."""
 LATE = ("param", "state", "grad")
-"""Roles of what a call may give of the call before; the rest must be of its own."""
+"""Roles of results that a call may give for the call before it; all others must be of the call itself."""
 aten = torch.ops.aten
 
 
@@ -48,10 +48,12 @@ def crossed(graph_module: fx.GraphModule, entries: Sequence[Any]) -> fx.GraphMod
 
 
 def over_calls(step: StepGraph, usual: StepGraph | None = None) -> fx.GraphModule:
-    """Calls of ``step``, its last one finished, as one graph; it is given and returns what calls of ``usual``, one graph, do.
+    """:data:`CALLS` calls of ``step`` as one graph, with the inputs and outputs that as many calls of ``usual`` have.
 
-    It returns what each call gives but for new parameters and state, which it writes.
+    ``usual``: the step as a single graph; None: ``step`` is that. New parameters and state are written and not returned.
     """
+    # A step whose work crosses iterations has three graphs: setup for the first call, steady for the others, and cleanup, which
+    # ends what the last call left open. So a late result that comes from steady or cleanup belongs to the call before.
     one = usual or step
     calls = _Calls(one.inputs["joint"], one.graphs["joint"].graph)
     crosses = set(step.graphs) == set(CROSSING)
@@ -97,7 +99,7 @@ class _Calls:
         return made
 
     def change_rates(self) -> None:
-        """As a scheduler does, in place."""
+        """Change learning rates in place, as a scheduler does between steps."""
         for (role, _), node in self.kept.items():
             if role == "hyper":
                 self._write(aten.add_.Tensor, node, 1)
@@ -130,7 +132,7 @@ class _Calls:
         self._filled(self.graph.call_function(target, args))
 
     def _filled(self, node: fx.Node) -> fx.Node:
-        """With a fake value of its own: two calls must not seem to share memory."""
+        """``node`` with a new fake value: copied from the step, those of two calls would seem to share memory."""
         args, kwargs = tree_map(lambda a: a.meta["val"] if isinstance(a, fx.Node) else a, (node.args, node.kwargs))
         mode = next(one.meta["val"] for one in self.kept.values()).fake_mode
         target: Any = node.target

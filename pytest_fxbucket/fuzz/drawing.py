@@ -1,4 +1,4 @@
-"""A legal graph of collectives under construction: what there is at each point that a next step may read, write or wait for.
+"""A legal graph of collectives under construction, with the values that the next step may read, write or wait for.
 
 Legal: all ranks run the same; a result is read behind its wait; what a launch sends is not written, and what it fills not
 touched, before its wait; every launch is waited for. Values are small integers, or thirds and quarters of them.
@@ -22,7 +22,7 @@ DTYPES = (torch.float32, torch.bfloat16, torch.float64, torch.int64)
 
 @dataclass(frozen=True)
 class Step:
-    """What is done next; ``a``, ``b`` and ``c`` choose among what there is then."""
+    """What is done next; ``a``, ``b`` and ``c`` choose among the values that there are by then."""
 
     what: str
     a: int = 0
@@ -32,12 +32,12 @@ class Step:
 
 @dataclass(frozen=True)
 class Drawn:
-    """What a step may read."""
+    """A value that a step may read."""
 
     node: fx.Node
     storage: int
     plain: bool
-    """Whether it is an input that was moved, cast or gathered, and nothing else: a parameter."""
+    """Whether it is an input, at most moved, cast or gathered since: what a parameter is."""
 
     @property
     def fake(self) -> torch.Tensor:
@@ -52,7 +52,7 @@ class Drawn:
 
     @property
     def rows(self) -> int:
-        """Of a symbolic size, as it was traced."""
+        """Number of rows; of a symbolic size the one that it was traced with."""
         size: Any = self.fake.shape[0]
         return size if isinstance(size, int) else int(size.node.hint)
 
@@ -80,7 +80,7 @@ class Held:
 
     fqn: str
     module: str
-    """As the program says it."""
+    """Its module, as the program names it."""
     shard: fx.Node
     gathered: fx.Node
     momentum: fx.Node
@@ -102,14 +102,14 @@ class Drawing:
     open: list[InFlight] = field(default_factory=list)
     waited: list[InFlight] = field(default_factory=list)
     symbolic: list[Drawn] = field(default_factory=list)
-    """What has a symbolic size, which only few steps read: to compare one with a number would settle it."""
+    """Values of symbolic size. Only few steps read them: to compare the size with a number would specialise it."""
     returned: list[fx.Node] = field(default_factory=list)
     held: list[Held] = field(default_factory=list)
     """Parameters of a whole step, which is called over and over."""
     results: list[tuple[fx.Node, str]] = field(default_factory=list)
     """What else a whole step returns, with its roles: gradients, new parameters and state."""
     modules: list[str] = field(default_factory=list)
-    """Of launches."""
+    """Module of each launch."""
     storages: int = 0
 
     def __post_init__(self) -> None:
@@ -117,7 +117,7 @@ class Drawing:
         groups = {"again": [everybody], "alone": [[rank] for rank in everybody], **HALVES.get(self.world, {})}
         self.program = Program(self.world, groups)
         self.program.module = f"{self.inside}a"
-        self.groups = [*sorted(groups), *["0"] * 6]
+        self.groups = [*sorted(groups), *["0"] * 6]  # most launches are on the world
         w = self.world
         # What is plainest comes last, since that is what small numbers choose.
         for i, dtype in enumerate(DTYPES[:0:-1]):
@@ -145,6 +145,7 @@ class Drawing:
 
     def writable(self, allowed: Callable[[Drawn], bool] = lambda _: True) -> list[Drawn]:
         """What a step may write now."""
+        # Neither what a launch in flight sends nor, by readable, what it fills; nor a value whose elements share memory.
         sent = {one.sends for one in self.open}
         return [value for value in self.readable(allowed) if value.storage not in sent and value.is_one_to_one]
 
@@ -169,7 +170,7 @@ class Drawing:
             self.add(self.program.wait(one.node), storage=one.storage, plain=one.plain)
 
     def finish(self) -> fx.GraphModule:
-        """Wait for all that is in flight, and return what was given and what nobody read."""
+        """Wait for all that is in flight; the outputs are the values that steps chose, and computed ones that nobody read."""
         while self.open:
             self.wait()
         everything = [*self.values, *self.symbolic]

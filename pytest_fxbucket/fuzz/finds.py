@@ -1,6 +1,6 @@
-"""What was found against a pass: a kind, a sentence, and what tells it from other finds.
+"""A find: a fault of a pass, its kind and sentence, and what tells it from other finds.
 
-Two finds that need the same of a trial, in words, are taken for one.
+Two finds with one signature are taken for one if the trial of the second has all features that the first one's has.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ RAISED, HANG, VALUES, PLAN, TWICE = KINDS = (
     "plan silently not kept",
     "not idempotent",
 )
-"""In the order in which they are looked for: who finds one looks no further."""
+"""In the order in which they are looked for; the first that is found ends the search in a trial."""
 
 DIFFERS = " differs in "
-"""In sentences that say that values are others."""
+"""Part of each sentence that says that values differ."""
 
 
 @dataclass(frozen=True)
@@ -48,11 +48,11 @@ class Find:
     lines: tuple[str, ...] = ()
     """What else there is to say."""
     features: frozenset[str] = field(default_factory=frozenset)
-    """What the program, the plan and the options have, as of :func:`features_of`."""
+    """Features of program, plan and options, as :func:`features_of` names them."""
 
     @property
     def signature(self) -> tuple[str, str]:
-        """Kind and sentence, without names and numbers; of values that differ it does not matter which."""
+        """Kind, and sentence without names and numbers; if values differ the kind alone, whichever they are."""
         return self.kind, "" if DIFFERS in self.says else stripped(self.says)
 
     @property
@@ -84,7 +84,7 @@ _CASTS = ("aten::_to_copy", "prims::convert_element_type")
 
 
 def features_of(trial: Trial) -> frozenset[str]:
-    """Of program, plan and options."""
+    """Words for all that the program, plan and options have and that a pass may trip over."""
     if trial.wrong:
         return frozenset([trial.wrong])
     graph = trial.graph_module.graph

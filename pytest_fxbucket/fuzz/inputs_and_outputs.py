@@ -1,4 +1,4 @@
-"""What programs run on, other small integers on each rank, and what two runs left, compared bit for bit, in sentences."""
+"""Inputs for programs, small integers that differ by rank; and the results of two runs compared bit for bit, in sentences."""
 
 from __future__ import annotations
 
@@ -40,7 +40,9 @@ def given(graph_module: fx.GraphModule, times: int = 1) -> Iterator[Given]:
 
 
 def inputs_of(inputs: Sequence[Given], seed: int, rank: int) -> list[Tensor]:
-    """Integers from -4 to 4, other ones on each rank; the same each time."""
+    """Integers from -4 to 4, different ones on each rank, the same in each call; inputs of one storage and dtype share it."""
+    # Each storage is as large as its last element that an input reaches. It is drawn once and, for each dtype, made a tensor
+    # that inputs are views of, with their own strides and offsets: aliases in the traced step stay aliases.
     sizes: dict[int, int] = {}
     for given in inputs:
         reach = sum((size - 1) * stride for size, stride in zip(given.shape, given.strides, strict=True))

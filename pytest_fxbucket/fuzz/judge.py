@@ -1,5 +1,7 @@
-"""Is a pass well on a trial? It runs as every rank; what it made is looked at, also for
-what the plan asks, and run on all ranks in lockstep."""
+"""Looks for faults of a pass on a trial: runs it as every rank, looks at the graphs, and runs them on all ranks in lockstep.
+
+A find is an exception, graphs that would hang, other values, a plan that is not kept, or a change when the pass runs again.
+"""
 
 from __future__ import annotations
 
@@ -39,7 +41,8 @@ if TYPE_CHECKING:
     from pytest_fxbucket.fuzz.trial import Trial
 
 _LONGEST_S = 20.0
-"""That a pass may take for one small program."""
+"""Most that a pass may take for one small program."""
+# In sentences of checks/collectives on a result that is read before it has arrived: wrong values, and no hang.
 _RACES = ("without waiting", "before its wait")
 
 
@@ -53,7 +56,7 @@ class Made:
 
     @property
     def graphs(self) -> list[fx.Graph]:
-        """Of each rank."""
+        """Graphs by rank."""
         return [one.graph for one in self.after]
 
     @property
@@ -63,13 +66,13 @@ class Made:
 
 
 def problem(trial: Trial, pass_name: str, kind: str = TWICE) -> str:
-    """What is not well with the pass on ``trial``, of ``kind`` or of those that are looked for before it; empty: nothing."""
+    """The first fault of the pass on ``trial``, of ``kind`` or a kind that is looked for before it; empty if there is none."""
     found = judged(trial, subject_of(pass_name), kind)
     return "" if found is None else found.text
 
 
 def judged(trial: Trial, subject: Subject, last: str = TWICE) -> Find | None:
-    """The first thing that is not well, up to the kind ``last``; None: nothing is, or the pass has refused in words."""
+    """The first fault, up to the kind ``last``; None if there is none, or if the pass refused the trial with a sentence."""
     for kind, says, *lines in _said(trial, subject, set(KINDS[: KINDS.index(last) + 1])):
         return Find(kind, says, (*lines,), frozenset() if kind == TWICE else features_of(trial))
     return None
@@ -88,6 +91,7 @@ def _said(trial: Trial, subject: Subject, kinds: set[str]) -> Iterator[tuple[str
         if PLAN in kinds:
             yield PLAN, f"{trial.wrong} is taken without a word"
         return
+    # In the order of KINDS. The caller takes the first text, so a question is asked only if those before it found nothing.
     for kind, ask in _QUESTIONS:
         if kind in kinds:
             for text in ask(made):
@@ -95,9 +99,9 @@ def _said(trial: Trial, subject: Subject, kinds: set[str]) -> Iterator[tuple[str
 
 
 def made_of(trial: Trial, subject: Subject) -> Made:
-    """The pass as every rank; ours, if the first and the last get one graph, as these alone.
+    """The graphs that the pass makes as each rank; ours runs as the first and the last alone, if these get the same graph.
 
-    Raises what it raises, and PassError for what is no graph as it must be.
+    Raises what the pass raises, and PassError for a graph that :func:`_run` refuses.
     """
     world = trial.program.world
     if subject.is_ours:
@@ -108,7 +112,7 @@ def made_of(trial: Trial, subject: Subject) -> Made:
 
 
 def _run(trial: Trial, subject: Subject, rank: int) -> fx.GraphModule:
-    """Raises what the pass raises, and PassError for what is no graph of the same inputs, or is not in order."""
+    """The graph of one rank. Raises what the pass raises, and PassError for a graph of other inputs, or not in order."""
     with fake_groups(trial.program.world, trial.program.groups, rank), _within(_LONGEST_S):
         after = subject.run(copied(trial.graph_module), trial)
     if not isinstance(after, fx.GraphModule):
@@ -127,6 +131,7 @@ def _run(trial: Trial, subject: Subject, rank: int) -> fx.GraphModule:
 @contextmanager
 def _within(seconds: float) -> Iterator[None]:
     """Raise TimeoutError in the block when it has taken ``seconds``; not in other threads than the first, nor in C."""
+    # Python can set signal handlers in the main thread alone, and runs them there between two bytecodes.
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -156,7 +161,7 @@ def _raised(error: BaseException) -> str:
 
 
 def hangs(made: Made) -> Iterator[tuple[str, ...]]:
-    """What checks/collectives says of the graphs, unless it has something to say of the program before the pass."""
+    """Problems that checks/collectives has with the graphs; none are looked for if it has some with the program already."""
     program = made.trial.program
     if problems(program, [made.trial.before.graph] * program.world):
         return
@@ -181,9 +186,10 @@ def problems(program: Program, graphs: list[fx.Graph]) -> list[str]:
 
 
 def differs(made: Made) -> Iterator[tuple[str, ...]]:
-    """Outputs, and inputs as they are left, that are not the same bit for bit; of ours also what no data here shows.
+    """Outputs, and inputs as a run leaves them, that are not bit for bit those of the program.
 
-    That is asked of one call alone: in several, new parameters are what a write left.
+    For our own pass the graphs are also compared as expressions (:mod:`~pytest_fxbucket.same.two_graphs`), which shows
+    differences that the data here does not. Only for a single call: with several, new parameters are what a write left.
     """
     program, before = made.trial.program, made.trial.before
     if made.is_alike:
@@ -193,6 +199,8 @@ def differs(made: Made) -> Iterator[tuple[str, ...]]:
             yield RAISED, f"what it made raises {_raised(error)}"
             return
         if texts:
+            # The first text is the find's sentence. One on values goes first, since the signature of such finds is the kind
+            # alone.
             yield VALUES, *sorted(dict.fromkeys(texts), key=lambda text: DIFFERS not in text)
     if made.subject.is_ours and not made.trial.crosses:
         before = before_the_pass(before, made.trial.options.get("transforms", ()))
@@ -210,9 +218,9 @@ _RULES = {one.name for one in fields(Overlap)}
 
 
 def broken(made: Made) -> Iterator[tuple[str, ...]]:
-    """Launches that the plan merges and the pass left, and limits that it does not keep, by the graph of the first rank.
+    """Launches that the plan merges and the pass left apart, and limits that it does not keep, in the graph of the first rank.
 
-    What can be merged is what our pass merges, whose values its own tests look at.
+    For a pass that is not ours, our pass says how many launches the plan leaves at least; its values are tested elsewhere.
     """
     trial, subject = made.trial, made.subject
     texts: Iterator[str] = iter(())
@@ -234,6 +242,8 @@ def _launches(trial: Trial, graph: fx.Graph) -> Iterator[str]:
         return
     before, after, least = (_by_kind(one) for one in (trial.graph_module.graph, graph, ours.graph))
     for kind in before:
+        # More launches than ours: something was not merged. Fewer is a fault only if nothing but their direction kept launches
+        # apart in ours: a bucket of forward and backward gathers keeps parameters gathered all the time in between.
         if after[kind] > least[kind]:
             left = "all" if after[kind] >= before[kind] else "some"
             yield f"{left} {kind} launches stay as they were: {after[kind]}, of which the plan makes {least[kind]}"
@@ -246,14 +256,15 @@ def _by_kind(graph: fx.Graph) -> Counter[str]:
 
 
 def _parted_by_direction(report: PassReport, kind: str) -> bool:
-    """Whether nothing but their directions kept launches of ``kind`` apart, and they did."""
+    """Whether the direction (forward or backward), and nothing else, kept launches of ``kind`` apart."""
     reasons = {split.reason for bucket in report.buckets if bucket.kind == kind for split in bucket.splits}
     return reasons == {"direction"} and all(left.kind != kind for left in report.left_alone)
 
 
 def _limits(trial: Trial, graph: fx.Graph) -> Iterator[str]:
     rules = Overlap(**{name: value for name, value in trial.options.items() if name in _RULES})
-    if rules.schedule != "auto":  # which alone has limits, and never symbolic sizes, that counting bytes would settle
+    # Only automatic schedules have limits. They never have symbolic sizes, which counting bytes would specialise.
+    if rules.schedule != "auto":
         return
     yield from in_flight_problems(rules, graph)
     share, more = rules.max_memory_increase, rules.max_memory_increase_gb
@@ -270,7 +281,7 @@ def _limits(trial: Trial, graph: fx.Graph) -> Iterator[str]:
 
 
 def again(made: Made) -> Iterator[tuple[str, ...]]:
-    """Whether the pass changes what it made; several calls are none that it could be given."""
+    """Whether the pass changes its own result when run on it. Not asked of several calls in one graph, which are no step."""
     if made.trial.crosses or _gathers_anew(made.trial.graph_module.graph):
         return
     trial = made.trial.of(made.after[0])
@@ -287,7 +298,7 @@ def again(made: Made) -> Iterator[tuple[str, ...]]:
 
 
 def _gathers_anew(graph: fx.Graph) -> bool:
-    """Whether a parameter is gathered more than once: rounds of what is merged are counted anew, and may go further ahead."""
+    """Whether a parameter is gathered more than once: a second run counts rounds of merged gathers anew and may go further."""
     counts: Counter[Any] = Counter(
         name for node, one in carried(graph).items() if collectives.is_all_gather(node) for name in one.fqns
     )
@@ -297,7 +308,7 @@ def _gathers_anew(graph: fx.Graph) -> bool:
 def _digest(graph_module: fx.GraphModule, subject: Subject) -> str:
     try:
         return digest(encode(graph_module.graph, graph_module, subject.modules))
-    except PassError:  # of what no rank can be sent
+    except PassError:  # the graph cannot be sent to ranks, and encoding refuses it
         return str(graph_module.graph)
 
 
@@ -310,7 +321,7 @@ _QUESTIONS: tuple[tuple[str, Callable[[Made], Iterator[tuple[str, ...]]]], ...] 
 
 
 def twinned(members: dict[str, tuple[int, ...]]) -> dict[str, tuple[int, ...]]:
-    """``members`` with the twin of each group."""
+    """``members`` with the twin of each group, of the same ranks."""
     return members | {twin_name(name): ranks for name, ranks in members.items()}
 
 

@@ -31,9 +31,12 @@ def run(
 
     ``own``: the graph of each rank, if they are not all ``graph``, which is then the first; see :func:`is_alike`.
 
-    ``groups`` are those that the graph names besides ``"0"``, all ranks. What is in flight may be read and written at any time:
-    here when it is launched, or ``late``, when it is first waited for.
+    ``groups`` are those that the graph names besides ``"0"``, all ranks. A collective may read what it sends, and write what it
+    brings, at any time in flight: here when it is launched or, with ``late``, when it is first waited for.
     """
+    # The ranks' tensors lie side by side, so a collective is a copy between them and needs no process group. Early, its result
+    # is there at the launch. Late, a new result holds junk and a buffer its old content until the first wait, and what is sent
+    # is read only then. A legal graph gives the same bits both ways; a race shows as a difference.
     env: Env = {}
     flying: dict[fx.Node, tuple[collectives.Launch, Sequence[fx.Node]]] = {}
     ranks = range(len(inputs))
@@ -60,6 +63,7 @@ def run(
                 _land(env, *flying.pop(source), groups or {})
         else:
             env[node] = [_called(env, nodes[rank], rank) for rank in ranks]
+        # The nodes at this place of the ranks' own graphs share the values, so that later arguments find them.
         env.update(dict.fromkeys(nodes, env[node]))
     return env
 
@@ -71,7 +75,7 @@ def is_alike(first: fx.Graph, other: fx.Graph) -> bool:
 
 
 def _source(wait: fx.Node) -> fx.Node:
-    """The launch behind ``wait``, or what a second wait waits for: through parts, and what keeps an order."""
+    """The launch that ``wait`` waits for, or an earlier wait; ``getitem`` and ``after`` nodes may lie between."""
     source: Any = wait.args[0]
     while source.target in (getitem, after):
         source = source.args[0]
@@ -89,14 +93,14 @@ def _of_rank(env: Env, argument: Any, rank: int) -> Any:
 
 
 def _buffer(launch: collectives.Launch) -> Any:
-    """What ``launch`` writes; None if what it brings is new."""
+    """The buffer that ``launch`` writes its result to; None if its result is a new tensor."""
     if launch.operator.endswith("_out"):
         return collectives.argument(launch.node, "out")
     return collectives.argument(launch.node, "input") if launch.operator.endswith("_") else None
 
 
 def _spoil(brought: Sequence[Any]) -> None:
-    """Let what each rank got hold nothing that it could read before its wait."""
+    """Fill each rank's result with junk, so that a read before the wait shows."""
     for mine in brought:
         for tensor in collectives.tensors(mine):
             tensor.view(-1).view(torch.uint8).fill_(0x81)
@@ -159,6 +163,7 @@ def compare(
 
     ``own`` is as of :func:`run`, of the graph ``after``. Symbolic sizes are once as traced, and once twice that.
     """
+    # The program runs early alone: it is legal by construction, so its bits do not depend on when collectives are done.
     found = []
     for times in (1, 2) if has_symbolic(before) else (1,):
         results = []

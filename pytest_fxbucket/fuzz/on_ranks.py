@@ -1,4 +1,4 @@
-"""On ranks that are processes: do two graphs leave the same bits, and does a find leave other ones there, or never end?"""
+"""Real ranks, which are processes over gloo: do two graphs leave the same bits there, and does a find show there too?"""
 
 from __future__ import annotations
 
@@ -60,14 +60,14 @@ def compare_all(
 
 
 def named_groups(groups: Groups, *graph_modules: fx.GraphModule) -> Groups:
-    """Those of ``groups`` that the graphs name, or whose twins."""
+    """Those of ``groups`` that a launch in the graphs is on, or whose twin a launch is on."""
     launches = [collectives.read_launch(node) for one in graph_modules for node in one.graph.nodes]
     names = {untwinned(launch.group) for launch in launches if launch is not None}
     return {name: lists for name, lists in groups.items() if name in names}
 
 
 HANG_S = 20.0
-"""What ranks that do not answer by then are said to hang."""
+"""Ranks that have not answered after so many seconds are said to hang."""
 
 
 def on_real_ranks(pools: Pools, trial: Trial, find: Find, subject: Subject) -> str:

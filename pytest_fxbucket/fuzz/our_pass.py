@@ -37,7 +37,7 @@ CLUSTER = Cluster(
 
 def run_pass(graph: fx.Graph, entries: object, **options: Any) -> PassReport:
     """Our pass on ``graph`` in place; ``options`` are ManualPass's, with ``cost``, or ``costs`` as of :func:`any_seconds`."""
-    forget_order(graph)
+    forget_order(graph)  # a graph that the pass has made already has nodes that keep its order; they are no part of a step
     if options.get("by") in ("size", "overlap"):
         targets = by_size(graph)
     else:
@@ -48,7 +48,7 @@ def run_pass(graph: fx.Graph, entries: object, **options: Any) -> PassReport:
 
 
 def any_seconds(number: int) -> Callable[[fx.Node], float]:
-    """Seconds of nodes: anything, the same for a name."""
+    """Seconds of nodes, from 0 to 1: arbitrary, but fixed by ``number`` and the name of the node."""
     return lambda node: crc32(f"{number} {node.name}".encode()) / (1 << 32)
 
 
@@ -58,11 +58,11 @@ def any_seconds(number: int) -> Callable[[fx.Node], float]:
 SAME_BITS = ("merge_duplicates",)
 """Those that a program without roles can have, and that leave all bits as they are."""
 ROUNDS = "add_before_reducing"
-"""Leaves them only where sums are exact."""
+"""A transformation that leaves all bits as they are only where sums are exact."""
 
 
 def fit(names: Sequence[str], graph: fx.Graph, world: int) -> bool:
-    """Whether all bits can be held to what they were."""
+    """Whether the transformations ``names`` leave all bits of ``graph`` as they are."""
     return ROUNDS not in names or _sums_exactly(graph, world)
 
 
@@ -79,12 +79,12 @@ def _sums_exactly(graph: fx.Graph, world: int) -> bool:
 
 
 def before_the_pass(graph_module: fx.GraphModule, names: Iterable[str]) -> fx.GraphModule:
-    """What an expression after the pass is told by: a copy of ``graph_module``, behind those of ``names`` that round."""
+    """The graph whose expressions those after the pass are held against: a copy, after those of ``names`` that round."""
     return transformed(copied(graph_module), [name for name in names if name == ROUNDS])
 
 
 def transformed(graph_module: fx.GraphModule, names: Iterable[str]) -> fx.GraphModule:
-    """``graph_module``, which is changed, behind the transformations called ``names``."""
+    """``graph_module`` after the transformations called ``names``, which change it in place."""
     step = step_of(graph_module)
     for name in names:
         step = import_callable(BUILT_IN[name], name)(step, {})

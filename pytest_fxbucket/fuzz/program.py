@@ -57,13 +57,13 @@ class Program:
         return node
 
     def dynamic(self, name: str, *shape: int) -> fx.Node:
-        """An input whose rows are a symbolic size, ``shape`` at the one that it is traced with; of equal rows one size."""
+        """An input whose number of rows is symbolic, traced with ``shape``; inputs traced with equal rows share one size."""
         from pytest_fxbucket.compat.fake_tensors import symbolic_rows
 
         return self.shown(name, symbolic_rows(self.mode, torch.empty(shape)))
 
     def rows(self, node: fx.Node, by: Callable[[Any, Any], Any], number: int) -> Any:
-        """Rows of ``node``, times ``number`` or divided by it; of a symbolic size a node that computes it."""
+        """``by(rows, number)`` of the rows of ``node``, such as a product; if the size is symbolic, a node that computes it."""
         size = node.meta["val"].shape[0]
         if isinstance(size, int):
             return by(size, number)
@@ -78,11 +78,12 @@ class Program:
         return [self.given(name, 2 * self.ranks(group), COLUMNS, dtype=dtype) for name in names]
 
     def call(self, target: Callable[..., Any], *args: Any, **kwargs: Any) -> fx.Node:
-        """Call ``target``; its fake value is what it gives for those of its arguments."""
+        """Call ``target``; the fake value is computed from those of the arguments."""
         node = self.graph.call_function(target, args, kwargs)
         values, keywords = tree_map(lambda a: a.meta["val"] if isinstance(a, fx.Node) else a, (args, kwargs))
         with self.mode:
             node.meta["val"] = target(*values, **keywords)
+        # Metadata as tracers write it, by which passes tell the module and the direction of a node.
         key = "fwd_nn_module_stack" if self.backward else "nn_module_stack"
         if self.module is not None:
             node.meta[key] = {"": ("", torch.nn.Module), self.module: (self.module, torch.nn.Module)}
@@ -133,7 +134,7 @@ class Program:
         return self.call(c10d.wait_tensor.default, launch)
 
     def gather(self, node: fx.Node, group: str = "0") -> fx.Node:
-        """Launch and wait, as of all that follow; gives the wait."""
+        """All-gather ``node`` and wait for it; gives the wait, as the methods below do."""
         return self.wait(self.launch_gather(node, group))
 
     def reduce(self, node: fx.Node, op: str = "sum", group: str = "0") -> fx.Node:
@@ -189,7 +190,7 @@ class Program:
 
 
 Groups = Mapping[str, Sequence[Sequence[int]]]
-"""By the name that graphs use: who talks to whom. Each rank is in one list of each name; the lists are of one length."""
+"""Process groups by the name that graphs use: lists of ranks, all of one length, and each rank is in one list of each name."""
 HALVES: dict[int, Groups] = {
     2: {"halves": [[0], [1]], "strided": [[0], [1]]},
     4: {"halves": [[0, 1], [2, 3]], "strided": [[0, 2], [1, 3]]},
@@ -216,30 +217,30 @@ def members_of(world: int, groups: Groups, rank: int) -> dict[str, tuple[int, ..
 # without them is a graph of which nothing is known but its values.
 
 
-_KEY = "fuzz_role"
+_KEY = "fuzz_role"  # in node.meta, so that copies of a graph keep roles
 MODULES = ("a", "b", "c")
-"""What a drawn program launches for."""
+"""Modules that a drawn program launches collectives for."""
 
 
 def with_role(node: fx.Node, role: str) -> fx.Node:
-    """``node``, an input, as that."""
+    """Give the input ``node`` this role; gives ``node``."""
     node.meta[_KEY] = role
     return node
 
 
 def with_roles(output: fx.Node, roles: Sequence[str]) -> None:
-    """What is returned by ``output`` as these, each by its place; none: nothing is said."""
+    """Give the values that ``output`` returns these roles, in order; with no roles, nothing is said of any."""
     if roles:
         output.meta[_KEY] = list(roles)
 
 
 def role_of(node: fx.Node) -> str:
-    """Of an input; empty if nobody said it."""
+    """Role of an input; empty if it was given none."""
     return str(node.meta.get(_KEY, ""))
 
 
 def roles_of(output: fx.Node) -> list[str]:
-    """Of what is returned; none if nobody said them."""
+    """Roles of the returned values, in order; none if they were given none."""
     return list(output.meta.get(_KEY, ()))
 
 

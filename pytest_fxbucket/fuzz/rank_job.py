@@ -33,7 +33,7 @@ class Case:
 
 
 def compare(rank: int, world: int, case: Case) -> list[list[str]]:
-    """For each graph after a pass what differs on this rank; a sentence each."""
+    """For each graph after a pass, a sentence for each difference on this rank."""
     names = _groups(rank, case.groups)
     mark("the graph before the pass")
     expected = _run(case.before, inputs_of(case.inputs, case.seed, rank), names, case.seed)
@@ -47,7 +47,7 @@ def compare(rank: int, world: int, case: Case) -> list[list[str]]:
 
 def _groups(rank: int, groups: Groups) -> dict[str, str]:
     """Real name of each group that this rank is in. All ranks make all of them, in one order."""
-    names = {}
+    names = {}  # new_group is itself collective: a rank must call it for groups that it is not in, too
     for name, lists in sorted(groups.items()):
         for ranks in lists:
             group = dist.new_group(list(ranks))
@@ -69,7 +69,7 @@ def _run(portable: PortableGraph, inputs: list[Any], names: Mapping[str, str], s
 
 
 def _rename(node: fx.Node, names: Mapping[str, str]) -> None:
-    """Let the launch ``node`` run on this rank's group of the name that it says."""
+    """Let the launch ``node`` run on the real process group of this rank that its name in the graph stands for."""
     said = str(collectives.argument(node, "group_name"))
     if untwinned(said) in names:
         name = names[untwinned(said)]

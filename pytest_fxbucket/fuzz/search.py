@@ -1,9 +1,9 @@
-"""Looks for trials that a pass is not well on until the time is over; each find is cut short.
+"""Searches for trials that show a fault of a pass, until the time is over; each find is made small.
 
 First come small programs with one thing each that a pass may trip over, then rounds of what is drawn, and between them small
 programs with one option each. A round is a run of hypothesis with some of the kinds of steps left out: what hides behind a
 fault that nearly every program has comes up in rounds that lack what this fault needs. Every other round looks for nothing
-but what is worst. What a round finds first is what it cuts short; what is known is passed over.
+but the worst kinds. A round makes small what it finds first; known finds are passed over.
 """
 
 from __future__ import annotations
@@ -29,19 +29,19 @@ from pytest_fxbucket.fuzz.tried_pass import Subject
 _EXAMPLES = 40
 _SHRINKING_S = 20.0
 _IDLE = 40
-"""Trials in a row of which none has fewer steps: then which values steps choose is all that hypothesis still works at."""
+"""After so many trials without one of fewer steps a round ends: by then hypothesis only tries other values for steps."""
 _TRAINING = 3
-"""Of our pass each so manieth round has whole training steps, whose work crosses iterations."""
+"""For our pass, one round in so many draws whole training steps, whose work crosses iterations."""
 _LAUNCHING = (
     *("gather", "reduce", "all_reduce", "coalesced", "gather_into", "all_reduce_in_place", "cast_and_launch"),
     *("all_to_all", "broadcast", "accumulate", "symbolic"),
 )
 Draws = tuple[list[Step], Chosen, str]
-"""Steps, plan, and what modules lie in."""
+"""What hypothesis drew: steps, plan and options, and the prefix of all module names."""
 
 
 class _Over(BaseException):
-    """Ends a round: hypothesis takes it for no failure of the program."""
+    """Ends a round. A BaseException, so that hypothesis does not take it for a failure of the program."""
 
 
 @dataclass
@@ -93,6 +93,7 @@ class Search:
                 met.append((trial, find))
         for number, (trial, find) in enumerate(met):
             if not find.is_of(self.known):
+                # A find gets its share of half the time left, at most _SHRINKING_S: _same ends so long after _shrink_until.
                 now = time.monotonic()
                 share = (self.until - now) / (2 * (len(met) - number))
                 self._shrink_until = now - _SHRINKING_S + max(0.0, min(_SHRINKING_S, share))
@@ -105,7 +106,7 @@ class Search:
         return trial, find
 
     def _last(self, kind: str, met: Sequence[tuple[Trial, Find]] = ()) -> str:
-        """``kind``; a second run that is known to differ would be a waste of time."""
+        """``kind``, or the one before TWICE if that was found already: a second run of the pass in each trial takes time."""
         found = [*self.known, *(one for _, one in met)]
         return PLAN if kind == TWICE and any(one.kind == TWICE for one in found) else kind
 
@@ -144,11 +145,15 @@ class Search:
             look()
         except (_Over, _FoundError):
             pass
-        except Exception:  # hypothesis wraps what fails, and says what is flaky
+        except Exception:
+            # hypothesis may raise an error of its own, as for a flaky test; with a find at hand it does not matter.
             if self._best is None:
                 raise
 
     def _look(self, steps: list[Step], chosen: Chosen, inside: str, last: str) -> None:
+        # hypothesis draws until one trial fails and then shrinks it, by calling this again and again. The best so far is kept
+        # here too, since _Over ends its run without a result. While shrinking only the signature of the first find counts, or
+        # the round would slip from one fault to another.
         self.check()
         self._idle += 1
         if time.monotonic() > (self._shrink_until if self._best else self.until) or (self._best and self._idle > _IDLE):
@@ -169,7 +174,7 @@ class Search:
         raise _FoundError(find.kind)
 
     def _same(self, trial: Trial, find: Find) -> Find | None:
-        """``find`` again, of a smaller trial; None if that does not show it."""
+        """What the smaller ``trial`` shows, if that is ``find`` again; else None."""
         self.check()
         if time.monotonic() > self._shrink_until + _SHRINKING_S:
             return None
@@ -178,7 +183,7 @@ class Search:
 
 
 class _FoundError(Exception):
-    """What hypothesis takes for the failure that it is to make small."""
+    """The failure that hypothesis sees, and makes small."""
 
 
 def _size(steps: Sequence[Step], chosen: Chosen) -> tuple[int, int]:
@@ -186,7 +191,7 @@ def _size(steps: Sequence[Step], chosen: Chosen) -> tuple[int, int]:
 
 
 def _some(chance: random.Random, names: Sequence[str] = NAMES, launching: Sequence[str] = _LAUNCHING) -> list[str]:
-    """Of ``names`` kinds of steps for a round, one that is ``launching`` among them, as often as they are drawn in all."""
+    """Kinds of steps for one round, some of ``names``, each as often as there; one of ``launching`` is among them."""
     chosen = {name for name in dict.fromkeys(names) if chance.random() < chance.choice((0.3, 0.6, 1.0))}
     chosen |= {chance.choice(launching), "module", "nothing"}
     assert chosen <= set(names)

@@ -38,9 +38,9 @@ class Form:
 
     launch: Launching
     reduces: bool = True
-    """Whether what it brings is a gradient, which nobody computes with unless a twist does."""
+    """Whether its result is a gradient, which nothing computes with unless a twist does."""
     writes: bool = False
-    """Whether it launches what must be new."""
+    """Whether the launch writes what it sends; then that is a computed value and no input."""
 
     def given(self, made: Program, name: str, *shape: int, dtype: torch.dtype = torch.float32) -> fx.Node:
         """An input to launch, which two reductions can be made of, unless ``shape`` is said."""
@@ -52,7 +52,7 @@ class Form:
         return made.wait(self.launch(made, node, group))
 
     def read(self, made: Program, wait: fx.Node) -> fx.Node:
-        """As it is read in the end."""
+        """The output made of ``wait``: a gradient as it is, anything else computed with."""
         return wait if self.reduces else made.neg(wait)
 
 
@@ -319,7 +319,7 @@ def _a_step(made: Program) -> list[fx.Node]:
 
 
 STEP = _a_step
-"""The usual."""
+"""The usual training step."""
 OFTEN = "gather"
 """The form that every step has."""
 
@@ -338,8 +338,8 @@ def programs(*forms: str) -> Iterator[Build]:
     yield STEP
 
 
-# One after the other: what every search begins with. Chance finds what nobody thought of, but needs long for two things that
-# must meet; here each way to launch meets each twist.
+# What every search begins with. Chance finds what nobody thought of, but takes long where two things must meet; here each way
+# to launch meets each twist.
 
 
 def sweeps(ranks: int, subject: Subject) -> Iterator[Iterator[Trial]]:

@@ -1,4 +1,4 @@
-"""Makes a trial smaller where steps cannot: outputs, inputs, nodes that nobody reads, and options that it does not need."""
+"""Makes a trial smaller where leaving out steps cannot: fewer outputs, inputs, nodes and options."""
 
 from __future__ import annotations
 
@@ -29,6 +29,7 @@ def smaller(trial: Trial, find: Find, same: Same) -> tuple[Trial, Find]:
 
     A program stays legal: a launch goes with all of its waits, and only if nobody reads them.
     """
+    # Greedy: the first smaller trial that still shows the find is kept, and all reductions are tried again on that one.
     went_on = True
     while went_on:
         went_on = False
@@ -42,6 +43,8 @@ def smaller(trial: Trial, find: Find, same: Same) -> tuple[Trial, Find]:
 
 def _less(trial: Trial) -> Iterator[Trial]:
     """Trials that are one thing smaller, those that lose most first."""
+    # Options; half of the outputs, then single ones; all unread inputs; single nodes that nobody reads; and last computed
+    # values that become inputs, after which what computed them is read by nobody.
     yield from _without_options(trial)
     graph = trial.graph_module.graph
     places = list(range(len(_returned(graph))))
@@ -76,7 +79,7 @@ def _returned(graph: fx.Graph) -> list[fx.Node]:
 
 
 def _returning(trial: Trial, places: list[int]) -> Trial:
-    """Only the outputs ``places``, without what only others needed."""
+    """``trial`` with only the outputs ``places``, and without nodes that only the other outputs needed."""
     made = copied(trial.graph_module)
     graph = made.graph
     output, outputs = graph.output_node(), _returned(graph)
@@ -110,7 +113,7 @@ def _can_be_given(node: fx.Node) -> bool:
         return False
     launch = node.all_input_nodes[0] if collectives.is_wait(node) else None
     if launch is not None and (operator_name(launch).endswith("_out") or operator_name(launch).endswith("_")):
-        return False  # it gives what was there before
+        return False  # the result is a buffer that was there before, and not a storage of its own
     return value.is_contiguous() and all(isinstance(size, int) for size in value.shape)
 
 
@@ -129,9 +132,9 @@ def _given_instead(trial: Trial, node: fx.Node) -> Trial:
 
 
 def _going(node: fx.Node, writes: bool = True) -> list[fx.Node]:
-    """What goes with ``node``, readers first, if nobody reads it: of a wait its launch too, with all others of its waits.
+    """What is erased together with ``node``, readers first; empty if something reads it.
 
-    Without ``writes`` nothing that writes goes.
+    With a wait go its launch and all other waits of that. Without ``writes``, nodes that write in place stay.
     """
     if node.op in ("placeholder", "output") or node.users or _fills(node):
         return []
@@ -145,12 +148,13 @@ def _going(node: fx.Node, writes: bool = True) -> list[fx.Node]:
     if _fills(launch):
         return []
     if any(wait.users for wait in waits) or (not writes and launch.target._schema.is_mutable):
+        # The launch has to stay, so the wait may go only if there is another one: each launch must be waited for.
         return [node] if len([wait for wait in source.users if collectives.is_wait(wait)]) > 1 else []
     return [*waits, *(user for user in launch.users if user not in waits), launch]
 
 
 def _fills(node: fx.Node) -> bool:
-    """Whether others would read what nobody has written, if ``node`` went."""
+    """Whether ``node`` writes into a new empty buffer that others read: without ``node`` that would be uninitialised memory."""
     new = [base(written) for written in written_arguments(node)]
     return any(operator_name(one) == "aten::empty" and len(one.users) > 1 for one in new)
 

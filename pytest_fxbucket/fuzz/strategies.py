@@ -30,13 +30,13 @@ def _often(*names: str) -> tuple[str, ...]:
 
 
 NAMES = _often(*compute_steps.STEPS, *collective_steps.STEPS)
-"""What a step may be: the simplest first; what there should be more of several times."""
+"""Kinds of steps, the simplest first; a kind that is drawn more often stands there several times."""
 TRAINING = _often(*compute_steps.STEPS, *training_steps.BESIDE, *training_steps.STEPS)
-"""What it may be in a whole training step."""
+"""Kinds of steps in a whole training step."""
 
 
 def drawn(world: int, steps: Sequence[Step], inside: str = "") -> Drawing:
-    """The program of ``steps``, not finished; it has a launch whatever they are. ``inside`` is before all modules' names."""
+    """The program of ``steps``, not finished, with at least one launch. ``inside``: the prefix of all modules' names."""
     drawing = Drawing(world, inside)
     for step in steps:
         _STEPS[step.what][0](drawing, step)
@@ -57,7 +57,7 @@ KEYWORDS: dict[str, tuple[Any, ...]] = {
     "pre_bucketing_fsdp_collectives": (True, False),
     "max_in_flight_gb": (5, 5, 1e-6, 1e-7),
 }
-"""Values that a pass which is not ours is given for those keywords that it takes; None: it is not given."""
+"""Values for the keywords that a pass which is not ours may take; None: the keyword is left out."""
 OPTIONS: dict[str, tuple[Any, ...]] = {
     "by": ("size",),
     "caps": ((60,), (200, 1000)),
@@ -75,9 +75,9 @@ OPTIONS: dict[str, tuple[Any, ...]] = {
     "wait_before": ((1, 0, 1),),
     "schedule": ("auto",),
 }
-"""Of our pass: other values than those by default, one at a time."""
+"""Options of our pass, with values other than the default, which are tried one at a time."""
 INSIDE = ("", "", "", "net.", "L['self'].", "L['model'].")
-"""What modules may lie in, as tracers spell it."""
+"""Prefixes of modules' names, as tracers spell the model that they lie in."""
 
 _small = st.integers(0, 11)
 _plans = st.integers(0, len(PLANS) - 1)
@@ -170,7 +170,7 @@ def plans(subject: Subject, *, wrong: bool = True) -> st.SearchStrategy[Chosen]:
 
 
 def wrong_plans(subject: Subject) -> list[Chosen]:
-    """Every plan that is wrong, of those that ``subject`` takes."""
+    """One plan for each way to be wrong that applies to ``subject``."""
     if not subject.takes_plan:
         return []
     takes_mode = not subject.is_ours and "bucket_mode" in subject.keywords
@@ -179,7 +179,7 @@ def wrong_plans(subject: Subject) -> list[Chosen]:
 
 
 def one_at_a_time(subject: Subject) -> list[Chosen]:
-    """Plain options, then for each other value of each option that ``subject`` takes these with that."""
+    """Plain options; then, for each other value of each option that ``subject`` takes, plain ones with only that changed."""
     if subject.is_ours:
         return [Chosen(), *(Chosen(**{name: value}) for name, values in OPTIONS.items() for value in values)]
     values: dict[str, tuple[Any, ...]] = {name: found for name, found in KEYWORDS.items() if name in subject.keywords}

@@ -15,9 +15,9 @@ from pytest_fxbucket.fuzz.drawing import Drawing, Drawn, Held, Step, pick
 from pytest_fxbucket.fuzz.program import COLUMNS, HALVES, MODULES, aten, with_role
 
 BESIDE = ("all_reduce", "all_to_all", "wait")
-"""Of steps that launch and wait, those that may stand beside."""
+"""Those steps of collective_steps that a training step may have besides its own."""
 FIRST = ("parameter",)
-"""What makes a training step of a program."""
+"""A program with one of these steps is a training step."""
 _BUFFERS = ("p5", "p7")
 """Inputs that each call of a whole step is given as the one before left them."""
 _DTYPES = (torch.bfloat16, torch.float32, torch.float32)
@@ -47,7 +47,7 @@ def parameter(drawing: Drawing, step: Step) -> None:
 
 
 def _parted(drawing: Drawing, shard: fx.Node, form: str, dtype: torch.dtype) -> tuple[fx.Node, Callable[[fx.Node], fx.Node]]:
-    """What is computed with, and how its gradient is reduced."""
+    """The tensor to compute with, and the function that reduces its gradient."""
     made = drawing.program
     sent = shard if dtype == torch.float32 else made.call(aten._to_copy.default, shard, dtype=dtype)
 
@@ -84,7 +84,7 @@ def _row(drawing: Drawing, node: fx.Node) -> fx.Node:
 
 
 def gradient(drawing: Drawing, step: Step) -> None:
-    """Of a parameter that has none: gathered again or kept, made of an activation, reduced."""
+    """The gradient of a parameter that has none yet: made of its gathered value and an activation, then reduced."""
     one: Held | None = pick([one for one in drawing.held if one.gradient is None], step.a)
     if one is None:
         return
@@ -106,7 +106,7 @@ def gradient(drawing: Drawing, step: Step) -> None:
 
 
 def update(drawing: Drawing, step: Step) -> None:
-    """Of one parameter, or of several that have one module or not, which have gradients."""
+    """The update of one parameter that has a gradient, or of several, of one module or of all."""
     ready = [one for one in drawing.held if one.gradient is not None and not one.updated]
     if not ready:
         return
@@ -134,7 +134,7 @@ def _gives(drawing: Drawing, one: Held, new: fx.Node, momentum: fx.Node) -> None
 
 
 def _rounded(drawing: Drawing, group: Sequence[Held], rate: fx.Node) -> None:
-    """At random, up or down."""
+    """An update rounded at random: 0 or 1 is added by chance."""
     for one in group:
         new = drawing.call(aten.sub.Tensor, one.shard, drawing.call(aten.mul.Tensor, one.gradient, rate))
         new = drawing.call(aten.add.Tensor, new, drawing.call(aten.randint_like.default, one.gradient, 2))
@@ -142,7 +142,7 @@ def _rounded(drawing: Drawing, group: Sequence[Held], rate: fx.Node) -> None:
 
 
 def _plain(drawing: Drawing, group: Sequence[Held], rate: fx.Node) -> None:
-    """One after the other."""
+    """SGD with momentum, one parameter after the other."""
     for one in group:
         momentum = drawing.call(aten.add.Tensor, drawing.call(aten.mul.Tensor, one.momentum, 0.5), one.gradient)
         move = drawing.call(aten.mul.Tensor, momentum, drawing.call(aten.neg.default, rate))
@@ -150,7 +150,7 @@ def _plain(drawing: Drawing, group: Sequence[Held], rate: fx.Node) -> None:
 
 
 def _foreach(drawing: Drawing, group: Sequence[Held], rate: fx.Node) -> None:
-    """On lists."""
+    """SGD with momentum, by foreach operators on lists."""
 
     def parts(node: fx.Node) -> list[fx.Node]:
         return [drawing.program.part(node, place) for place in range(len(group))]
@@ -172,7 +172,7 @@ def _decaying(drawing: Drawing, group: Sequence[Held], rate: fx.Node) -> None:
 
 
 def _in_place(drawing: Drawing, group: Sequence[Held], rate: fx.Node) -> None:
-    """New momentum where the old was."""
+    """SGD whose momentum is updated in place."""
     for one in group:
         momentum = drawing.call(aten.add_.Tensor, one.momentum, one.gradient)
         move = drawing.call(aten.mul.Tensor, momentum, rate)

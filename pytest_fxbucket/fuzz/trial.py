@@ -48,15 +48,15 @@ class Trial:
 
     @cached_property
     def before(self) -> fx.GraphModule:
-        """What the graph behind the pass is held against: the program, or several calls of it if work crosses them."""
+        """The graph that the one after the pass is compared with: the program, or several calls of it if work crosses them."""
         return over_calls(step_of(self.graph_module)) if self.crosses else self.graph_module
 
     def of(self, graph_module: fx.GraphModule) -> Trial:
-        """The same of another graph."""
+        """The same trial with another graph."""
         return replace(self, graph_module=graph_module)
 
 
-# Plans and options by a few choices: what is chosen among is what there is then.
+# Plans and options by a few choices, which are made among the entries that a program turns out to have.
 
 
 MB = 1 << 20
@@ -78,7 +78,7 @@ WRONG: dict[str, Callable[[list[list[str]]], Any]] = {
     "a graph without module names": lambda plan: plan,
     "an unknown bucket_mode": lambda plan: plan,
 }
-"""What may be wrong, and the plan that is wrong so."""
+"""Ways in which a plan may be wrong, in words, and a function that makes such a plan of a right one."""
 _BOTH = ("by", "enabled", "dtypes", "layout", "packer", "gather_group", "insert_overlap_deps")
 _MANUAL = (*_BOTH, "prefetch", "defer_reduce", "updates", "transforms")
 _AUTO = (*_BOTH, "schedule", "max_prefetch")
@@ -95,27 +95,27 @@ class Chosen:
     enabled: bool = True
     layout: str = "registration"
     packer: str = "default"
-    """Another than by default only of one dtype, which is all that it needs to know of."""
+    """A packer other than the default is given for buckets of one dtype only, and handles no others."""
     prefetch: int = 1
     defer_reduce: bool = True
     gather_group: str = "same"
     insert_overlap_deps: bool = False
     updates: str = "last"
     launch_at: tuple[int, ...] = ()
-    """Which entry is launched where which other computes, forward or backward; nothing: by ``prefetch``."""
+    """Which entry is launched, at the compute of which other, and whether in backward, by number; empty: by ``prefetch``."""
     wait_before: tuple[int, ...] = ()
     transforms: tuple[str, ...] = ()
-    """What comes before the pass."""
+    """Transformations before the pass."""
     moved: tuple[int, ...] = ()
     """Which entries are reduced and updated in the next call, of a whole training step."""
     schedule: str = "manual"
     max_prefetch: int | None = None
     in_flight: float | None = None
-    """By how much more may be in flight than the largest collective has that the pass makes without this limit."""
+    """What may be in flight, as a multiple of the largest collective that the pass makes without this limit."""
     max_memory_increase: float | None = None
-    """Where nothing is merged: buckets may need more."""
+    """Given only where nothing is merged, since buckets may need more memory."""
     max_memory_increase_gb: float | None = None
-    """The same."""
+    """Given only there, too."""
     costs: int = 0
     """Which seconds nodes take, for schedules that go by them."""
     keywords: Mapping[str, Any] | None = None
@@ -129,7 +129,7 @@ class Chosen:
         return [entry for entry in named if entry] or [sorted(set(modules))]
 
     def options(self, entries: Sequence[Sequence[str]]) -> dict[str, Any]:
-        """ManualPass's, but for what may be in flight; no key that is as by default."""
+        """Options of ManualPass that differ from the default; ``in_flight`` is left to :func:`_limited`."""
         automatic = self.schedule == "auto"
         names: tuple[str, ...] = _AUTO if automatic else _MANUAL
         names += ("max_memory_increase", "max_memory_increase_gb") if automatic and not self.enabled else ()
@@ -159,7 +159,7 @@ class Chosen:
 
     def of(self, program: Program, graph_module: fx.GraphModule, modules: Sequence[str]) -> Trial:
         """``program``, which gave ``graph_module``, with this plan; ``modules`` have launches."""
-        if has_symbolic(graph_module) and self.packer != "default":  # ours for the trial is written for numbers
+        if has_symbolic(graph_module) and self.packer != "default":  # users_packer is written for sizes that are numbers
             return replace(self, packer="default").of(program, graph_module, modules)
         if has_symbolic(graph_module) and (self.schedule == "auto" or self.by == "overlap"):
             return replace(self, schedule="manual", by="plan", in_flight=None).of(
@@ -193,7 +193,7 @@ def _places(choice: Sequence[int], names: Sequence[str]) -> dict[str, dict[str, 
 
 
 def _limited(trial: Trial, share: float) -> Trial:
-    """``trial`` with ``max_in_flight_gb``, which no collective alone is above."""
+    """``trial`` with ``max_in_flight_gb``: ``share`` of the largest collective, so that none alone is above it."""
     made = copied(trial.graph_module)
     with fake_groups(trial.program.world, trial.program.groups):
         run_pass(made.graph, trial.plan, **trial.options)

@@ -31,7 +31,7 @@ class Subject:
     name: str
     function: Callable[..., Any]
     keywords: frozenset[str]
-    """What it takes by name."""
+    """Keyword arguments that it takes."""
     modules: tuple[str, ...] = ()
     """Python modules that register operators of the graphs that it gives."""
 
@@ -42,7 +42,7 @@ class Subject:
 
     @property
     def takes_plan(self) -> bool:
-        """Whether it is given entries; otherwise it is called as torch's automatic scheduler is."""
+        """Whether it is given the plan's entries; a pass with ``max_in_flight_gb`` schedules by itself, as torch's does."""
         return "max_in_flight_gb" not in self.keywords
 
     def run(self, graph_module: fx.GraphModule, trial: Trial) -> Any:
@@ -55,11 +55,13 @@ class Subject:
             return graph_module if entries is None else crossed(graph_module, entries)
         if "costs" in options:
             seconds = any_seconds(options.pop("costs"))
+            # torch's scheduler takes milliseconds. A size that it asks with is a collective of that many bytes, as 0 for its
+            # latency.
             options["custom_runtime_estimation"] = lambda node, size: 1e3 * seconds(node) if size is None else 1e-3
         return self.function(graph_module, *([trial.plan] if self.takes_plan else []), **options)
 
     def may_refuse(self, trial: Trial, error: BaseException) -> bool:
-        """Whether ``error`` says in a sentence that what was asked for cannot be had: that depends on the program."""
+        """Whether ``error`` is a refusal and no fault: a sentence that says what this program cannot be given."""
         if trial.crosses and refuses(error):
             return True
         by_hand = bool({"launch_at", "wait_before"} & trial.options.keys())
@@ -83,7 +85,7 @@ def subject_of(name: str) -> Subject:
 
 
 def _keywords(name: str, function: Callable[..., Any]) -> frozenset[str]:
-    """Raises PlanError for what cannot be called with a graph and a plan, or a graph alone if it schedules by itself."""
+    """Keyword arguments of ``function``; PlanError if it takes no graph and plan, or no graph alone where it schedules."""
     try:
         taken = signature(function)
     except (TypeError, ValueError):

@@ -1,4 +1,4 @@
-"""A packer as users write them, other than this package's own: copies where that has views."""
+"""A packer as users write them, different from this package's own: it copies where that one uses views."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 aten = torch.ops.aten
 JOINED = "pytest_fxbucket.fuzz.users_packer:joined"
-"""As ``packer`` names it."""
+"""The value of ``packer`` that names it."""
 
 
 def joined(make: Maker, bucket: Packing) -> tuple[fx.Node, Unpack]:

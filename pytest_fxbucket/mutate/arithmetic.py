@@ -27,7 +27,7 @@ _CHANCES = ("p", "dropout_p")
 
 
 def sides(node: fx.Node) -> list[fx.Node]:
-    """What ``node`` adds, if these are two different tensors like the sum."""
+    """The two operands of the addition ``node``, if they are different nodes whose tensors are like the sum; else empty."""
     both = [arg for arg in node.args if isinstance(arg, torch.fx.Node)] if operator_name(node) == "aten::add" else []
     return both if len(set(both)) == 2 and all(alike(side, node) for side in both) else []
 
@@ -46,6 +46,7 @@ def numbers(node: fx.Node) -> Iterator[tuple[int | str, int | float]]:
     if not computes(node) or not node.all_input_nodes:
         return
     given: list[tuple[int | str, object]] = [*enumerate(node.args), *node.kwargs.items()]
+    # Functions of Python's operator module have no schema to ask, so each of their numbers counts.
     of_python = getattr(node.target, "__module__", "") == "_operator" and node.target is not getitem
     for key, value in given:
         if isinstance(value, (int, float)) and not isinstance(value, bool) and (of_python or key in _numeric(node)):
@@ -65,7 +66,7 @@ _numeric = by_operator(
 
 
 def another(number: int | float) -> int | float:
-    """A number like ``number``."""
+    """A different number of the type of ``number``, to put in its place."""
     if isinstance(number, int):
         return number + 1
     return 1.0 if number == 0 else number * 2 if math.isfinite(number) else 0.0
@@ -85,6 +86,7 @@ def other_sums(seen: Seen) -> Iterator[tuple[fx.Node, bool]]:
 
 def _is_of_norms(launch: fx.Node) -> bool:
     """Whether all that ``launch`` sends is made of numbers that tensors were reduced to."""
+    # The walk back stops at each reduction. A node without inputs that it meets was not reduced from anything.
     made = reached(tensors_sent(launch), lambda node: () if is_reduced(node) else node.all_input_nodes)
     return all(is_reduced(node) or node.all_input_nodes for node in made)
 

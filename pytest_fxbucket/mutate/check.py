@@ -18,6 +18,7 @@ def run(context: Context) -> Verdict:
     options = context.plan.checks.mutation
     assert options  # the plan has it on
     asked = Asked(seed=options.seed, at_most=options.at_most, seconds=options.budget_s)
+    # A score comes after each mutant and counts all so far, so the last one is wanted; without mutants it is the empty one.
     score = [Score((), 0), *scored(context, asked)][-1]
     if not score.made:
         undecided = [line for one in score.judged for line in undecided_lines(one)]

@@ -1,4 +1,4 @@
-"""What a plan's checks say of its mutants, one after the other, and whether one is such that nobody could find it."""
+"""What a plan's checks say of its mutants, one after the other, and whether a mutant that they miss is harmless."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ if TYPE_CHECKING:
     from pytest_fxbucket.plan_on_mesh import PlanOnMesh
 
 NOT_ASKED = ("benchmark", "mutation")
-"""Checks that find no fault, or are this one."""
+"""Checks that are not run on mutants: ``benchmark`` finds no faults, ``mutation`` is this check."""
 _DEFAULT = "h100-sxm"
-"""Cluster of plans that have none: whether a mutant is slower is asked of it."""
+"""Cluster for plans without one of their own. A simulation on it says whether a mutant is slower."""
 _LONGEST_S = 30.0
-"""That ranks may take, if the plan does not say less: a mutant that nobody in front of ranks finds may hang."""
+"""Most that ranks may take, if the plan does not say less: a mutant that checks without ranks do not find may hang."""
 _SAME = 1e-6
-"""Share by which seconds may differ that are summed in another order."""
+"""Relative difference between two simulated times that may come from summing in another order."""
 
 
 @dataclass(frozen=True)
@@ -70,6 +70,7 @@ class Judge:
         """What the checks say of ``mutant``: all without ranks, bitwise where audit and collectives are green, then eager."""
         spoiling = Spoiling(self.context.run_world, mutant)
         context = self._with(spoiling, mutant)
+        # Graphs are broken when they are first asked for: asked for here, a place that cannot be broken is no check's find.
         try:
             for world in (context.world, context.run_world):
                 for rank in world.ranks():
@@ -86,6 +87,8 @@ class Judge:
 
         said = {name: said_by(name) for name in self.checks if not CHECKS[name].on_ranks}
         equal = None
+        # Bitwise runs even if the plan has it off, to learn whether values are equal; then it does not count as the finder.
+        # State that transformations added is compared with nothing, so with it "passed" does not tell.
         if not {"audit", "collectives"} & found.keys():
             said["bitwise"] = said_by("bitwise")
             equal = {"passed": None if added_state(context.run_world) else True, "failed": False}.get(said["bitwise"])
@@ -100,6 +103,7 @@ class Judge:
 
     def _with(self, spoiling: Spoiling, mutant: Mutant) -> Context:
         own = self.context
+        # A plan has two sizes, the real mesh and the one that ranks run; where they differ, each has a broken copy of its own.
         on_ranks = spoiling.world(own.run_world)
         world = on_ranks if own.world is own.run_world else Spoiling(own.world, mutant).world(own.world)
         run = replace(
@@ -119,8 +123,8 @@ class Judge:
     def _said(self, name: str, context: Context, found: dict[str, str], undecided: dict[str, str]) -> str:
         """The outcome of a check; what it finds goes into ``found``.
 
-        Its item would also be red of ranks that took too long or cannot be had, and of a fault of the check's own: none of
-        that is a verdict on the mutant, and goes into ``undecided``.
+        A check also fails if ranks took too long or cannot be had, or by a fault of its own. None of these is a verdict on the
+        mutant, so they go into ``undecided``.
         """
         try:
             verdict = check_of(name).run(context)
@@ -141,7 +145,7 @@ class Judge:
         return verdict.outcome
 
     def _why_harmless(self, context: Context) -> Harmless:
-        """Why a mutant with the same values may pass; empty if it is slower or takes more than it was."""
+        """Why a mutant with the same values may pass; empty if it is slower or needs more memory than the graph before."""
         if self._schedule(context.run_world) == self._first[0]:
             return SAME_STEP
         now, was = self._simulated(context.run_world), self._first[1]
@@ -177,10 +181,10 @@ class Asked:
     seed: int = 0
     at_most: int = 100
     seconds: float = inf
-    """After which no more are made."""
+    """After so many seconds no further mutant is begun."""
     worker: int = 0
     workers: int = 1
-    """Of so many each takes every so manieth mutant."""
+    """Number of workers; worker k takes every mutant whose number is k modulo that."""
 
 
 def scored(context: Context, asked: Asked) -> Iterator[Score]:
@@ -197,7 +201,7 @@ def scored(context: Context, asked: Asked) -> Iterator[Score]:
     own = mutants[: asked.at_most][asked.worker :: asked.workers]
     judged: list[Judged] = []
     for number, mutant in enumerate(own, 1):
-        if judged and time.monotonic() > end:
+        if judged and time.monotonic() > end:  # however short the time, one mutant is judged
             break
         score = Score(judged, len(mutants))
         context.say(f"mutant {number} of {len(own)}, {mutant.name}; found {score.found} of {len(score.made)}")

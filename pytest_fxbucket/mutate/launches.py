@@ -1,5 +1,4 @@
-"""The launches of a graph with their waits, as operators break them; what can stand in for one; packs of their members,
-and arguments set by name."""
+"""What mutation operators ask of the launches and waits of a graph, and how they drop, replace, swap and repack them."""
 
 from __future__ import annotations
 
@@ -27,13 +26,13 @@ _PLAIN = tuple(f"_c10d_functional::{name}" for name in ("all_gather_into_tensor"
 
 @dataclass(frozen=True, slots=True)
 class Flight:
-    """A launch, and who waits for it."""
+    """A launch and its waits."""
 
     launch: fx.Node
     waits: tuple[fx.Node, ...]
     """In graph order."""
     bucket: Bucket | None
-    """What was read of it; None where nothing was."""
+    """The bucket that the analysis of the graph read from this launch; None if it read none."""
 
     @property
     def group(self) -> str:
@@ -48,12 +47,12 @@ class Flight:
 
     @property
     def arrived(self) -> list[fx.Node]:
-        """All that only carry what it brings, waits among them."""
+        """The waits, and every node behind them that only carries the result on, as :func:`carries` says."""
         return [node for wait in self.waits for node in passed_on(wait)]
 
     @property
     def sources(self) -> list[tuple[fx.Node, fx.Node]]:
-        """(reader, source): what it sends is made of, and who of its pack reads that."""
+        """(reader, source) where the pack begins: ``reader`` is a node of the pack, ``source`` a node outside that it reads."""
         own = brought_by(self.launch)
         return [(node, source) for node in own for source in node.all_input_nodes if source not in own]
 
@@ -65,6 +64,7 @@ class Flight:
 
 def flights(seen: Seen) -> list[Flight]:
     """All launches, in graph order."""
+    # Read off the waits, since a launch of several tensors has a wait for each, and ``after`` nodes may lie in between.
     waits: dict[fx.Node, list[fx.Node]] = {}
     for node in seen.graph.nodes:
         if is_wait(node):
@@ -75,7 +75,7 @@ def flights(seen: Seen) -> list[Flight]:
 
 
 def launch_of(wait: fx.Node) -> fx.Node:
-    """What ``wait`` waits for, through what keeps the order."""
+    """The launch that ``wait`` waits for; ``after`` nodes, which keep the order, and ``getitem`` may lie between."""
     node = wait.all_input_nodes[0]
     while node.target is after or node.target is getitem:
         node = node.all_input_nodes[0]
@@ -92,16 +92,17 @@ def set_argument(node: fx.Node, name: str, value: Any) -> None:
         node.update_kwarg(name, value)
 
 
-# What stands in for a collective: what it sends, the same for each rank, or the first rank's part of it.
+# A local replacement for a collective, of the shape that arrives: the sent tensor itself, one copy of it for each rank as of a
+# gather, or its first rows as of a reduce-scatter on the first rank.
 
 
 def can_drop(flight: Flight) -> bool:
-    """Whether something that is sent can stand in for what arrives, in shape and dtype."""
+    """Whether a local replacement of the shape and dtype that arrive can be made of the sent tensor."""
     return bool(flight.waits) and _stand_in(flight.launch, flight.sent) is not None
 
 
 def drop(launch: str, waits: tuple[str, ...], broken: Broken) -> None:
-    """Take out ``launch`` and its ``waits``; who read them read what stands in."""
+    """Take out ``launch`` and its ``waits``; their readers read the local replacement."""
     node = broken[launch]
     make = _stand_in(node, tensors_sent(node)[0])
     assert make is not None
@@ -115,6 +116,7 @@ def _stand_in(launch: fx.Node, sent: fx.Node | None) -> Callable[[Broken], fx.No
     if sent is None:
         return None
     large, small = launch.meta["val"], sent.meta["val"]
+    # Where rows can be neither repeated nor cut, and below where their number is 0, only the sent tensor itself can serve.
     if large.dtype != small.dtype or large.dim() == 0 or large.shape[1:] != small.shape[1:] or not small.shape[0]:
         return (lambda broken: sent) if large.shape == small.shape and large.dtype == small.dtype else None
     times, rest = divmod(large.shape[0], small.shape[0])
@@ -134,7 +136,7 @@ def alike(one: fx.Node, other: fx.Node) -> bool:
 
 
 def neighbours(found: list[Flight]) -> Iterator[tuple[Flight, Flight]]:
-    """Launches of one group that follow each other there."""
+    """Pairs of launches that follow each other on one process group."""
     last: dict[str, Flight] = {}
     for flight in found:
         if flight.group in last:
@@ -153,15 +155,16 @@ def reductions(seen: Seen) -> list[Flight]:
 
 
 def trades(seen: Seen) -> Iterator[tuple[str, str, Move]]:
-    """Each two launches of a group that follow each other there, and how the second comes before the first."""
+    """Each pair of :func:`neighbours` that can trade places: both names, and the move that puts the second one first."""
     for first, second in neighbours(flights(seen)):
+        # What the second one needs may be made between them: then the first is moved down instead.
         move = lifted(seen, second.launch, first.launch) or sunk(seen, first.launch, second.launch.next)
         if move is not None:
             yield first.launch.name, second.launch.name, move
 
 
 def last_rank(seen: Seen) -> int:
-    """The last of those that have the graph."""
+    """The last rank of the pipeline stage that has the graph."""
     return max(rank for rank in range(seen.mesh.size) if seen.mesh.at(rank, "pp") == seen.mesh.at(seen.rank, "pp"))
 
 
@@ -178,7 +181,7 @@ def plain_launches(seen: Seen) -> Iterator[tuple[fx.Node, fx.Node]]:
 
 
 def sent_otherwise(launch: fx.Node, sent: fx.Node, read: Callable[[fx.Node], fx.Node], broken: Broken) -> None:
-    """Let ``launch`` send ``sent``, and all that read its waits what ``read`` makes of the new ones."""
+    """Replace ``launch`` by one that sends ``sent``; readers of an old wait read what ``read`` makes of the new wait."""
     target = launch.target
     assert callable(target)
     new = broken.before(launch, target, sent, *launch.args[1:], **launch.kwargs)
@@ -189,7 +192,7 @@ def sent_otherwise(launch: fx.Node, sent: fx.Node, read: Callable[[fx.Node], fx.
 
 
 def leave_out_launch(name: str, broken: Broken) -> None:
-    """Let all that wait for the launch ``name`` read what it sends."""
+    """Take out the launch ``name`` and its waits; readers of the waits read the sent tensor."""
     launch = broken[name]
     (sent,) = tensors_sent(launch)
     for wait in waits_of(launch):
@@ -197,11 +200,11 @@ def leave_out_launch(name: str, broken: Broken) -> None:
     broken.graph.erase_node(launch)
 
 
-# What packs the members of a launch, and what cuts them out of what arrives.
+# The cat that packs the members of a launch, and the split that cuts the arrived tensor into members again.
 
 
 def pack_of(launch: fx.Node) -> fx.Node | None:
-    """The cat of several tensors that ``launch`` sends, cast or seen otherwise; None if it sends no such."""
+    """The ``cat`` of several tensors that ``launch`` sends, also through casts and views; None if it sends none."""
     for node in tensors_sent(launch):
         while carries(node):
             if operator_name(node) == "aten::cat":
@@ -213,7 +216,7 @@ def pack_of(launch: fx.Node) -> fx.Node | None:
 
 
 def split_of(flight: Flight) -> fx.Node | None:
-    """What cuts what arrives into pieces; None if nothing does."""
+    """The ``split_with_sizes`` that cuts the arrived tensor into several pieces of known sizes; None without one."""
     for node in flight.arrived:
         if operator_name(node) == "aten::split_with_sizes" and len(pieces_of(node)) > 1 and sizes_of(node):
             return node
@@ -221,13 +224,13 @@ def split_of(flight: Flight) -> fx.Node | None:
 
 
 def members_of(pack: fx.Node) -> list[fx.Node]:
-    """What ``pack`` puts one behind the other."""
+    """The tensors that ``pack`` concatenates, in order."""
     members: Any = pack.args[0]
     return list(members)
 
 
 def pieces_of(split: fx.Node) -> dict[int, fx.Node]:
-    """What is taken out of ``split``, by its number."""
+    """The ``getitem`` nodes of ``split`` by their index."""
     return {int(str(user.args[1])): user for user in split.users if user.target is getitem}
 
 

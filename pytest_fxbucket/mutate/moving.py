@@ -18,51 +18,52 @@ if TYPE_CHECKING:
 
 
 class Move(NamedTuple):
-    """Nodes that go, in their order, to right before another."""
+    """Nodes that move, in their order, to right before the node ``before``."""
 
     names: tuple[str, ...]
     before: str
 
 
 def make_moves(moves: Sequence[Move], broken: Broken) -> None:
-    """Move what ``moves`` say, one after the other."""
+    """Make ``moves``, one after the other."""
     for move in moves:
         for name in move.names:
             broken[move.before].prepend(broken[name])
 
 
 def carries(node: fx.Node) -> bool:
-    """Whether ``node`` gives only what it is given, moved, cast, or put behind something else; it writes nothing."""
+    """Whether ``node`` only hands its input on (moved, cast, or ordered behind another node) and writes nothing."""
     return node.target is after or (moves_data(node) and not effects_of(node).acts)
 
 
 def passed_on(node: fx.Node) -> list[fx.Node]:
-    """``node``, and all that only carry what it gives."""
+    """``node``, and all nodes behind it that only carry its result on."""
     return reached([node], lambda one: filter(carries, one.users))
 
 
 def brought_by(node: fx.Node) -> list[fx.Node]:
-    """``node``, and all that only carry something to it: the pack of a launch."""
+    """``node``, and all nodes before it that only carry something to it: the pack of a launch."""
     return reached([node], lambda one: filter(carries, one.all_input_nodes))
 
 
 def earlier(seen: Seen, node: fx.Node) -> Move | None:
-    """``node`` as early as all that it needs allows, its pack with it; None if it stands there already."""
+    """The move of ``node`` with its pack to as early as their inputs allow; None if they are there already."""
     own = set(brought_by(node))
+    # Right behind the last source, but not among the placeholders and constants at the head of a graph.
     last = max((seen.place[source] for one in own for source in one.all_input_nodes if source not in own), default=-1)
     behind = (one for one in list(seen.graph.nodes)[last + 1 :] if one not in own and one.op not in ("placeholder", "get_attr"))
     return lifted(seen, node, next(behind))
 
 
 def later(seen: Seen, node: fx.Node) -> Move | None:
-    """``node`` with what carries what it gives to right before who first reads that; None if it stands there already."""
+    """The move of ``node``, with the nodes that carry its result on, to right before its first reader; None if it is there."""
     own = set(passed_on(node))
     readers = [user for one in own for user in one.users if user not in own]
     return sunk(seen, node, min(readers, key=seen.place.__getitem__)) if readers else None
 
 
 def lifted(seen: Seen, node: fx.Node, before: fx.Node) -> Move | None:
-    """``node`` with its pack right before ``before``; None if it needs what comes later, or moves over nothing."""
+    """The move of ``node`` with its pack to before ``before``; None if an input comes later, or if it moves over nothing."""
     own, place = set(brought_by(node)), seen.place[before]
     if any(seen.place[source] >= place for one in own for source in one.all_input_nodes if source not in own):
         return None
@@ -70,7 +71,10 @@ def lifted(seen: Seen, node: fx.Node, before: fx.Node) -> Move | None:
 
 
 def sunk(seen: Seen, node: fx.Node, before: fx.Node) -> Move | None:
-    """``node`` with what carries what it gives right before ``before``; None if it is read before, or moves over nothing."""
+    """The move of ``node``, with the nodes that carry its result on, to before ``before``.
+
+    None if the result is read before that, or if the move is over nothing.
+    """
     own, place = set(passed_on(node)), seen.place[before]
     if any(seen.place[user] < place for one in own for user in one.users if user not in own):
         return None
@@ -78,7 +82,12 @@ def sunk(seen: Seen, node: fx.Node, before: fx.Node) -> Move | None:
 
 
 def _move(seen: Seen, own: set[fx.Node], goes: Callable[[fx.Node], bool], before: fx.Node, begin: int, end: int) -> Move | None:
-    """What of ``own`` goes to ``before``, if something that matters to a schedule stands between ``begin`` and ``end``."""
+    """The move to ``before`` of the nodes in ``own`` for which ``goes`` is true; None if it would not change the schedule.
+
+    ``begin`` and ``end`` are the places between which it moves.
+    """
+    # A schedule is the order of launches, waits and compute. To pass only nodes that carry data or keep order changes nothing,
+    # and a mutant that changes nothing says nothing about the checks.
     between = list(seen.graph.nodes)[begin:end]
     if before in own or not any(
         one not in own and one.target is not after and (computes(one) or not carries(one)) for one in between

@@ -48,6 +48,8 @@ class Mutant:
 
 def mutants_of(world: PlanOnMesh, operators: Sequence[Operator], seed: int) -> list[Mutant]:
     """All mutants, operators taking turns, places of an operator in an order that ``seed`` gives."""
+    # One rank of each pipeline stage is asked for places. Each operator has random numbers of its own, so that its order does
+    # not depend on which others run; taking turns lets a limit on the number of mutants fall on all operators alike.
     by_operator: list[list[Mutant]] = []
     for operator in operators:
         found = [
@@ -67,7 +69,10 @@ class Spoiling:
     def __init__(self, world: PlanOnMesh, mutant: Mutant) -> None:
         self._world, self._mutant = world, mutant
         self._made: dict[int, tuple[Bucketed, Bucketed]] = {}
-        """By the identity of what is broken on all ranks; with it, so that no other one gets its identity."""
+        """By ``id`` of a graph: that graph, which is kept so that no other one gets its id, and the broken one.
+
+        Ranks that share a graph share the broken one.
+        """
         self.changed: tuple[fx.Graph, fx.Graph] | None = None
         """The first graph that was broken, before and after."""
 
@@ -76,7 +81,7 @@ class Spoiling:
         return of.spoiled(self, final=self._mutant.form == "final")
 
     def __call__(self, rank: int, phase: Phase, bucketed: Bucketed) -> Bucketed:
-        """What ``rank`` runs instead. Raises CannotMakeError."""
+        """The graph that ``rank`` runs instead of ``bucketed``. Raises CannotMakeError."""
         site = self._mutant.site
         if phase != self._mutant.phase or self._world.mesh.at(rank, "pp") != self._mutant.stage:
             return bucketed
@@ -89,6 +94,7 @@ class Spoiling:
 
     def _broken(self, rank: int, bucketed: Bucketed) -> Bucketed:
         graph, root = copy.deepcopy(bucketed.graph), bucketed.root
+        # A copied graph still names the constants and subgraphs of its root: these are copied too, if there are any.
         if any(node.op == "get_attr" for node in graph.nodes):
             root = own_copy(bucketed.graph_module)
             graph = root.graph

@@ -42,7 +42,7 @@ class Seen:
 
     @property
     def graph(self) -> fx.Graph:
-        """With the nodes that keep its order, if there are any."""
+        """The graph, with the ``after`` nodes that keep its order, if there are any."""
         return self.passed.bucketed.graph
 
     @property
@@ -52,22 +52,22 @@ class Seen:
 
     @cached_property
     def nodes(self) -> dict[str, fx.Node]:
-        """By name."""
+        """Nodes by name."""
         return {node.name: node for node in self.graph.nodes}
 
     @cached_property
     def place(self) -> dict[fx.Node, int]:
-        """Of each node, in the graph."""
+        """Position of each node in the graph."""
         return {node: place for place, node in enumerate(self.graph.nodes)}
 
     @property
     def inputs(self) -> tuple[Value, ...]:
-        """What placeholders are, in their order."""
+        """What each placeholder is, in their order."""
         return self.passed.inputs
 
     @property
     def outputs(self) -> tuple[Value, ...]:
-        """What is returned, in order."""
+        """What each returned value is, in order."""
         return self.passed.outputs
 
 
@@ -116,6 +116,7 @@ class Broken:
 
     @property
     def _mode(self) -> FakeTensorMode:
+        # Fake tensors of two modes cannot be mixed in one call, so new nodes get values in the mode of the others.
         values = (node.meta.get("val") for node in self.graph.nodes)
         return next(value.fake_mode for value in values if isinstance(value, FakeTensor))
 

@@ -15,7 +15,7 @@ from pytest_fxbucket.words import nearest
 
 
 def operator_names() -> list[str]:
-    """Of the operators of this package."""
+    """Names of the operators of this package."""
     return sorted(module.name for module in pkgutil.iter_modules(operators.__path__))
 
 

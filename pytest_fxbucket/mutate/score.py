@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 Fate = Literal["found", "equivalent", "survived", "undecided", "unmade"]
 Harmless = Literal["", "same values, same schedule", "same values, no slower and no larger"]
-"""Why nobody need find a mutant; empty if it is not known to be harmless. Another schedule is golden's to find."""
+"""Why no check needs to find a mutant; empty if it is not known to be harmless. ``golden`` may find another schedule."""
 SAME_STEP: Harmless = "same values, same schedule"
 OTHER_ORDER: Harmless = "same values, no slower and no larger"
 _BESIDE_GOLDEN = ("audit", "collectives", "bitwise")
@@ -22,15 +22,15 @@ _BESIDE_GOLDEN = ("audit", "collectives", "bitwise")
 
 @dataclass(frozen=True, slots=True)
 class Judged:
-    """One mutant, and who found it."""
+    """One mutant, and which checks found it."""
 
     mutant: Mutant
     found: Mapping[str, str] = field(default_factory=dict)
-    """By check the first thing that it said."""
+    """By name of each check that found the mutant: the first line that it said."""
     undecided: Mapping[str, str] = field(default_factory=dict)
-    """By check why it came to no verdict: ranks took too long and may have been slow, or it raised what no check should."""
+    """By name of each check without a verdict, why: its ranks took too long or failed, or it raised what no check should."""
     equal: bool | None = None
-    """Whether ranks came to the same values with it, on all data tried; None where that was not asked, or cannot be told."""
+    """Whether ranks compute the same values with the mutant, on all data tried; None if that was not asked or is unknown."""
     harmless: Harmless = ""
     diff: tuple[str, ...] = ()
     """Nodes before and after."""
@@ -40,6 +40,7 @@ class Judged:
     @property
     def fate(self) -> Fate:
         """What became of it."""
+        # With the schedule unchanged too there was nothing to find. With another order, golden may well have seen the change.
         if self.unmade:
             return "unmade"
         if self.harmless == SAME_STEP or (self.harmless and not self.found):
@@ -48,21 +49,21 @@ class Judged:
 
     @property
     def without_golden(self) -> bool:
-        """Whether audit, collectives or bitwise find it: any change moves a golden."""
+        """Whether audit, collectives or bitwise found it. ``golden`` alone says little, since it sees any change."""
         return any(name in self.found for name in _BESIDE_GOLDEN)
 
 
 @dataclass(frozen=True)
 class Score:
-    """Of all mutants that were judged."""
+    """The score over all mutants that were judged."""
 
     judged: Sequence[Judged]
     places: int
-    """Of mutants that there are."""
+    """Number of all mutants of the plan, judged or not."""
 
     @property
     def made(self) -> list[Judged]:
-        """Mutants that are no equivalents, and of which the checks say something."""
+        """Mutants that count: found or survived, not equivalent, undecided or unmade."""
         return [one for one in self.judged if one.fate in ("found", "survived")]
 
     @property
@@ -77,7 +78,7 @@ class Score:
 
     @property
     def without_golden(self) -> tuple[int, int]:
-        """How many audit, collectives and bitwise find, of how many that are not harmless."""
+        """(found by audit, collectives or bitwise, of how many): of mutants that are not harmless and that are decided."""
         asked = [one for one in self.made if not one.harmless and (one.without_golden or not one.undecided)]
         return sum(one.without_golden for one in asked), len(asked)
 
@@ -107,12 +108,12 @@ def sums(score: Score) -> str:
 
 
 def percent(share: float) -> str:
-    """``97.4 %``, never rounded to what is not reached."""
+    """``97.4 %``, rounded down, so that only a full share is 100 %."""
     return f"{int(share * 1000) / 10:.1f} %"
 
 
 def survivor_lines(one: Judged) -> Iterator[str]:
-    """Which mutant nobody found, and why that is not known to be right."""
+    """Which mutant no check found, and why it is not known to be harmless."""
     yield f"{one.mutant.name} survives: {one.mutant.site.node} {one.mutant.site.how}; {why(one)}"
 
 
@@ -122,7 +123,7 @@ def undecided_lines(one: Judged) -> Iterator[str]:
 
 
 def why(one: Judged) -> str:
-    """Why a mutant that nobody found is none that nobody need find."""
+    """Why a mutant that no check found is not known to be harmless."""
     if one.equal is None:
         return "no ranks could compare its values"
     if not one.equal:

@@ -72,7 +72,10 @@ def dtype_of_cast(node: fx.Node) -> torch.dtype | None:
 
 
 def expressions(graph: fx.Graph) -> dict[fx.Node, int]:
-    """A number for each node: nodes that compute the same of the same have the same one, and trading them changes nothing."""
+    """A number for the value of each node: nodes with one number hold equal values, so that trading them changes nothing."""
+    # Value numbering: a call has the number of an earlier one of the same operator on equally numbered inputs. Collectives, and
+    # operators that write, draw or act, are never equal to another node. A write between two calls that read the same is not
+    # seen, so such a pair counts as equal and is not traded.
     numbers: dict[Hashable, int] = {}
     found: dict[fx.Node, int] = {}
     for node in graph.nodes:
@@ -97,7 +100,7 @@ def next_alike(seen: Seen, nodes: Iterable[fx.Node]) -> Iterator[tuple[fx.Node, 
 
 
 def swapped(seen: Seen, role: Role) -> Iterator[Site]:
-    """Each output in ``role`` returned for the next one like it, and each input in it read for the next one like it."""
+    """Sites that swap two alike values in ``role``: two outputs returned for each other, two inputs read for each other."""
     place = {one.node: one.place for one in results(seen, role)}
     for first, second in next_alike(seen, place):
         by = {place[first]: second.name, place[second]: first.name}
@@ -110,7 +113,7 @@ def swapped(seen: Seen, role: Role) -> Iterator[Site]:
 
 
 def writes(seen: Seen) -> Iterator[tuple[fx.Node, fx.Node]]:
-    """(writer, what it writes) of each operator that writes one tensor and gives that or nothing."""
+    """(writer, written tensor) of each operator that writes one tensor and whose result is that tensor or is not read."""
     for node in seen.graph.nodes:
         if overload(node) is None or communicates(node):
             continue
@@ -149,5 +152,5 @@ def exchange(reader: fx.Node, other: Callable[[fx.Node], Any]) -> None:
 
 
 def put_behind(node: fx.Node, by: fx.Node) -> None:
-    """Let all that read ``node``, but for ``by`` itself, read ``by``, which is made of it."""
+    """Let all readers of ``node`` read ``by`` instead, but for ``by`` itself, which is made of ``node``."""
     node.replace_all_uses_with(by, delete_user_cb=lambda user: user is not by)

@@ -29,7 +29,7 @@ class Done:
 
     written: Written = field(default_factory=Written)
     found: Found | None = None
-    """goldens that nobody owns; None where nothing can be said"""
+    """goldens that no plan or test owns; None if nobody looked for them"""
     removed: Written | None = None
     """what --fxbucket-prune did; None without it"""
     report: list[str] = field(default_factory=list)
@@ -53,7 +53,7 @@ class Controller:
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_sessionstart(self) -> None:
-        """Remember what the goldens are, so that those that somebody else changes meanwhile are left alone."""
+        """Remember the goldens as they are now, so that one that changes during the run is left alone at its end."""
         options = self._fx.options
         if options.accept or options.prune:
             self._start = Snapshot.of(options.golden_dir)
@@ -76,7 +76,8 @@ class Controller:
         self._fx.whole_files |= {Path(path): ids for path, ids in sent.items()}
 
     def pytest_keyboard_interrupt(self, excinfo: pytest.ExceptionInfo[BaseException]) -> None:
-        """Tell an interrupt from pytest-xdist's way to stop at --maxfail, where one process would simply stop."""
+        """Tell a real interrupt from pytest-xdist at --maxfail, which ends by one where a single process simply stops."""
+        # pytest-xdist raises a KeyboardInterrupt of its own for that, told from others only by how its text begins.
         is_plain = isinstance(excinfo.value, pytest.exit.Exception) or type(excinfo.value) is KeyboardInterrupt
         self._is_interrupted = is_plain or not str(excinfo.value).startswith("stopping after ")
         self._has_stopped = not self._is_interrupted
@@ -94,7 +95,7 @@ class Controller:
             self._look()
         if options.report is not None and not options.is_collect_only and fx.is_reporting:
             self._report(options.report)
-        # The ini says what to compare with whenever step time is measured; the command line, that it be compared now.
+        # Only an option on the command line asks for a comparison now. The ini asks for one whenever step time is measured.
         if session.config.getoption("fxbucket_compare") and not options.is_collect_only and fx.is_reporting:
             self._done.has_compared_nothing = not fx.compared_step_times and not hasattr(session.config, "workerinput")
         if self._has_failed() and session.exitstatus in (pytest.ExitCode.OK, pytest.ExitCode.NO_TESTS_COLLECTED):
@@ -129,7 +130,7 @@ class Controller:
 
     @property
     def _always_shown(self) -> Collection[str]:
-        """Checks whose verdict is in the summary however quiet the run is: what a comparison says, when it passes too."""
+        """Checks whose verdict is shown at any verbosity: with --fxbucket-compare the benchmark, also when it passes."""
         return ("benchmark",) if self._fx.options.compare is not None else ()
 
     def _look(self) -> None:
@@ -164,6 +165,8 @@ class Controller:
         done = self._done
         if done.has_no_report or done.has_compared_nothing:
             return True
+        # With --fxbucket-prune orphans are removed and do not fail the run; without it they do, once every other golden was
+        # compared.
         if done.removed is not None:
             return bool(done.written.errors or done.removed.errors)
         return bool(done.written.errors or (done.found and done.found.orphans and done.found.has_seen_all))
@@ -192,10 +195,10 @@ def _short(sentence: str, options: Options) -> str:
     return sentence.replace(f"{options.rootdir}/", "")
 
 
-# Which test files with goldens of their own a run holds whole: only then does a golden that no test asked for say something.
+# Which test files with goldens of their own are run whole: only of these can it be said that no test asked for a golden.
 #
-# The process that collects knows, and it is a worker's under pytest-xdist: it tells the controller when it ends. A worker that
-# dies tells nothing; the others collected the same.
+# The process that collects knows this. Under pytest-xdist that is each worker, which tells the controller when it ends. A
+# worker that dies tells nothing, but the others have collected the same.
 
 
 OUTPUT = "fxbucket_whole_files"
@@ -211,6 +214,8 @@ class WholeFiles:
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_collection_modifyitems(self, config: pytest.Config, items: list[pytest.Item]) -> Generator[None, object, object]:
         """Keep the node ids of each file that has goldens and of which no test was taken away, by whatever means."""
+        # As the outermost wrapper it has the items before and after other plugins take some away. With --lf pytest leaves tests
+        # out while it collects a file, where nothing shows that they are missing, so then no file counts as whole.
         before = list(items)
         result = yield
         left = set(map(id, items))
@@ -246,7 +251,7 @@ def ran_whole(path: Path, ids_of: Mapping[Path, Iterable[str]], outcomes: Mappin
 
 
 def _depends_on_options(item: pytest.Item) -> bool:
-    """Say whether another command line would have given more tests beside this: those over the named plans."""
+    """Say whether the number of tests like ``item`` depends on which plans the command line names."""
     return "fxbucket_plan" in getattr(item, "fixturenames", ()) and item.get_closest_marker("fxbucket_plan") is None
 
 

@@ -1,4 +1,4 @@
-"""Plan files become pytest items: one for each check, those of step time, or one named ``plan`` for what cannot be loaded."""
+"""Plan files become pytest items: one for each check or timed variant, one named ``plan`` for a file that cannot be loaded."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ class BrokenPlan(pytest.Item):
 
 
 class OfPlan(pytest.Item):
-    """What all items of a plan are: of one check, whose verdict is the item's outcome."""
+    """Base of a plan's items: each is of one check, whose verdict is the item's outcome."""
 
     def __init__(self, *, plan: Plan, **kwargs: Any) -> None:
         super().__init__(**kwargs)
@@ -114,10 +114,10 @@ class OfPlan(pytest.Item):
         return run.check(self.check)
 
     def run_check(self) -> None:
-        """Set the verdict: a failed one fails with its lines, one that could not be had with its sentence; a skip is named."""
+        """Set the verdict. A failed check fails the item with its lines, an error with its sentence, and a skip is named."""
         __tracebackhide__ = True
         fx = fx_session(self.config)
-        if self._failed_before:  # as by pytest-rerunfailures: what is tried again is tried from the beginning
+        if self._failed_before:  # run again, as by pytest-rerunfailures: a new PlanRun traces and runs everything anew
             fx.release(key_of(self.plan))
         self._failed_before, failure = True, None
         try:
@@ -154,7 +154,7 @@ class PlanItem(OfPlan):
         self.run_check()
 
     def repr_failure(self, excinfo: pytest.ExceptionInfo[BaseException], style: Any = None) -> Any:
-        """Show an error that nobody foresaw from the check on, without pytest's own frames."""
+        """Show the traceback of an unforeseen error from the check on, without pytest's frames before that."""
         if isinstance(excinfo.value, pytest.fail.Exception):
             return super().repr_failure(excinfo, style)
         excinfo.traceback = excinfo.traceback.cut(path=Path(__file__)).filter(excinfo)
@@ -197,7 +197,7 @@ def plan_params(paths: Iterable[Path], rootdir: Path) -> Iterator[tuple[str, Pla
 
 
 def row_of(one: Plan | BrokenRow) -> str | None:
-    """Return the id of the row that a plan is of, or what stands for it; None above the rows."""
+    """Return the id of a plan's matrix row, or the name of a row that cannot be loaded; None for the plan above the rows."""
     from pytest_fxbucket.plan.load import BrokenRow
 
     return one.name if isinstance(one, BrokenRow) else one.matrix_id
@@ -226,8 +226,8 @@ def is_last_of_plan(item: pytest.Item, following: pytest.Item | None) -> bool:
 
 # Step time as items of a plan, and as the answer of a fixture; what the ranks measured enters pytest-benchmark as samples.
 #
-# pytest-benchmark times a function by a clock that one may choose. Ours stands still but for the function, which moves it on by
-# the next sample: so a step of many processes is a round like any other, in its tables, files, comparisons and histograms.
+# pytest-benchmark lets one choose the clock by which it times a function. Ours moves only when the timed function is called, by
+# the next sample. So a step of many processes is a round like any other in its tables, files, comparisons and histograms.
 
 
 FIXTURE = "fxbucket_benchmark"
@@ -243,6 +243,8 @@ class BenchmarkItem(OfPlan, pytest.Function):
     def of(cls, parent: pytest.Collector, name: str, plan: Any) -> BenchmarkItem:
         """Return the item called ``name``."""
         has_plugin = parent.config.pluginmanager.hasplugin(PLUGIN)
+        # pytest requests fixtures by the arguments of the function: the one with ``benchmark`` needs pytest-benchmark to be
+        # there.
         item: BenchmarkItem = cls.from_parent(parent, name=name, plan=plan, callobj=_timed if has_plugin else _untimed)
         if has_plugin:
             item.add_marker(pytest.mark.benchmark(group=parent.nodeid + (f"[{plan.matrix_id}]" if plan.matrix_id else "")))
@@ -250,7 +252,7 @@ class BenchmarkItem(OfPlan, pytest.Function):
 
     @property
     def variant(self) -> str:
-        """Return which of the variants that were timed it is of."""
+        """Return which of the timed variants the item is of."""
         return self.name.partition("[")[0].partition("@")[0].partition(":")[2] or BUCKETED
 
     def time(self, benchmark: Any) -> None:
@@ -268,13 +270,13 @@ class BenchmarkItem(OfPlan, pytest.Function):
 
     def ask(self, run: PlanRun) -> Verdict:
         """Return what was measured, judged by what it is compared with."""
-        self.verdict = run.check("benchmark")  # is told also where comparing ends in an error
+        self.verdict = run.check("benchmark")  # set already here: the summary has it even if the comparison raises
         return self._judged(self._benchmark, run) if self.verdict else self.verdict
 
     def _judged(self, benchmark: Any, run: PlanRun) -> Verdict:
-        """Say what was measured; of a bucketed step also what comes of a stored run, if one was asked for.
+        """Say what was measured; of a bucketed step also how it compares with a stored run, if that was asked for.
 
-        Of torchrun's processes the first one keeps samples, and has those to compare with.
+        Under torchrun only rank 0 stores samples, so only rank 0 has a stored run to compare with.
         """
         step_time = run.step_time()
         said = passed("benchmark", step_time.summary(self.variant))
@@ -300,7 +302,7 @@ class BenchmarkItem(OfPlan, pytest.Function):
         assert options.compare is not None
         assert checks, "an item of a check that is on"
         fx.compared_step_times += 1
-        benchmark.extra_info.update(kept(options.compare))  # what could not be judged is no measure of later runs
+        benchmark.extra_info.update(kept(options.compare))  # stays if judging raises, so "latest" passes over this run
         folder = storage_folder(self.config)
         verdict = verdict_of(options.compare, step_time.record, checks.threshold, folder, options.rootdir)
         benchmark.extra_info.update(kept(options.compare, verdict))
@@ -320,6 +322,8 @@ class BenchmarkItem(OfPlan, pytest.Function):
 
 def note_fixture(item: pytest.Item) -> None:
     """Let a test that asks for our fixture count as one of pytest-benchmark's."""
+    # pytest-benchmark looks for its fixture among the names, as for --benchmark-only; ours requests it only while the test
+    # runs.
     names: list[str] = getattr(item, "fixturenames", [])
     if FIXTURE in names and PLUGIN not in names and item.config.pluginmanager.hasplugin(PLUGIN):
         names.append(PLUGIN)
@@ -375,7 +379,7 @@ def feed(benchmark: Any, samples: Sequence[float], extra_info: Mapping[str, Any]
     """Let pytest-benchmark's fixture take each of ``samples`` (seconds) as a round."""
     from pytest_fxbucket.pytest_plugin.saving import set_timer
 
-    now_s, left = 0.0, iter(samples)
+    now_s, left = 0.0, iter(samples)  # the clock that pytest-benchmark reads, and what each call of step() moves it on by
 
     def slowest_rank() -> float:
         return now_s
@@ -390,9 +394,9 @@ def feed(benchmark: Any, samples: Sequence[float], extra_info: Mapping[str, Any]
 
 
 def info_of(step_time: StepTime, variant: str, test: str = "") -> dict[str, Any]:
-    """Return what is kept beside the samples: the whole record with those of the bucketed step, else what they are of.
+    """Return what is stored beside the samples: of the bucketed step the whole record, of others format, plan, row and variant.
 
-    ``test``: node id of a test whose own measurement it is, which is no stored run of the plan.
+    ``test``: node id of the test that measured by the fixture; its measurement is no stored run of the plan.
     """
     record = step_time.record.to_dict()
     if variant != BUCKETED:
@@ -401,7 +405,7 @@ def info_of(step_time: StepTime, variant: str, test: str = "") -> dict[str, Any]
 
 
 def why_not(config: pytest.Config, benchmark: Any) -> str:
-    """Say why pytest-benchmark would not take samples here; "" if it would. ``benchmark``: its fixture, or None."""
+    """Say why pytest-benchmark would not take samples here; "" if it would. ``benchmark``: its fixture, None if not there."""
     if benchmark is None:
         return "pytest-benchmark is not there, which keeps the samples; pip install 'pytest-fxbucket[benchmark]'"
     if find_spec("msgspec") is None:

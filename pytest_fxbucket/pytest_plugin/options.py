@@ -24,7 +24,7 @@ from pytest_fxbucket.settings import RunSettings
 class OptionRow:
     """One option: ``--fxbucket-<name>`` and its ini twin ``fxbucket_<name>``.
 
-    Without ``metavar`` a switch, which takes no value, if the ini is a bool; else the ini stands alone.
+    Without ``metavar``: a switch, which takes no value, if the ini is a bool; else there is only the ini, and no option.
     """
 
     name: str
@@ -110,12 +110,13 @@ def close_bare_accept(args: list[str], flag: str = "--fxbucket-accept") -> bool:
 
 
 def reparse(config: pytest.Config, parser: pytest.Parser, args: list[str]) -> None:
-    """Parse ``args`` again as far as they are known, after they were rewritten."""
+    """Parse the known options in ``args`` again, after they were rewritten."""
     config.known_args_namespace = parser.parse_known_args(args, namespace=copy.copy(config.option))
 
 
 def add_accept_alias(parser: pytest.Parser, args: list[str]) -> None:
     """Add ``--accept``, unless a plugin or a conftest has an option of that name."""
+    # The namespace gets the default of every option that there is, so it shows whether one is stored as "accept".
     if hasattr(parser.parse_known_args([], namespace=Namespace()), "accept"):
         return
     parser.getgroup("fxbucket").addoption(

@@ -58,6 +58,8 @@ def pytest_load_initial_conftests(
     early_config: pytest.Config, parser: pytest.Parser, args: list[str]
 ) -> Generator[None, None, None]:
     """Keep a bare accept option from eating a path; then add --accept, if no plugin and no conftest has it."""
+    # pytest finds the first conftests by the paths that it has parsed already, and a path behind a bare option is not among
+    # them. Conftests add options while this wrapper yields, so whether --accept is free is known only after it.
     if close_bare_accept(args):
         reparse(early_config, parser, args)
     yield
@@ -72,6 +74,7 @@ def pytest_configure(config: pytest.Config) -> None:
     torchrun = _torchrun(config)
     log_of = torchrun.log_name if torchrun is not None else None
     config.stash[STATE] = FxSession(replace(options, log_of=log_of), torchrun=torchrun)
+    # Otherwise pytest would collect testpaths or the working folder beside the plans that were asked for.
     if options.plans and config.args_source is not pytest.Config.ArgsSource.ARGS:
         config.args, odd = as_arguments(options.plans, config.invocation_params.dir)
         if odd:
@@ -188,11 +191,14 @@ def pytest_runtest_makereport(
     report = yield
     fx = fx_session(item.config)
     if call.excinfo is not None and report.failed and isinstance(call.excinfo.value, FxbucketError):
-        # In a user's test, which saw the error itself: its sentence is shown there, and here the rest of what it has to say.
+        # A user's test raised it, so pytest shows its sentence with the test. What ranks did is longer and gets its own
+        # section.
         text = error_text(call.excinfo.value)
         report.sections += [("what the ranks did", text)] if "\n" in text else []
+    # pytest-xdist sends reports as their attributes, so what is put on one must be plain data to reach the controller.
     sent: dict[str, Any] = dict(fx.drain())
     sent |= edits_of(item) | texts_of(item, report)
+    # A skip is raised in our code, which says nothing to a user: the summary shows the test or the plan file as its place.
     if body.is_marked(item) and report.skipped and isinstance(report.longrepr, tuple):
         report.longrepr = (str(item.path), (item.location[1] or 0) + 1, report.longrepr[2])
     if isinstance(item, OfPlan) and call.when == "call":
@@ -314,7 +320,7 @@ def fxbucket_mesh(request: pytest.FixtureRequest) -> object:
 
 @contextmanager
 def _sentences() -> Iterator[None]:
-    """Let an error for people fail the test with its sentence alone."""
+    """Let a FxbucketError in the block fail the test with its sentence alone, without a traceback."""
     try:
         yield
     except FxbucketError as error:
@@ -322,7 +328,7 @@ def _sentences() -> Iterator[None]:
 
 
 def _torchrun(config: pytest.Config) -> Torchrun | None:
-    """Return the hooks of one of torchrun's processes, registered; None where it did not start this one."""
+    """Register and return the hooks for a process of torchrun; None if torchrun did not start this process."""
     try:
         member = member_of()
     except FxbucketError as error:
@@ -364,7 +370,7 @@ def _marked(marker: pytest.Mark, rootdir: Path, nodeid: str) -> PlanRef:
 
 
 class OddPaths:
-    """Adds the items of such plan files to those that pytest collects."""
+    """Adds the items of plan files that no argument can name to those that pytest collects."""
 
     def __init__(self, paths: Sequence[Path]) -> None:
         self._paths = paths
@@ -376,7 +382,7 @@ class OddPaths:
 
 
 def as_arguments(paths: Iterable[Path], base: Path) -> tuple[list[str], list[Path]]:
-    """``paths`` as arguments of pytest that was started in ``base``, and those that cannot be."""
+    """``paths`` as arguments of pytest, started in ``base``, and those of them that no argument can name."""
     shown = {path: str(path) if can_be_named(str(path)) else os.path.relpath(path, base) for path in paths}
     odd = [path for path, text in shown.items() if not can_be_named(text)]
     return [text for path, text in shown.items() if path not in odd], odd

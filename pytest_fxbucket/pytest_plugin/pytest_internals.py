@@ -18,7 +18,7 @@ from _pytest.skipping import xfailed_key
 
 
 def expected_failure(item: pytest.Item) -> tuple[str, tuple[type[BaseException], ...]] | None:
-    """Reason and exceptions of the mark ``xfail(raises=...)`` that holds for an item under way; None without."""
+    """Reason and exceptions of the mark ``xfail(raises=...)`` of an item that runs now; None if it has no such mark."""
     xfailed = item.stash.get(xfailed_key, None)
     if xfailed is None or item.config.option.runxfail:
         return None
@@ -64,7 +64,7 @@ def is_rewritten(module: ModuleType) -> bool:
 
 
 class RewritingLoader(SourceFileLoader):
-    """Loads one source file with its asserts rewritten; no cache, since Python's own has the file as it is."""
+    """Loads one source file with its asserts rewritten, without a cache: Python's own has them not rewritten."""
 
     def get_code(self, fullname: str) -> CodeType:
         """Compile the file as it is now."""
@@ -89,7 +89,8 @@ def explain_comparisons(verbosity: int, ini: Mapping[str, Any]) -> None:
             return []
 
     hooks = SimpleNamespace(pytest_assertrepr_compare=compared, pytest_assertion_pass=SimpleNamespace(get_hookimpls=lambda: ()))
-    # pytest's own wrapper of each item, which explains for as long as it stands at its yield
+    # The hook wrapper by which pytest explains comparisons of one item. It is run to its yield and left there: explanations are
+    # on until it is closed, which a later call of this function does.
     item: Any = SimpleNamespace(config=config, ihook=hooks)
     _explaining = plugin.pytest_runtest_protocol(item)
     next(_explaining)

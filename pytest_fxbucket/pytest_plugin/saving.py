@@ -1,7 +1,8 @@
-"""Saving stored runs of ours: whole, each with a number of its own, through pytest-benchmark's storage.
+"""Stores runs with our measurements in pytest-benchmark's storage: written whole, each under a number of its own.
 
-Run on pytest-benchmark 5.3.1 only: ``config._benchmarksession`` with ``storage``, ``save_json``, ``benchmarks`` and ``logger``,
-and ``FileStorage`` with ``path`` and ``get``. At start-up nothing of it is imported: it is loaded, or there is nothing to do.
+Uses private parts of pytest-benchmark, tested with 5.3.1 only: ``config._benchmarksession`` with ``storage``, ``save_json``,
+``benchmarks`` and ``logger``, and ``FileStorage`` with ``path`` and ``get``. Nothing of it is imported at start-up: it
+is loaded as a plugin by then, or there is nothing to do.
 """
 
 from __future__ import annotations
@@ -51,7 +52,7 @@ def count_as_used(benchmark: Any) -> None:
 
 
 def json_and_storage(config: pytest.Config) -> tuple[Path | None, Path | None]:
-    """The file that ``--benchmark-json`` names, and the folder with stored runs; None for what there is not."""
+    """The file that ``--benchmark-json`` names, and the folder with stored runs; each may be None."""
     session = session_of(config)
     if session is None:
         return None, None
@@ -118,11 +119,11 @@ def _dumped(output_json: object) -> str:
 
 
 KEY = "fxbucket"
-"""Of the extra info: what is ours lies there."""
+"""The key of extra info under which our measurements lie."""
 
 
 class Saving:
-    """Registered where pytest-benchmark is."""
+    """Hooks around pytest-benchmark's saving; registered only if pytest-benchmark is."""
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_collection(self, session: pytest.Session) -> None:
@@ -138,7 +139,7 @@ class Saving:
         benchmarks = getattr(session_of(session.config), "benchmarks", ())
         if any(KEY in bench.extra_info for bench in benchmarks):
             for bench in benchmarks:
-                if not bench:  # without a round, as of a test that was interrupted: saving would break, and save nothing
+                if not bench:  # no round, as of a test that was interrupted: saving would raise on it and save nothing
                     bench.fixture.has_error = True
             _save_whole(session.config, unsaved.append)
         result = yield
@@ -155,6 +156,7 @@ def save_new(folder: Path, name: str, text: str, beside: Iterable[Path] = ()) ->
     from pytest_fxbucket.bench.store import number_of
 
     folder.mkdir(parents=True, exist_ok=True)
+    # The number is chosen under a lock, so that two runs which end at once do not take the same one.
     with locked(folder):
         sweep(folder.iterdir())
         number = 1 + max((number_of(file) for each in (folder, *beside) for file in each.glob("*_*.json")), default=0)
@@ -165,9 +167,9 @@ def save_new(folder: Path, name: str, text: str, beside: Iterable[Path] = ()) ->
 
 
 def replace_whole(path: Path, text: str) -> None:
-    """Write ``text`` to ``path``: until it is whole and on disk, what was there stays. Raises OSError, and then it stays too.
+    """Replace ``path`` by ``text`` once that is whole and on disk. Raises OSError, and then the old file stays.
 
-    A link is followed. What is no file of a disk, such as a device or a pipe, cannot be replaced: the text goes into it.
+    A link is followed. A device or a pipe cannot be replaced: the text is written into it.
     """
     places = (os.path.abspath(path), os.path.realpath(path))  # /dev/stdout may be a file that is open
     if (path.exists() and not path.is_file()) or any(place.startswith(("/dev/", "/proc/")) for place in places):
@@ -178,7 +180,7 @@ def replace_whole(path: Path, text: str) -> None:
 
 
 def never_replaced(path: Path, storage: Path | None, compared: str | None) -> str:
-    """What of ours would be lost with ``path``: a run below ``storage``, or the file ``compared``; "" if it may be replaced."""
+    """What would be lost if ``path`` were replaced: our run below ``storage``, or the file ``compared``; "" if nothing."""
     from pytest_fxbucket.bench.store import number_of
 
     target = Path(os.path.realpath(path))

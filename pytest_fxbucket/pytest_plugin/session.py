@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True)
 class Sources:
-    """Source files as they were when the run began; the first look counts."""
+    """Digests of source files when the run began; of each file the first look counts."""
 
     digests: dict[str, str] = field(default_factory=dict)
 
@@ -40,7 +40,7 @@ class Sources:
                 return
 
     def read(self, path: str, shown: str) -> bytes:
-        """What ``path`` holds, which is what it held when the run began; UsageError if it is not."""
+        """The bytes of ``path``; UsageError if they are not those of when the run began."""
         self.note(Path(path))
         try:
             source = Path(path).read_bytes()
@@ -79,9 +79,9 @@ class FxSession:
     accepted: AcceptQueue = field(default_factory=AcceptQueue)
     """what the item that runs now has accepted; leaves with its report"""
     to_write: AcceptQueue = field(default_factory=AcceptQueue)
-    """what reports brought to the process that writes"""
+    """accepted goldens from all reports, kept by the process that writes"""
     compared: list[Path] = field(default_factory=list)
-    """goldens that the item that runs now was compared with, there or not; leave with its report"""
+    """goldens that the item that runs now was compared with, whether they exist or not; leave with its report"""
     whole_files: dict[Path, list[str]] = field(default_factory=dict)
     """test files with goldens that are run whole -> node ids of their tests"""
     sources: Sources = field(default_factory=Sources)
@@ -91,10 +91,10 @@ class FxSession:
     not_shown: list[str] = field(default_factory=list)
     """stored runs that the report cannot show, in sentences"""
     compared_step_times: int = 0
-    """how many were compared with a stored run, or would have been, had there been one"""
+    """how many were to be compared with a stored run, whether there was one or not"""
     results: dict[str, PlanResult] = field(default_factory=dict)
     has_steps_on_ranks: bool = False
-    """whether ranks are to run steps of plans; what they need for that is then imported once, before they are forked"""
+    """whether ranks are to run steps of plans; if so, the modules for that are imported once, before ranks are forked"""
     torchrun: Torchrun | None = None
     """set where torchrun started this process as one of several"""
     _pools: Pools | None = None
@@ -103,7 +103,7 @@ class FxSession:
 
     @property
     def is_reporting(self) -> bool:
-        """Whether this process says and keeps what was measured; of torchrun's the first."""
+        """Whether this process reports and stores measurements; under torchrun only rank 0 does."""
         return self.options.log_of is None
 
     @property
@@ -142,7 +142,7 @@ class FxSession:
         return self._runs[key]
 
     def drain(self) -> dict[str, list[Any]]:
-        """Return what the item that runs now has to tell the controller of goldens, as plain data, and forget it."""
+        """Return, as plain data, what the current item tells the controller about goldens, and forget it."""
         sent: dict[str, list[Any]] = {"goldens": self.accepted.drain(), "compared": [str(path) for path in self.compared]}
         self.compared.clear()
         return {name: entries for name, entries in sent.items() if entries}

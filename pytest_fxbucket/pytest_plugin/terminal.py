@@ -31,7 +31,7 @@ def header_lines(options: Options, plans: int) -> Iterator[str]:
 
 
 def torch_text(version: str) -> str:
-    """Name torch's version, and what was run instead if this one never was."""
+    """Name torch's version, and the tested versions if this is none of them."""
     if is_tested(version):
         return f"torch {version}"
     return f"torch {version} (untested; tested: {', '.join(f'{known} on {device}' for known, device in TESTED)})"
@@ -48,7 +48,7 @@ def failure_lines(verdict: Verdict) -> Iterator[str]:
 
 
 def error_text(error: FxbucketError) -> str:
-    """Return the sentence of an error, or all its lines where it has more to show, as a rank's traceback."""
+    """Return the sentence of an error; all its lines if it has more to show, such as a rank's traceback."""
     lines: Callable[[], Iterable[str]] | None = getattr(error, "lines", None)
     return "\n".join(lines()) if lines else str(error)
 
@@ -70,7 +70,7 @@ def record(results: dict[str, PlanResult], report: pytest.TestReport) -> None:
 
 
 def parts_of(nodeid: str) -> tuple[str, str]:
-    """Return the path of a plan and the name of its item; ``::`` may be in the path, too."""
+    """Return the path of a plan and the name of its item; the path may contain ``::``, too."""
     path, found, name = nodeid.partition(".toml::")
     return path + found.removesuffix("::"), name
 
@@ -114,7 +114,7 @@ def bytes_text(count: int) -> str:
 
 
 def wait_printer(config: pytest.Config) -> Callable[[str], None] | None:
-    """Return what shows one line while an item runs; None where nobody would watch: in workers, files and pipes."""
+    """Return a function that prints one line while an item runs; None in workers, files and pipes, where nobody watches."""
     reporter = config.pluginmanager.get_plugin("terminalreporter")
     capture = config.pluginmanager.get_plugin("capturemanager")
     if reporter is None or capture is None or not (reporter.isatty or reporter.verbosity > 0 or config.option.capture == "no"):

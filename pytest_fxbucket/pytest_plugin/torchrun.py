@@ -1,4 +1,4 @@
-"""Under torchrun: the same items in the same order in all its processes, one outcome for each, and a report by rank 0 alone."""
+"""A session under torchrun: all processes run the same items in one order and agree on each outcome; rank 0 alone reports."""
 
 from __future__ import annotations
 
@@ -23,7 +23,8 @@ if TYPE_CHECKING:
 
 _COLLECT_LIMIT_S = 600.0
 _END_LIMIT_S = 60.0
-# What writes files of its own, or chooses items by what this machine remembers of earlier runs: rank 0's business.
+# Options and plugins that rank 0 alone has: they write report files, or choose and order items by pytest's cache of earlier
+# runs, which may differ from machine to machine.
 _REPORT_OPTIONS = ("xmlpath", "report_log", "htmlpath")
 _CHOOSERS = ("lfplugin", "nfplugin", "stepwiseplugin")
 _CHOOSING_OPTIONS = ("lf", "failedfirst", "newfirst", "stepwise")
@@ -31,12 +32,12 @@ _CHOOSING_OPTIONS = ("lf", "failedfirst", "newfirst", "stepwise")
 
 @dataclass(frozen=True, slots=True)
 class _Collected:
-    """What a process has collected; its items only if they are what all shall run."""
+    """What one process has collected. Only rank 0 fills ``ids``, the items that all processes run."""
 
     errors: int
     ids: list[str]
     is_choice: bool
-    """Whether ids are some of those that there are, chosen by what this machine remembers."""
+    """Whether ``ids`` may lack some of the items, since this machine's cache of earlier runs chose among them."""
 
 
 class Torchrun:
@@ -67,18 +68,18 @@ class Torchrun:
 
     @property
     def log_name(self) -> str | None:
-        """Name of its rank's log where it writes nothing else; None on rank 0, which writes all."""
+        """Name of this rank's log, the only file that it writes; None on rank 0, which writes everything."""
         return None if self._is_first else self._member.name
 
     @property
     def meeting(self) -> Rendezvous:
-        """The meeting, which there is from the start of the session on."""
+        """The rendezvous, made when the session starts."""
         assert self._meeting is not None
         return self._meeting
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_sessionstart(self) -> None:
-        """Meet the others, and be quiet on all but rank 0."""
+        """Meet the other processes; all ranks but 0 print nothing."""
         from pytest_fxbucket.errors import RankError
         from pytest_fxbucket.ranks.torchrun.rendezvous import Rendezvous
 
@@ -99,6 +100,8 @@ class Torchrun:
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_collection_modifyitems(self, session: pytest.Session, items: list[pytest.Item]) -> Generator[None]:
         """Have rank 0's items, in its order, everywhere."""
+        # Two rounds, so that all processes end with the same sentence: first rank 0 tells its items, then each process tells
+        # how its own differ. As a wrapper that begins early this sees the items as others have left them.
         yield
         ids = [item.nodeid for item in items]
         is_choice = any(self._config.getoption(name, False) for name in _CHOOSING_OPTIONS)
@@ -114,7 +117,7 @@ class Torchrun:
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_runtest_protocol(self) -> Generator[None, object, object]:
-        """Go on to the next item."""
+        """Count the item, so that topics of this one come after those of the one before."""
         self._progress.next_item()
         return (yield)
 
@@ -135,13 +138,16 @@ class Torchrun:
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_runtest_makereport(self, item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
-        """Make of each phase's outcomes one for all."""
+        """Exchange the outcomes of a phase, and let each process report the one that was agreed."""
         report = yield
         meeting, session = self.meeting, item.session
+        # A failure only because another process did not come to a job of ranks is an effect: that one's own failure is shown
+        # first.
         mine = _outcome(report, meeting.was_left, str(session.shouldstop or session.shouldfail or ""))
         meeting.was_left = False
         outcomes, absent = self._report(mine)
-        # That somebody is gone fails one phase, and ends the session.
+        # A process that is gone fails the first phase without it and ends the session. Teardowns that still run are not failed
+        # too.
         self._apply(agree(outcomes, [] if self._is_parted else absent, meeting.who), report)
         self._is_parted = self._is_parted or bool(absent)
         stops = absent + [f"{meeting.who(rank)}: {one.stop}" for rank, one in sorted(outcomes.items()) if one.stop]
@@ -156,7 +162,7 @@ class Torchrun:
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_sessionfinish(self, session: pytest.Session, exitstatus: int) -> None:
-        """Have one exit status for all, so that torchrun sees no difference, and none before rank 0 has reported."""
+        """Give all processes one exit status, so that torchrun sees no difference between them."""
         from pytest_fxbucket.errors import RankError
 
         if self._meeting is None:
@@ -176,7 +182,7 @@ class Torchrun:
         self._odd_ends += self._texts(said.missing)
 
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
-        """Say who ended otherwise than rank 0."""
+        """Name the processes that ended with another status than rank 0, or did not say theirs."""
         lines = list(dict.fromkeys([*self._odd_ends, *([self._meeting.over] if self._meeting and self._meeting.over else [])]))
         if lines:
             terminalreporter.section("torchrun")
@@ -185,7 +191,7 @@ class Torchrun:
 
     @pytest.hookimpl(trylast=True)
     def pytest_unconfigure(self) -> None:
-        """Go, when rank 0 has reported."""
+        """Let the process end once rank 0 has reported."""
         if self._meeting is None:
             return
         # It is ending; what torchrun says now must not change the exit status.
@@ -196,6 +202,7 @@ class Torchrun:
         elif not self._meeting.over:
             self._meeting.await_done(_END_LIMIT_S)
         gone, who = self._meeting.gone, self._meeting.who
+        # Without rank 0 nobody prints a report: the first rank that is left says so, once.
         if 0 in gone and self._member.rank == min(set(range(self._member.world)) - gone.keys()):
             sys.stderr.write(f"\nfxbucket: {who(0)} is gone: {gone[0]}; it would have reported, so there is no report\n")
         self._meeting.close()
@@ -237,7 +244,7 @@ class Torchrun:
         pytest.exit(why, returncode=pytest.ExitCode.INTERRUPTED)
 
     def _report(self, mine: AgreedOutcome) -> tuple[dict[int, AgreedOutcome], list[str]]:
-        """How this phase ended in each process, and a sentence for each that does not say."""
+        """How this phase ended in each process, and a sentence for each process that said nothing."""
         from pytest_fxbucket.errors import RankError
         from pytest_fxbucket.ranks.torchrun.rendezvous import PATIENCE_S
 
@@ -252,7 +259,7 @@ class Torchrun:
         return [f"{self.meeting.who(rank)} {why}" for rank, why in sorted(missing.items())]
 
     def _apply(self, agreed: Agreed, report: pytest.TestReport) -> None:
-        """Let the report say what was agreed; a failure of its own keeps pytest's view of it."""
+        """Let the report say what was agreed; a failure of this process itself stays as pytest shows it."""
         if not agreed.has_failed:
             return
         has_own = report.outcome == "failed" and not hasattr(report, "wasxfail")
@@ -266,10 +273,14 @@ class Torchrun:
         report.longrepr = "\n".join(agreed.lines)
         if hasattr(report, "wasxfail"):
             del report.wasxfail
+        # A golden that the test accepted here must not be written, since the test has failed elsewhere.
         with contextlib.suppress(AttributeError):
             report.fxbucket.pop("goldens", None)
 
     def _on_sigterm(self, number: int, frame: Any) -> None:
+        # torchrun sends SIGTERM to all processes once one has failed. Within a phase the test fails with the reason at once;
+        # between phases the reason is only noted, and whatever waits next ends with it. The store may be in use by the code
+        # that was interrupted, so only the kernel is asked who is gone.
         __tracebackhide__ = True
         from pytest_fxbucket.ranks.torchrun.rendezvous import Lost
 
@@ -299,7 +310,8 @@ def _outcome(report: pytest.TestReport, is_effect: bool, stop: str) -> AgreedOut
 
 
 def _difference(mine: list[str], theirs: list[str], is_choice: bool) -> str:
-    """What tells ``mine`` from rank 0's items; ``is_choice``: those were chosen from more, which may all be here."""
+    """How ``mine`` differ from rank 0's items; empty: not. With ``is_choice`` rank 0 may have left out some that are here."""
+    # Counted, since one node id may be in a list twice.
     lacking, more = Counter(theirs) - Counter(mine), Counter(mine) - Counter(theirs)
     if lacking:
         return f"lacks {next(name for name in theirs if name in lacking)}, which rank 0 has"
@@ -310,12 +322,13 @@ def _difference(mine: list[str], theirs: list[str], is_choice: bool) -> str:
 
 def _ordered(items: list[pytest.Item], ids: list[str]) -> list[pytest.Item]:
     named: dict[str, deque[pytest.Item]] = {}
+    # One node id may belong to several items: they keep the order among themselves that they have here.
     for item in items:
         named.setdefault(item.nodeid, deque()).append(item)
     return [named[name].popleft() for name in ids]
 
 
-# What the outcomes of one test on several processes come to, as one.
+# The outcomes of one test on several processes, merged into one.
 
 
 @dataclass(frozen=True, slots=True)
@@ -331,13 +344,13 @@ class AgreedOutcome:
     """Why this process will run no more tests, if so."""
 
     def cut(self) -> AgreedOutcome:
-        """The same with no more text than is worth sending, which says what it leaves out."""
+        """The same outcome with its texts shortened for sending; each says how much was left out."""
         return AgreedOutcome(self.kind, cut(self.text), self.is_effect, cut(self.stop))
 
 
 @dataclass(frozen=True, slots=True)
 class Agreed:
-    """One outcome for all. ``rank``: whose failure it is, if somebody's; ``lines``: what to show where it is another's."""
+    """One outcome for all. ``rank``: the rank whose failure it is, if it is of one; ``lines``: what other ranks show."""
 
     has_failed: bool
     rank: int | None = None
@@ -347,7 +360,7 @@ class Agreed:
 
 
 def agree(outcomes: Mapping[int, AgreedOutcome], absent: Sequence[str], who: Callable[[int], str]) -> Agreed:
-    """The outcome of one phase. A failure anywhere is everybody's; who failed on its own comes before who was left alone.
+    """The outcome of one phase. A failure on any rank fails all; one of a rank's own is shown before one of waiting in vain.
 
     ``absent``: a sentence for each process that said nothing, which is a failure too.
     """

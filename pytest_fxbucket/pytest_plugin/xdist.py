@@ -23,6 +23,8 @@ class PlanScheduling(LoadScopeScheduling):  # type: ignore[misc]  # xdist has no
 
     def remove_node(self, node: WorkerController) -> str | None:
         """Return the item that ``node`` died in, if it died; unlike the base class, do not run that item again."""
+        # The base class puts the unit back into the queue. Marked as done, the item that ended this worker is not run again
+        # there, where it would end the next one too.
         units: list[dict[str, bool]] = list(self.assigned_work[node].values())
         left = ((unit, item) for unit in units for item, done in unit.items() if not done)
         unit, crashed = next(left, ({}, None))

@@ -65,7 +65,7 @@ def run(options: Namespace) -> int:
 
 
 def _half(dtype: object) -> str | None:
-    """The dtype that a configuration has its weights in, if it is a short one."""
+    """The dtype of the weights in a configuration, if it is bfloat16 or float16."""
     name = str(dtype).removeprefix("torch.")
     return name if name in ("bfloat16", "float16") else None
 

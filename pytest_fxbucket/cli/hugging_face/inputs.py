@@ -30,7 +30,7 @@ _CLASSES = {
     "ForTokenClassification": ("text", ("classes",)),
     "ForSemanticSegmentation": ("(image[0], *image[2:])", ("classes",)),
 }
-"""Of what such models are trained on: the shape of labels, and the sizes that drawing them needs."""
+"""By the end of a model's name: the shape of its labels, and the sizes that drawing them needs."""
 _TOKENS = ("LM", "LMHeadModel", "LMHead", "ForConditionalGeneration", "ForPreTraining", "ForSpeechToText")
 
 Sizes = dict[str, Any]
@@ -45,7 +45,7 @@ class Fed:
     """Of a function with a ``generator`` and :attr:`sizes`; they fill a dict ``drawn``."""
     sizes: Sizes
     gives_loss: bool
-    """Whether the model makes its own loss of that."""
+    """Whether the model computes its own loss of that batch."""
 
 
 def fed(model_class: type[PreTrainedModel], values: Mapping[str, Any], image_tokens: int = 0) -> Fed:
@@ -102,13 +102,13 @@ def _is_text_alone(model_class: type[PreTrainedModel], values: Mapping[str, Any]
 
 
 def _vision(values: Mapping[str, Any]) -> Mapping[str, Any] | None:
-    """The configuration of what sees."""
+    """The configuration of the part that takes images; None if no part does."""
     found = next((values[key] for key in ("vision_config", "vision_cfg") if isinstance(values.get(key), Mapping)), None)
     return found or (values if "image_size" in values or "patch_size" in values else None)
 
 
 def text_values(values: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The configuration of what reads and writes."""
+    """The configuration of the part that takes and gives text."""
     names = ("text_config", "decoder", "language_config", "llm_config", "qformer_config")
     found = next((values[key] for key in names if isinstance(values.get(key), Mapping)), None)
     return values if found is None or values.get("vocab_size") else text_values(found)
@@ -146,7 +146,7 @@ def _pixels(name: str, values: Mapping[str, Any]) -> tuple[int, ...]:
 
 
 def _patches(values: Mapping[str, Any]) -> Iterator[tuple[str, Sizes]]:
-    """Images as rows of patches, of which a grid says where they lie."""
+    """Images as rows of patches, and a grid that says where the patches lie."""
     sees = _vision(values) or {}
     channels = next((int(sees[key]) for key in ("in_channels", "in_chans", "num_channels") if sees.get(key)), 3)
     patch = channels * sees.get("temporal_patch_size", 2) * sees.get("patch_size", 14) ** 2
@@ -192,7 +192,7 @@ def _labels(name: str, takes: set[str], values: Mapping[str, Any], image_tokens:
 
 
 def _written_labels(name: str, takes: set[str], values: Mapping[str, Any], image_tokens: int) -> Iterator[tuple[str, Sizes]]:
-    """Labels that are tokens; none of CTC, whose loss looks at them."""
+    """Labels that are tokens; none for CTC, whose loss looks at their values."""
     if name.endswith(_TOKENS) and "input_ids" in takes and values.get("is_encoder_decoder") is not True:
         yield 'drawn["labels"] = tokens.clone()', {}
         if image_tokens:

@@ -26,7 +26,7 @@ _WIDTH, _LINE = 90, 120
 
 @dataclass(frozen=True)
 class Written:
-    """What the file is of."""
+    """What the module file is written from."""
 
     described: Described
     small: Mapping[str, Any]
@@ -34,14 +34,14 @@ class Written:
     fed: Fed
     small_fed: Fed
     path: Path
-    """Of the file."""
+    """Path of the file."""
     eager_attention: bool = False
     """Whether the real size, too, has attention by plain operators."""
     always: Mapping[str, Any] = field(default_factory=dict)
 
 
 def always(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Changes of either size: without layers that are left out at random, and masks that numpy draws."""
+    """Changes of both sizes: no layer is left out at random, no mask is drawn by numpy, and all parts are float32."""
     changes: dict[str, Any] = {}
     for key, value in values.items():
         if key in _OFF and value:
@@ -80,7 +80,7 @@ def _head(written: Written) -> Iterator[str]:
 
 
 def _names(written: Written) -> tuple[str, str]:
-    """Of the classes of configuration and model."""
+    """Names of the classes of configuration and model."""
     return type(written.described.config).__name__, written.described.model_class.__name__
 
 
@@ -173,7 +173,7 @@ class HfPlan:
     """What the plan says of one model."""
 
     module: str
-    """That has factory, batches and loss."""
+    """The module that has factory, batches and loss."""
     model: str
     """Its class."""
     bucket: Draft
@@ -183,7 +183,7 @@ class HfPlan:
     overridden: tuple[str, ...] = ()
     param_dtype: str | None = None
     has_memory: bool = False
-    """Whether a decoder reads what an encoder made, in each layer."""
+    """Whether each layer of a decoder reads the output of an encoder."""
 
 
 def plan_text(plan: HfPlan) -> str:

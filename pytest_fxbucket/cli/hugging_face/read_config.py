@@ -20,7 +20,7 @@ _HEADS = (
     *("ZERO_SHOT_IMAGE_CLASSIFICATION", "IMAGE_CLASSIFICATION", "VIDEO_CLASSIFICATION", "CTC", "AUDIO_CLASSIFICATION"),
     *("SEMANTIC_SEGMENTATION", "SEQUENCE_CLASSIFICATION", "PRETRAINING"),
 )
-"""What a model is trained for, if ``architectures`` does not say so: the first of transformers' ``MODEL_FOR_..._MAPPING``."""
+"""Tasks to look for a model class in, in this order, if ``architectures`` names none: ``MODEL_FOR_..._MAPPING``."""
 
 
 @dataclass(frozen=True)

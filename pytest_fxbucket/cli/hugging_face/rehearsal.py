@@ -1,4 +1,4 @@
-"""The small size, tried as ordinary code; the real one, looked at without memory; and what both say of a plan."""
+"""Finds a small size that makes a step as ordinary code, and what it and the real size, without memory, say of a plan."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
 
 MOST_BYTES = 1 << 30
-"""Parameters of a size that is tried, at most."""
+"""Most bytes of parameters of a size that is tried."""
 _STEPS, _RANKS, _RATE = 3, 2, 1e-2
 
 
 @dataclass(frozen=True)
 class Rehearsed:
-    """A size that runs."""
+    """A small size that makes a step."""
 
     written: Written
     idle: tuple[str, ...]
@@ -59,7 +59,7 @@ def rehearsed(described: Described, path: Path) -> Rehearsed:
 
 
 def _written(described: Described, small: Mapping[str, Any], path: Path) -> Written:
-    """The file for that small size; where images stand in the text, as many tokens as either size has features of one."""
+    """The file for the small size ``small``; in the text of either size an image has as many tokens as features."""
     values = described.values
     feds, model_class = list[Fed](), described.model_class
     for changes in ({}, small):
@@ -71,7 +71,7 @@ def _written(described: Described, small: Mapping[str, Any], path: Path) -> Writ
 
 
 def _image_tokens(described: Described, changes: Mapping[str, Any], drawn: Fed) -> int:
-    """Rows that the model makes of an image of a batch; without memory, but where it reads values."""
+    """Rows of features that the model makes of one image: found without memory, or estimated if the model reads values."""
     import torch
 
     from pytest_fxbucket.compat.pytree import tree_leaves
@@ -94,7 +94,7 @@ def _image_tokens(described: Described, changes: Mapping[str, Any], drawn: Fed) 
 
 
 def _patches(values: Mapping[str, Any], image: int) -> int:
-    """Of an image, less by what its configuration shuffles together; or what queries there are of it."""
+    """Patches of an image, divided by how many are shuffled into one; or the number of queries, if there is one."""
     if "num_query_tokens" in values:
         return int(values["num_query_tokens"])
     side = image // (values.get("vision_config") or values).get("patch_size", 14)
@@ -121,7 +121,7 @@ def _without_memory(described: Described, changes: Mapping[str, Any]) -> nn.Modu
 
 
 def _bytes(described: Described, changes: Mapping[str, Any]) -> int:
-    """Of all parameters."""
+    """Bytes of all parameters."""
     return sum(one.numel() * one.element_size() for one in _without_memory(described, changes).parameters())
 
 
@@ -164,6 +164,7 @@ def _together(idle: list[str], known: list[str]) -> list[str]:
     """Names of idle parameters; modules all of whose parameters are idle go by their own names."""
     found: list[str] = []
     for name in idle:
+        # The shortest prefix of the name all of whose parameters are idle, so that a whole module is one entry.
         stems = name.split(".")
         paths = [".".join(stems[:end]) for end in range(1, len(stems) + 1)]
         found.append(next(p for p in paths if all(one in idle for one in known if one == p or one.startswith(f"{p}."))))

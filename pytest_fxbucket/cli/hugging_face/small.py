@@ -24,7 +24,7 @@ _WIDTH = re.compile(
 )
 _MODEL_WIDTHS = ("hidden_size", "d_model", "n_embd", "embed_dim", "dim", "hidden_sizes")
 _INNER = re.compile(r"(intermediate_size|d_ff|ffn_dim|n_inner|ffn_hidden_size|mlp_dim)$")
-"""Widths that nothing else must be equal to."""
+"""Inner widths, which nothing else in the model has to equal."""
 _DEPTH = re.compile(r"^(num_hidden_layers|n_layers?|num_layers|(num_)?(encoder|decoder)_layers|depths?|num_conv_layers)$")
 _EXPERTS = re.compile(r"^(num_local_experts|num_experts|n_routed_experts|moe_num_experts)$")
 _ROUTED_TO = re.compile(r"^(num_experts_per_tok(en)?|moe_k|moe_topk|top_k_experts)$")
@@ -33,15 +33,16 @@ _STATE = re.compile(r"(state_size|d_state)$")
 _ROTARY_PART = ("partial_rotary_factor", "rotary_pct")
 _LEAST_HEAD, _LEAST_WIDTH = 8, 16
 _MULTIPLE = 8
-"""Of widths: grouped products take rows of a multiple of 16 bytes."""
+"""Widths are multiples of it: grouped products take rows of a multiple of 16 bytes."""
 LAYERS, IMAGE_PATCHES, WINDOW, FRAMES = 2, 4, 8, 32
 
 
 def small_sizes(values: Values) -> Iterator[dict[str, Any]]:
     """Changes of ``values`` that make it small, the smallest first: a model may refuse what its configuration allows.
 
-    Then widths are as they are, then all but the number of layers, and at last nothing is changed.
+    The next change leaves widths as they are, the one after that all but the number of layers, and the last everything.
     """
+    # One factor for all parts, so that a vision tower still fits the text that reads it: the largest that every part allows.
     parts = list(_parts(values))
     factor = next(f for f in (64, 32, 16, 8, 4, 2, 1) if all(_split(part, f) for part in parts))
     tokens = few_tokens(values)
@@ -60,7 +61,7 @@ def merged(values: Values, changes: Values) -> dict[str, Any]:
 
 
 def _parts(values: Values) -> Iterator[Values]:
-    """The configuration itself and those of its parts."""
+    """The configuration itself and the configurations of its parts."""
     yield values
     for value in values.values():
         if isinstance(value, Mapping) and "model_type" in value:
@@ -68,7 +69,7 @@ def _parts(values: Values) -> Iterator[Values]:
 
 
 def _changed(values: Values, factor: int, tokens: Mapping[int, int], rest: bool) -> dict[str, Any]:
-    """What of ``values`` changes; tables that are no configuration of a part go with what they are in."""
+    """Changes of ``values``; a table that is no configuration of a part is split as the configuration that it is in."""
     split = _split(values, factor) or _Split(1, 1)
     changes = _layers(values)
     if rest:
@@ -111,7 +112,7 @@ class _Split:
     of_each: int
 
     def narrow(self, key: str, value: Any) -> Any:
-        """The ``value`` of a width; of anything else itself."""
+        """``value`` divided, if ``key`` is of a width, of heads or of the size of one; anything else as it is."""
         divisor = self.heads * self.of_each
         if _HEADS.search(key):
             divisor = self.heads
@@ -123,7 +124,7 @@ class _Split:
 
 
 def _divided(value: Any, divisor: int, multiple: int) -> Any:
-    """``value``, or each in it, divided and rounded up to a multiple."""
+    """``value``, or each item of a list, divided and rounded up to a multiple."""
     if isinstance(value, list):
         return [_divided(one, divisor, multiple) for one in value]
     is_number = isinstance(value, int) and not isinstance(value, bool)
@@ -153,7 +154,7 @@ def _split(values: Values, factor: int) -> _Split | None:
     heads = [one for key, value in values.items() if _HEADS.search(key) for one in _listed(value) if one > 1]
     widths = [one for key in _MODEL_WIDTHS for one in _listed(values.get(key))]
     sizes = [one for key, value in values.items() if key.endswith(("head_dim", "d_kv")) for one in _listed(value)]
-    if not sizes and heads and widths:
+    if not sizes and heads and widths:  # no key has it: the size of a head is the width over the number of heads
         first = next(value for key, value in values.items() if _HEADS.search(key))
         sizes = [width // _listed(first)[0] for key in _MODEL_WIDTHS for width in _listed(values.get(key))[:1]]
     sections = [one for table in values.values() if isinstance(table, Mapping) for one in _listed(table.get("mrope_section"))]
@@ -162,6 +163,7 @@ def _split(values: Values, factor: int) -> _Split | None:
     groups = values.get("num_conv_pos_embedding_groups") or 1
     if any(width // factor % groups for width in widths):
         return None
+    # Of the factor as much as possible goes into the size of a head, the rest into the number of heads, which stays at least 2.
     for of_each in (one for one in (64, 32, 16, 8, 4, 2, 1) if factor % one == 0):
         by = factor // of_each
         fits = all(_head_fits(size, of_each, values) for size in sizes) and not any(one % of_each for one in sections)
@@ -171,7 +173,7 @@ def _split(values: Values, factor: int) -> _Split | None:
 
 
 def _head_fits(size: int, divisor: int, values: Values) -> bool:
-    """Whether a head of ``size`` elements may be that much smaller: rotary embeddings take pairs of halves of a part of it."""
+    """Whether a head of ``size`` elements may be divided by ``divisor``: rotary embeddings need an even number of them."""
     if divisor == 1:
         return True
     small, tables = size // divisor, [values, *(one for one in values.values() if isinstance(one, Mapping))]
@@ -193,7 +195,7 @@ FEW = 256
 
 
 def special(values: Mapping[str, Any]) -> Iterator[int]:
-    """Ids that have a meaning: of padding, of the begin, of an image, of parts too."""
+    """Ids of special tokens, such as padding, begin and image, also of the configurations of parts."""
     for key, value in values.items():
         if isinstance(value, Mapping):
             yield from special(value)
@@ -203,7 +205,7 @@ def special(values: Mapping[str, Any]) -> Iterator[int]:
 
 
 def few_tokens(values: Mapping[str, Any]) -> dict[int, int]:
-    """A small id for each special one that is none: of the last of the small vocabulary that have no meaning yet."""
+    """A new id for each special one outside the small vocabulary: the last ids in it that have no meaning yet."""
     known = set(special(values))
     free = (number for number in reversed(range(FEW)) if number not in known)
     return {one: next(free) for one in sorted(known, reverse=True) if one >= FEW}
@@ -220,7 +222,9 @@ def plain_range(values: Mapping[str, Any], vocab: int) -> tuple[int, int]:
 
 
 def _layers(values: Values) -> dict[str, Any]:
-    """Few layers, one of each kind at least, and what is said of each."""
+    """Changes to few layers, at least one of each kind, with the lists that have an item for each layer."""
+    # Layers are of one kind if they have equal items in all of these lists. The first of each kind is kept, and then more
+    # layers up to LAYERS, each with its own items.
     depth = values.get("num_hidden_layers", values.get("num_layers"))
     each = {key: value for key, value in values.items() if isinstance(value, list) and depth and len(value) == depth > 3}
     each = {key: value for key, value in each.items() if not _DEPTH.match(key) and not isinstance(value[0], list | dict)}
@@ -254,7 +258,7 @@ def _is_of_lists(key: str, values: Values) -> bool:
 
 
 def _fewer(key: str, value: int) -> int:
-    """Fewer of what may be fewer by itself."""
+    """``value``, smaller where ``key`` is of something whose number depends on nothing else."""
     if _EXPERTS.match(key):
         return min(value, 8)
     if _ROUTED_TO.match(key) or key == "n_group":
@@ -269,7 +273,7 @@ def _fewer(key: str, value: int) -> int:
 
 
 def _images(values: Values) -> dict[str, Any]:
-    """Images of few patches, but where stages halve them."""
+    """Changes to images of few patches; not in models with ``depths``, whose stages halve the image again and again."""
     image, patch = values.get("image_size"), values.get("patch_size")
     few = IMAGE_PATCHES * patch if isinstance(patch, int) else 0
     small = few and isinstance(image, int) and image > few and "depths" not in values

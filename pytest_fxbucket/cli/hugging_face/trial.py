@@ -1,6 +1,6 @@
-"""Does the plan pass? Both sizes are traced, and the pass is run and looked at, as pytest would; ranks are not started.
+"""Does the plan pass? Both sizes are traced, and the pass is run and checked as by pytest, but without ranks.
 
-What a plan or the module can do about a model that does not pass is tried; what is left is said, with the way out.
+If not, changes of the plan and the module are tried; a problem that is left is told, with the way out.
 """
 
 from __future__ import annotations
@@ -26,11 +26,13 @@ class Trial:
     written: Written
     plan: HfPlan
     problem: Problem | None = None
-    """In the small size or the real one."""
+    """A problem that is left, in the small size or the real one."""
 
 
 def tried(written: Written, plan: HfPlan, out: Path, modules: Mapping[str, type], say: Callable[[str], None]) -> Trial:
     """``written`` and ``plan`` with what they need to pass: overrides of some of ``modules``, other attention, other dtypes."""
+    # One change a round: an override of the module that looks at values, unless blocks are in it; one dtype where torch refuses
+    # two; plain attention in the real size, which the small one has anyway. The loop ends when none of them applies.
     for _ in range(MOST_OVERRIDES):
         problem = _problem(written, plan, out, say)
         if problem is None:
@@ -54,7 +56,7 @@ def _holds_an_entry(module: str, plan: HfPlan) -> bool:
 
 
 def _problem(written: Written, plan: HfPlan, out: Path, say: Callable[[str], None]) -> Problem | None:
-    """What is wrong: of the small size first, which is soon told."""
+    """What is wrong, with the small size first, which takes less time."""
     with laid_out(written) as folder:
         real, small = parse_plans(plan_text(plan), folder / out.name)
         for size, one, checks in (("small", small, ("audit",)), ("real", real, ("audit", "collectives"))):
@@ -78,7 +80,7 @@ def way_out(trial: Trial) -> str:
 
 
 def _images_by_values(trial: Trial, problem: Problem) -> str:
-    """What values say of the images of a batch; empty where they say nothing."""
+    """What about the images of a batch is told by values; empty if nothing is."""
     if "image_grid_thw" in "".join(trial.written.fed.lines):
         return "The sizes of its images are values (image_grid_thw)"
     return "Which of its images are no padding is told by values" if "get_image_features" in problem.said else ""

@@ -63,7 +63,7 @@ def _in_toolkit(name: str) -> bool:
 
 
 def _bucket(model: nn.Module, name: str) -> tuple[Draft, bool]:
-    """torchtitan's own list for ``model``, and True; ours, where it has none or where that plans a tied parameter twice."""
+    """torchtitan's own buckets and True; else ours and False: if it has none, or plans a tied parameter twice."""
     from torchtitan.experiments.simple_fsdp.llama3.parallelize import (  # type: ignore[import-not-found]  # an extra
         get_transformer_block_buckets,
     )
@@ -114,7 +114,7 @@ def _tried(
 
 
 def _problem(plan: TitanPlan, text: str, out: Path, say: Callable[[str], None]) -> Problem | None:
-    """What is wrong: first with what ranks run, of which a step is made on this machine."""
+    """What is wrong, with the small flavor first, which ranks run: a step of it is made on this machine."""
     found = plan.chosen
     with laid_out(out.stem, lambda _: text) as folder:
         *_, small = plans = parse_plans(plan_text(plan), folder / out.name)
@@ -128,7 +128,7 @@ def _problem(plan: TitanPlan, text: str, out: Path, say: Callable[[str], None]) 
 
 
 def _stops(folder: Path, name: str, found: Chosen) -> Problem | None:
-    """Why ordinary code cannot make a step of what ranks run."""
+    """Why a step of the small flavor cannot be made by ordinary code; None if it can."""
     import importlib
 
     import torch
@@ -141,6 +141,7 @@ def _stops(folder: Path, name: str, found: Chosen) -> Problem | None:
     def leave(*_: object) -> None:  # a hook that gives something replaces the output
         inside.pop()
 
+    # ``inside`` is the stack of modules whose forward runs, so its top is where an error was raised.
     for fqn, each in model.named_modules():
         each.register_forward_pre_hook(lambda *_, fqn=fqn: inside.append(fqn))
         each.register_forward_hook(leave)

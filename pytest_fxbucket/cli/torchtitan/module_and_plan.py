@@ -17,10 +17,10 @@ from pytest_fxbucket.plan.toml_text import to_toml
 
 @dataclass(frozen=True)
 class TitanModule:
-    """What the file is of."""
+    """What the module file is written from."""
 
     name: str
-    """Of the file, without its ending."""
+    """Name of the file, without its ending."""
     chosen: Chosen
     has_passes: bool
     """Whether torchtitan's compiler toolkit has the model."""
@@ -88,7 +88,7 @@ def _moe(module: TitanModule) -> str:
 
 
 def _experts(module: TitanModule) -> Iterator[str]:
-    """The same numbers by operators that a CPU has."""
+    """Code that makes experts compute the same numbers with operators that a CPU has."""
     if module.has_experts:
         yield '''
 
@@ -119,7 +119,7 @@ if not torch.cuda.is_available():
 
 
 def _imports(module: TitanModule) -> str:
-    """Of what the compiler toolkit's graph needs, and experts."""
+    """Imports that only the compiler toolkit's graph needs, or experts."""
     dealt = "from torch.distributed.tensor import distribute_tensor\n" if module.has_passes else ""
     mode = "from torch.overrides import TorchFunctionMode\n" if module.has_experts else ""
     steps = "\nfrom pytest_fxbucket.capture import TracedStep, joint_step\n" if module.has_passes else ""
@@ -290,7 +290,7 @@ class TitanPlan:
     """What the plan says of one model."""
 
     module: str
-    """That has factory, batches, loss and trainer."""
+    """The module that has factory, batches, loss and trainer."""
     chosen: Chosen
     job: Any
     """torchtitan's configuration."""
@@ -298,12 +298,12 @@ class TitanPlan:
     ties: Mapping[str, str]
     """Names of tied parameters, with those that they have in the plan."""
     checkpoint: Mapping[str, tuple[str, ...]]
-    """Of each flavor: layers whose forward is computed again in backward."""
+    """By flavor, the layers whose forward is computed again in backward."""
     overridden: tuple[str, ...] = ()
 
     @property
     def has_trainer(self) -> bool:
-        """Whether torchtitan's own step keeps to the plan's model: where parameters are tied, its units part them."""
+        """Whether torchtitan's own step is of the plan's model: it shards tied parameters twice, which unties them."""
         return not self.ties
 
 

@@ -20,11 +20,11 @@ if TYPE_CHECKING:
     from torch import nn
 
 VERSION = "0.2.2"
-"""Of the extra: other versions have no such registry, or another."""
+"""The version that the extra installs; other versions have another registry, or none."""
 MOST_BYTES = 1 << 30
-"""Parameters of a flavor that is looked for no smaller one for."""
+"""Most bytes of parameters of a flavor that ranks run as it is; for a larger one a smaller flavor is looked for."""
 MOST_BYTES_BUILT = 4 << 30
-"""Parameters of a flavor that ranks run, at most."""
+"""Most bytes of parameters of that smaller flavor."""
 _INSTALL = "pip install 'pytest-fxbucket[torchtitan]'"
 
 
@@ -104,7 +104,7 @@ def _listed(names: Collection[str]) -> str:
 
 
 def _refuse_other_inputs(name: str, spec: Any, flavor: str) -> None:
-    """A batch here is tokens and the tokens that come next."""
+    """Raise CaptureError for a model that is fed more than tokens: a batch is tokens and the tokens that come next."""
     arguments = spec.model_args[flavor]
     takes = inspect.signature(spec.model_cls.forward).parameters.values()
     made = ("self", "tokens", "attention_masks")
@@ -137,7 +137,7 @@ def _small(spec: Any, flavor: str) -> str:
 
 
 def _names(spec: Any, flavor: str) -> tuple[set[str], ...]:
-    """Of parameters, whatever the layer, with and without those that are tied."""
+    """Names of parameters with "*" for layer numbers: each parameter once, and with all names of tied ones."""
     model = _without_memory(spec, flavor)
     named = [list(model.named_parameters(remove_duplicate=once)) for once in (True, False)]
     return tuple({re.sub(r"\d+", "*", name) for name, _ in every} for every in named)

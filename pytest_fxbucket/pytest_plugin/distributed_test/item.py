@@ -1,4 +1,4 @@
-"""The marker ``fxbucket_ranks``: what it asks for, a test's body sent to the ranks, and what came of it."""
+"""The marker ``fxbucket_ranks``: reads its arguments, sends the test's body to the ranks, and makes the outcome of theirs."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ def _marker_given(item: pytest.Item) -> str:
     return f"({', '.join(parts)})"
 
 
-# A test's body sent to the ranks, and what came of it made the item's outcome.
+# Sends a test's body to the ranks, and makes their outcomes the item's.
 
 
 _ALONE = {
@@ -121,14 +121,14 @@ _ALONE = {
 
 
 def per_rank(request: pytest.FixtureRequest, kind: Literal["rank", "mesh"]) -> object:
-    """Return what stands for a rank's own value; fail a test that does not run on ranks."""
+    """Return the stand-in for a value that each rank makes itself; fail a test that does not run on ranks."""
     if not isinstance(request.node, pytest.Item) or not is_marked(request.node):
         pytest.fail(f"{request.fixturename} is for tests that run on ranks; mark this one with @pytest.mark.{SIGNATURE}", False)
     return PerRank(kind)
 
 
 def run_body(item: pytest.Function) -> None:
-    """Run the body of a marked test on its ranks; raise what pytest makes the item's outcome of."""
+    """Run the body of a marked test on its ranks, and raise the failure, skip or xfail that pytest is to report."""
     endings = _ran(item)
     kinds = {ending.kind for ending in endings}
     if len(kinds) > 1:
@@ -141,7 +141,7 @@ def run_body(item: pytest.Function) -> None:
 
 
 def _ran(item: pytest.Function) -> list[Ending]:
-    """How the body ended on each rank; a failure of ranks fails the test, or is the one that was expected."""
+    """How the body ended on each rank. A failure on ranks fails the test, or xfails it if the mark expects that error."""
     from pytest_fxbucket.pytest_plugin.pytest_internals import expected_failure
     from pytest_fxbucket.ranks.failure import RankFailure
 
@@ -149,6 +149,7 @@ def _ran(item: pytest.Function) -> list[Ending]:
     backend, body, outputs = _backend(item, asked), _body(item, asked), dict[int, str]()
     problem: FxbucketError
     try:
+        # on_output stores each rank's output when it comes, so that the report has it also if the job fails.
         with fx.progress.watching(item.nodeid):
             results = fx.pools.get(asked.world, backend).run(
                 "pytest_fxbucket.pytest_plugin.distributed_test.job:run",

@@ -24,7 +24,7 @@ Kind = Literal["passed", "skipped", "xfailed"]
 _finder = Finder()
 _xfail = pytest.xfail
 _filters = contextlib.ExitStack()
-_filtered = 0  # bodies that run with them
+_filtered = 0  # bodies that run with the filters now
 
 
 class NoTerminal(Exception):
@@ -43,14 +43,15 @@ class Body:
     given: bytes
     """Fixtures and parameters by name, and the attributes that set-up gave to the test's instance, packed.
 
-    Apart, since they may be of classes in the test's own module, which must be imported by ``origins``.
+    Packed by themselves, since they may be instances of classes in the test's own module: to unpack them imports that module,
+    and ``origins`` must be known before.
     """
     mesh: Mapping[str, int]
     """size of each mesh dimension by name"""
     verbosity: int
     """of assertions, as pytest was asked for"""
     ini: Mapping[str, Any]
-    """what explains a comparison looks up"""
+    """ini values that the explanation of a comparison looks up"""
     warning_filters: Filters
     """of the ini file, the command line, and the test's marks"""
     runs_xfail: bool
@@ -68,6 +69,7 @@ class Ending:
 def run(rank: int, world: int, body: Body) -> Ending:
     """Run the body; an assertion or any other error is the job's."""
     __tracebackhide__ = True
+    # A rank serves many tests, so each body sets anew what the one before may have left: path, known modules, pytest.xfail.
     sys.path[:] = body.sys_path
     _finder.tell(body.origins)
     module = importlib.import_module(body.module)
@@ -99,7 +101,7 @@ def _function(found: Any, names: tuple[str, ...], state: dict[str, Any]) -> Any:
 
 
 def _not_at_all(*_: object, **__: object) -> None:
-    """In place of pytest.xfail under --runxfail, as within pytest's own process."""
+    """Takes the place of pytest.xfail under --runxfail, as it does in pytest's own process."""
 
 
 _not_at_all.Exception = _xfail.Exception  # type: ignore[attr-defined]  # as pytest marks its own
@@ -107,7 +109,9 @@ _not_at_all.Exception = _xfail.Exception  # type: ignore[attr-defined]  # as pyt
 
 @contextlib.contextmanager
 def _warnings_filtered(filters: Filters) -> Iterator[None]:
-    """With the filters that pytest applies; ranks that share a process share them, until the last has ended."""
+    """Run the block with the warning filters of pytest. Bodies in one process share them until the last has ended."""
+    # Ranks of the backend local take turns in one process, whose filters are global: the first body sets them, the last one
+    # takes them away, and none in between may undo them for the others.
     global _filtered
     if _filtered == 0:
         _filters.enter_context(warnings.catch_warnings())

@@ -55,6 +55,8 @@ def origins(item: pytest.Function) -> dict[str, Origin]:
 def _origins(item: pytest.Function) -> dict[str, Origin]:
     name, patterns = item.module.__name__, item.config.getini("python_files")
     found = {name: _origin(item.module)}
+    # Of the modules that pytest rewrote only helpers and conftests go along, not other test modules, which python_files
+    # matches.
     for other, module in list(sys.modules.items()):
         if isinstance(module, ModuleType) and other not in found and is_rewritten(module):
             origin = _origin(module)
@@ -68,7 +70,10 @@ def _origins(item: pytest.Function) -> dict[str, Origin]:
 
 @contextlib.contextmanager
 def own_conftest(item: pytest.Item) -> Iterator[None]:
-    """Within it ``conftest`` is the one nearest to the item: those outside of packages share that name, the last one has it."""
+    """In the block the module ``conftest`` is the one nearest to the item.
+
+    All conftests outside of packages share that name in ``sys.modules``, where the one imported last is found.
+    """
     plugins = item.config.pluginmanager.get_plugins()
     files = {getattr(one, "__file__", None): one for one in plugins if getattr(one, "__name__", "") == "conftest"}
     nearest = next((files[file] for folder in item.path.parents if (file := str(folder / "conftest.py")) in files), None)
@@ -103,7 +108,7 @@ class Finder(MetaPathFinder):
         self._origins: Mapping[str, Origin] = {}
 
     def tell(self, origins: Mapping[str, Origin]) -> None:
-        """Find these from now on; what was imported under one of their names from another file is forgotten."""
+        """Find these from now on; a module of one of their names that came from another file is imported anew."""
         self._origins = origins
         if self not in sys.meta_path:
             sys.meta_path.insert(0, self)
@@ -154,6 +159,7 @@ class PerRank:
         return f"<the {self.kind} of each rank>"
 
     def __getattr__(self, name: str) -> NoReturn:
+        # Copying, pickling and pytest probe for dunder methods, and a probe takes only AttributeError for "no".
         if name.startswith("__"):
             raise AttributeError(name)
         __tracebackhide__ = True
@@ -165,12 +171,13 @@ def _refuse(value: PerRank, *_: object) -> NoReturn:
     raise RankError(f"{value!r} is known on the ranks only, not where fixtures run; use it in the test's body")
 
 
+# Python looks up operators on the class and never asks __getattr__, so each of them needs its own refusal.
 for _name in (*_COMPARING, *_CONVERTING, *_COUNTING):
     setattr(PerRank, f"__{_name}__", _refuse)
 
 
 def made(value: object, rank: int, sizes: Mapping[str, int]) -> object:
-    """What ``value`` is on ``rank``; ``sizes`` are those of the mesh, by name of the dimension."""
+    """``value`` as ``rank`` has it; ``sizes``: those of the mesh, by name of the dimension."""
     if not isinstance(value, PerRank):
         return value
     if value.kind == "rank":

@@ -1,6 +1,6 @@
-"""Expectations that stand in the test itself: which literal a call was given, read from its source, rewritten when accepted.
+"""Expectations that stand in the test itself: finds the literal that a call was given in its source, to rewrite it.
 
-Finding is by the place that Python's bytecode gives of a call; writing is expecttest's.
+The call is found by the position that Python's bytecode has of it; the new literal is written by expecttest.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class Literal:
 
 def call_in(frame: FrameType) -> ExpectCall:
     """The call that ``frame`` is at. Raises UsageError where Python runs without places (``-X no_debug_ranges``)."""
-    places = frame.f_code.co_positions()
+    places = frame.f_code.co_positions()  # one for each instruction of two bytes, while f_lasti counts bytes
     line, end_line, _, end_byte = next(islice(places, frame.f_lasti // 2, None))
     if line is None or end_line is None or end_byte is None:
         raise UsageError(
@@ -71,6 +71,7 @@ def second_argument(source: bytes, call: ExpectCall, value: str) -> Literal:
         raise UsageError("the file is no Python source now") from None
     if encoding != "utf-8":
         raise UsageError(f"the file is in {encoding}, and only UTF-8 without a byte order mark is rewritten")
+    # A call is told by its end, since calls in a chain such as f(a)(b) begin at one place, but each has its own last bracket.
     calls = (node for node in ast.walk(tree) if isinstance(node, ast.Call))
     node = next((node for node in calls if (node.end_lineno, node.end_col_offset) == call.end), None)
     if node is None:
@@ -130,8 +131,8 @@ def _is_one_string(text: str) -> bool:
 # Expectations that stand in the test itself: ``fxbucket_expect(graph, """...""")``, rewritten in place when accepted.
 #
 # A test makes edits, plain dicts that leave with its report; one process writes each source file, once and whole, when the run
-# ends. An edit names the bytes of the literal and the digest of the file that it is an edit of: on any other file it is
-# nothing.
+# ends. An edit names the bytes of the literal and the digest of the whole file: if the file has changed since, the edit is
+# void.
 
 
 Edit = Mapping[str, Any]
@@ -144,7 +145,7 @@ class Expectation:
     def __init__(self, asking: Asking) -> None:
         self._asking, self._mode, self._rootdir = asking, asking.options.accept, asking.options.rootdir
         self.edits: list[Edit] = []
-        """One of an expectation that stays as it is has ``new`` equal to ``old``."""
+        """Also for expectations that stay as they are, with ``new`` equal to ``old``, so that two calls that disagree show."""
 
     @without_our_frames
     def __call__(self, actual: object, expected: str) -> None:
@@ -158,7 +159,7 @@ class Expectation:
         text = actual if isinstance(actual, str) else text_of(actual, self._asking.plan_run())
         kind = "changed" if expected else "new"
         if self._mode in (kind, "all"):
-            self._accept(sys._getframe(2), expected, text)
+            self._accept(sys._getframe(2), expected, text)  # frame 1 is the decorator's, frame 2 the caller's
         elif text != expected:
             raise AssertionError("\n".join(self._difference(actual, expected, text, kind)))
 
@@ -217,7 +218,7 @@ def expectation_of(request: pytest.FixtureRequest) -> Expectation:
 
 
 def edits_of(item: pytest.Item) -> dict[str, Any]:
-    """What the process that writes is told of the item's edits, as plain data; they are told once."""
+    """The item's edits as plain data, for the process that writes them; they are handed out once."""
     expectation = item.stash.get(_EXPECTATION, None)
     edits = [*expectation.edits] if expectation is not None else []
     if expectation is not None:

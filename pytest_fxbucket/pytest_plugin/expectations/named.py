@@ -22,7 +22,7 @@ _NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9_.-]*")
 
 
 class GoldenBook:
-    """The goldens of one test, and what came of comparing with them."""
+    """The goldens of one test, and the results of comparing with them."""
 
     def __init__(self, asking: Asking) -> None:
         options = asking.options
@@ -53,7 +53,7 @@ class GoldenBook:
 
 
 class NamedGolden:
-    """A golden that a graph, a step or a text is compared with by ``==``; what differs is told where the test fails.
+    """A golden to compare a graph, a step or a text with by ``==``; the failing test shows what differs.
 
     ``==`` is true if the texts are equal, and also where the accept option lets the golden be written, which then happens when
     the run ends. ``!=`` accepts nothing.
@@ -64,7 +64,7 @@ class NamedGolden:
     def __init__(self, book: GoldenBook, path: Path, entries: Entries | None) -> None:
         self._book, self._path, self._entries = book, path, entries
         self.explanation: tuple[str, ...] = ()
-        """What is to be said of the last comparison, if it was not as the test expects; the first line says it all."""
+        """The explanation of the last comparison, for a test that fails on it; its first line is a summary."""
 
     @without_our_frames
     def __eq__(self, other: object) -> bool:
@@ -110,7 +110,7 @@ class NamedGolden:
 
 
 def explained(left: object, right: object) -> tuple[str, ...] | None:
-    """What is to be said of a comparison that failed; None if no golden took part."""
+    """The explanation of a comparison that failed; None if no golden took part."""
     for one in (left, right):
         if isinstance(one, NamedGolden) and one.explanation:
             one._book.hidden.append(one.explanation)
@@ -118,7 +118,7 @@ def explained(left: object, right: object) -> tuple[str, ...] | None:
     return None
 
 
-# From a test to its book, and from that to the test's report.
+# The GoldenBook of a test, and what the test's report takes from it.
 
 
 _BOOK: pytest.StashKey[GoldenBook] = pytest.StashKey()
@@ -133,7 +133,7 @@ def book_of(request: pytest.FixtureRequest) -> GoldenBook:
 
 
 def texts_of(item: pytest.Item, report: pytest.TestReport) -> dict[str, Any]:
-    """What the process that writes is told of the item's phase, as plain data; the report gets what pytest did not show."""
+    """What the writing process needs of the item's phase, as plain data; the report gets explanations that pytest cut."""
     book = item.stash.get(_BOOK, None)
     if book is None:
         return {}

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Rewritten:
-    """What a flush did: (file, number of expectations rewritten in it), and a sentence for what was not."""
+    """What a flush did: (file, number of expectations rewritten in it), and a sentence for each that was not."""
 
     files: tuple[tuple[Path, int], ...] = ()
     errors: tuple[str, ...] = ()
@@ -69,7 +69,7 @@ class EditQueue:
         return Rewritten(tuple(files), tuple(errors))
 
     def _agreed(self, edits: Iterable[Edit], errors: list[str]) -> list[Edit]:
-        """One edit for each literal that is to change; a sentence for each that two calls want to have otherwise."""
+        """One edit for each literal that is to change; ``errors`` gets a sentence for each literal that was given two texts."""
         first: dict[int, Edit] = {}
         clashing: dict[int, Edit] = {}
         for edit in edits:
@@ -96,15 +96,17 @@ def _changes(edit: Edit) -> bool:
 
 
 def _write(path: Path, shown: str, edits: list[Edit]) -> None:
-    """Write ``edits`` into ``path``; UsageError if it is another file than they were made for, or may not be written."""
+    """Write ``edits`` into ``path``; UsageError if its text has changed since they were made, or it may not be written."""
     source = path.read_bytes()
     _refuse_another(source, shown, edits)
     if not path.stat().st_mode & 0o222:
         raise UsageError(f"{shown} is read-only, so its expectations are left as they are; make it writable and run again")
     line_end = b"\r\n" if b"\r\n" in source else b"\n"
+    # From the last edit to the first, so that the places of those still to come stay right.
     for edit in sorted(edits, key=lambda one: -int(one["start"])):
         new = str(edit["new"]).encode().replace(b"\n", line_end)
         source = source[: edit["start"]] + new + source[edit["end"] :]
+    # Checked once more when nothing but the rename is left: an editor may have saved the file meanwhile.
     write_whole(path, source.decode("utf-8"), lambda: _refuse_another(path.read_bytes(), shown, edits))
     settle(path.parent)
 
@@ -169,7 +171,7 @@ class ExpectationHooks:
 def refuse_workers(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Drop all items of a worker that is one of several if a test would rewrite its source, and tell the controller why.
 
-    The controller collects nothing, and a worker's own usage error would reach it as a crash.
+    The controller collects nothing and cannot refuse by itself; a usage error raised in a worker would look like a crash to it.
     """
     workers = _workers(config)
     inline = [item for item in items if EXPECT in getattr(item, "fixturenames", ())] if workers > 1 else []
@@ -179,7 +181,7 @@ def refuse_workers(config: pytest.Config, items: list[pytest.Item]) -> None:
 
 
 def refuse_worker(config: pytest.Config, nodeid: str) -> None:
-    """Fail a test that came to the fixture where no one saw it coming, in a worker that is one of several."""
+    """Fail a test that asks for the fixture only while it runs, in a worker that is one of several."""
     if _workers(config) > 1:
         pytest.fail(refusal(_workers(config), nodeid), pytrace=False)
 

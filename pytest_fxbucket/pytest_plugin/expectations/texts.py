@@ -1,4 +1,4 @@
-"""The text of whatever a test holds (a graph, a step, what a pass made of it, text), how two texts differ, and who asks."""
+"""The text of a value that a test compares (graph, step, result of a pass, str), how two texts differ, and who asks."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ _TAKES = "a GraphModule, a Graph, fxbucket_graph, fxbucket_bucketed or a str"
 def text_of(given: object, run: PlanRun | None = None, entries: Entries | None = None) -> str:
     """The text of ``given``, which ends in a line feed: a str as it is; of a graph its events and buckets, under plan and mesh.
 
-    ``run`` is the plan in use, if there is one. Its roles, entries and mesh are those of its own step, and of graphs with the
-    inputs of that step's graphs; another graph's are what its tracer left. ``entries`` group parameters instead of the plan's.
-    Raises UsageError for what has no such text, PlanError for entries that match nothing.
+    ``run`` is the run of the plan in use, if there is one. Its roles, entries and mesh describe its own step, and graphs with
+    the same inputs as that step's graphs; other graphs are described by what their tracer left. ``entries`` group parameters
+    instead of the plan's. Raises UsageError for a value without such a text, PlanError for entries that match nothing.
     """
     if isinstance(given, str):
         text = given.replace("\r\n", "\n")
@@ -76,7 +76,7 @@ def _own_step(given: object) -> StepGraph | None:
 
 
 def _as_in(step: StepGraph, graphs: Mapping[Phase, fx.Graph]) -> dict[Phase, fx.Graph] | None:
-    """``graphs`` under the phases of ``step`` whose inputs and number of outputs they have; None if one has those of none."""
+    """``graphs`` by the phase of ``step`` with the same inputs and number of outputs; None if a graph matches no phase."""
     phases = {_signature(gm.graph): phase for phase, gm in step.graphs.items()}
     found = {phases.get(_signature(graph)): graph for graph in graphs.values()}
     return {phase: graph for phase, graph in found.items() if phase is not None} if None not in found else None
@@ -89,7 +89,7 @@ def _signature(graph: fx.Graph) -> tuple[int, tuple[str, ...]]:
 
 
 def _step_text(step: StepGraph, graphs: Mapping[Phase, fx.Graph], run: PlanRun | None, entries: Entries | None) -> str:
-    """Under the step's mesh; with ``run``, whose step it is, also under the plan's name and with its entries and groups."""
+    """The text under the step's mesh; with ``run``, whose step it is, also with the plan's name, entries and groups."""
     from pytest_fxbucket.graph_view.roles_by_tracer import bare_values, group_names
 
     schedules = {}
@@ -137,7 +137,7 @@ def _schedule(
 def _entry_of(
     fqns: Sequence[str], entries: Entries | None, modules: Sequence[str], aliases: Mapping[str, str]
 ) -> dict[str, str]:
-    """Entry of each parameter: of ``entries`` the one that has it, if any has; without them its innermost module."""
+    """Entry of each parameter that one of ``entries`` has; without ``entries`` its innermost module."""
     if entries is None:
         return {fqn: fqn.rpartition(".")[0] or fqn for fqn in fqns}
     from pytest_fxbucket.plan.selectors import entry_by_parameter, parse_entries, resolve
@@ -156,8 +156,8 @@ def _joined(plan: str, mesh: Sequence[MeshDim], schedules: Mapping[Any, Schedule
 def difference_lines(given: object, expected: str, text: str, command: str, folder: Folder) -> list[str]:
     """The ``command`` that accepts ``text``, the text of ``given``; then what differs: of a graph in words, and as a diff.
 
-    The command comes first, since pytest shows only the beginning of long explanations. All of ``text``, and of a diff that is
-    cut, lies in ``folder``.
+    The command comes first, since pytest shows only the beginning of long explanations. ``folder`` gets all of ``text``, and
+    the whole diff if it is cut here.
     """
     from pytest_fxbucket.golden.mismatch import capped, change_lines
 
@@ -172,7 +172,7 @@ def difference_lines(given: object, expected: str, text: str, command: str, fold
 
 
 def _lines(text: str) -> list[str]:
-    """Lines of ``text``, with a last one that does not end said as ``diff`` says it."""
+    """Lines of ``text``; a last line without a line feed is marked as ``diff`` marks it."""
     lines = text.split("\n")
     return lines[:-1] if not lines[-1] else [*lines, "\\ no line feed at the end"]
 
@@ -193,7 +193,7 @@ class Asking:
         return found
 
     def folder(self, name: str) -> Folder:
-        """For what is too long to be shown of ``name``."""
+        """Folder for output about ``name`` that is too long to be shown."""
         return Folder(self.options.artifacts, self.item.nodeid.partition("::")[0], name, self.options.log_of)
 
     def arguments(self) -> list[str]:
