@@ -46,6 +46,7 @@ def calibrated_by(path: Path, world: PlanOnMesh, cluster: Cluster) -> Calibrated
                 f"{path}: the trace is of another graph: its launches are the same, but sizes or operators are not"
             )
         return calibrate(step, stretches, cluster)
+    # A profiler's trace does not say of which variant it is. If it is of neither, the error is that of the bucketed one.
     try:
         return cluster_from_events(path, trace, bare_step(world, 0), cluster)
     except SimulationError as error:

@@ -196,6 +196,7 @@ class Rounds:
         return float(elapsed)
 
     def _in_turn(self, number: int) -> Iterator[Timeable]:
+        # Every second round is the one before it in reverse, and every second round another variant is the first.
         steps = list(self._steps.values())
         first = number // 2 % len(steps)
         turned = steps[first:] + steps[:first]

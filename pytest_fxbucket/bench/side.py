@@ -67,6 +67,7 @@ def _answers(requests: IO[str]) -> Iterator[Mapping[str, Any]]:
     with ExitStack() as stack:
         side = _side(first, stack)
         facts = side.facts()  # which imports what the plan names
+        # By their files the comparing process finds modules of the working tree that should have come from the commit's.
         modules = [vars(module).get("__file__") for module in list(sys.modules.values()) if type(module) is type(sys)]
         yield {"facts": facts, "files": [path for path in modules if isinstance(path, str)]}
         for line in requests:

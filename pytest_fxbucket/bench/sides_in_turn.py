@@ -91,7 +91,7 @@ class TurnServer:
         data, size = b"", steps * _SECONDS.size
         try:
             self._connection.sendall(steps.to_bytes(1, "big"))
-            while len(data) < size:
+            while len(data) < size:  # a stream may hand over the times in pieces
                 self._await(self._connection.fileno())
                 part = self._connection.recv(size - len(data))
                 if not part:

@@ -65,7 +65,7 @@ class ClockedRun(PipelinedRun):
         stage = stage_of(phase)
         work = phase if stage is None else phase.split(" ", 2)[2]
         self._stamps.clear()
-        start = self._now()
+        start = self._now()  # on a GPU this waits for the kernels before, which are no part of this graph's span
         results = super().run_graph(phase, graph, microbatch, given)
         label = work if microbatch is None else f"{work} {microbatch}"
         direction = "optimizer" if phase == UPDATE else "forward" if work in ("unshard", "forward") else "backward"

@@ -106,6 +106,8 @@ def has_settled(samples: Mapping[str, Sequence[float]]) -> bool:
 def _falls(rounds: Sequence[float]) -> bool:
     """Whether the median of the second half lies below that of the first by more than both scatter."""
     first, last = rounds[:WINDOW], rounds[WINDOW:]
+    # The noise is two standard errors of a difference of medians: sigma from the median deviation, widened from means to
+    # medians, over WINDOW samples on either side.
     scatter = median(abs(one - median(half)) for half in (first, last) for one in half)
     noise = _STANDARD_ERRORS * _MEDIAN_TO_MEAN * _MAD_TO_SIGMA * scatter * math.sqrt(2 / WINDOW)
     return median(first) - median(last) > max(_SETTLED * median(first), noise)

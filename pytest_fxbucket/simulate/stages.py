@@ -86,6 +86,8 @@ def simulate_stages(places: Sequence[StepGraph], cluster: Cluster, cost: CostMod
         sent = sum(one.bytes for one in _crossing(how, sender, receiver))
         return transfer_seconds(sent, here, there, cluster) if sent and here != there else 0.0
 
+    # A rank runs in three parts: it gathers, follows the schedule, then reduces and updates. Only the schedule is interleaved
+    # with other ranks, and only ties wait for all of them.
     begins = [sum(each.get(phase_of(stage, "unshard"), 0.0) for stage in range(how.stages)) for each in seconds]
     done = done_by(table, takes, crosses, begins)
     ends = [max((one.end for one in done if one.rank == rank), default=begins[rank]) for rank in range(table.pp)]

@@ -296,7 +296,7 @@ def refuse_shared_writes(pairs: Iterable[Pair], written: Iterable[Value]) -> Non
     names = {called(value.role, value.fqn) for value in written}
     for one, other in pairs:
         if one in names or other in names:
-            # The pair is ordered by address, which differs from run to run. The sentence has arguments first, whatever it is.
+            # The pair is ordered by address, which differs from run to run. The sentence always has arguments first.
             one, other = sorted((one, other), key=lambda name: (not name.startswith("argument "), name))
             both = f"{one} and {other}"
             if other.startswith("argument "):  # then one does too

@@ -104,6 +104,7 @@ def part_model(
         raise CaptureError("parallel is given, and there is no process group; call torch.distributed.init_process_group first")
     ways = [parallel] if isinstance(parallel, (str, Mapping)) or callable(parallel) else list(parallel)
     mesh = _mesh(ways, mesh)
+    # Each rank keeps a part of its own values, so ranks that began with others would train a mix of both models.
     _agree(model, sync)
     before = dict(model.named_parameters())
     done: list[str] = []
@@ -168,7 +169,7 @@ def _shard(model: nn.Module, mode: str, mesh: DeviceMesh) -> None:
     dims = 2 if mode == "hybrid_shard" else 1
     if mesh.ndim != dims:
         raise CaptureError(f'parallel = "{mode}" takes a mesh of {dims} dimensions beside tp, and this one has {mesh.ndim}')
-    if mode == "replicate":
+    if mode == "replicate":  # the graph itself averages gradients, see Parted.averaged
         return
     from torch.distributed.fsdp import fully_shard
 
@@ -235,6 +236,8 @@ def _exchange(optimizers: Sequence[Optimizer], before: Mapping[str, torch.Tensor
 
 
 def _parted_alike(value: Any, parameter: torch.Tensor) -> Any:
+    # Moments have the parameter's shape and are sharded as it is; a step counter stays whole. Nothing is sent, since every rank
+    # has the whole value.
     if not is_dtensor(parameter) or not isinstance(value, torch.Tensor) or value.shape != parameter.shape:
         return value
     from torch.distributed.tensor import distribute_tensor

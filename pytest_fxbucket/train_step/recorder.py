@@ -63,8 +63,8 @@ class StepRecorder(Recorder):
             with self._mode:
                 return func(*args, **(kwargs or {}))
         _refuse(func)
-        # native_batch_norm writes running statistics that its schema does not declare: without the twin whose schema does, the
-        # writes would be lost when the graph is made functional.
+        # native_batch_norm writes running statistics that its schema does not declare, so that it has no functional twin. The
+        # operator in its place computes the same, and declares them.
         if func is _ATEN.native_batch_norm.default and args[3] is not None and args[5]:
             func = _ATEN._native_batch_norm_legit.default
         # torch.tensor([1, 2]) arrives as a real tensor that is lifted. Scalars are left to the base class, as numbers.
@@ -90,7 +90,7 @@ class StepRecorder(Recorder):
 
 
 def _refuse(func: Any) -> None:
-    # detach_ has the tag of operators that change a tensor's shape, but leaves it alone; zero_grad(set_to_none=False) calls it.
+    # detach_ has the tag of operators that change a tensor's shape, but leaves the shape alone.
     if func.namespace == "c10d":
         raise CaptureError(
             f"it calls {func}, which works in place and behind autograd's back; use torch.distributed._functional_collectives"

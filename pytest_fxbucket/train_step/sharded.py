@@ -125,6 +125,7 @@ class Wholes:
         """While inside, modules compute as under FSDP or DDP, by operators of the graph alone."""
         model, travelling = self.sharding.model, self.sharding.travelling
         with ExitStack() as inside:
+            # FSDP's hooks gather by c10d in place, which the recorder refuses: their work is done by the hooks below.
             for module in model.modules():
                 for table, number in list(own_hooks(module)):
                     inside.callback(table.update, dict(table))

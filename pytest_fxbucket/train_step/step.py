@@ -203,7 +203,7 @@ class CapturedStep:
             making.make(value for values in program.step.inputs.values() for value in values)
             specs.update(program.traced.specs)
             reply = self._run(program, take, last_step)
-        except BaseException:
+        except BaseException:  # Ctrl-C too; nothing else of the user's has changed, since results are written last
             making.undo()
             raise
         for call in program.traced.schedulers:

@@ -273,9 +273,9 @@ class _Tracing:
             )
         self.stepping = optimizer
         self.schedulers.refuse_behind(optimizer)
-        if len(args) > 1 or kwargs:
+        if len(args) > 1 or kwargs:  # the first argument is the optimizer itself
             raise CaptureError("it runs a closure; compute loss and gradients before, and call step() without one")
-        self.wholes.forget()
+        self.wholes.forget()  # a forward after this step must gather the updated parameters
         self.step.enter_context(stepped_by_parts(optimizer, self.inputs))
         with self.recorder.unseen():
             self._make_state(optimizer)

@@ -103,7 +103,7 @@ def search(
             )
             try:
                 score = scorer.score(move.plan)
-            except FxbucketError:  # what the model or the pass makes impossible
+            except FxbucketError:  # the model or the pass refuses this plan; the search goes on
                 found.refused += 1
                 continue
             found.tried += 1

@@ -108,6 +108,7 @@ def _rewritten(lines: Sequence[str], key: str, value: object) -> list[str]:
     old = tomllib.loads(text)
     hashes = [place for place, char in enumerate(text) if char == "#"]
     behind = next((place for place in hashes if tomllib_or_none(text[:place]) == old), len(text))
+    # Whether a # within the value begins a comment is guessed from the double quotes before it.
     comments = []
     for line in text[:behind].splitlines()[:-1] if "\n" in text[:behind].rstrip() else []:
         places = [place for place, char in enumerate(line) if char == "#" and line[:place].count('"') % 2 == 0]

@@ -124,7 +124,7 @@ class _Walk:
             if node.op in ("placeholder", "output"):
                 continue
             if (communication := self._communication(where, node)) is not None:
-                running = None
+                running = None  # compute after it needs a mark of its own, even in the same module
                 yield communication
                 continue
             if running is None or not _may_stay(node):

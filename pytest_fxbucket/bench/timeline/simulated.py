@@ -37,6 +37,7 @@ def simulated_step(world: PlanOnMesh, cluster: Cluster, cost: CostModel | None =
         timeline = simulate_stages(places, cluster, cost)
         spans = [span for place, step in enumerate(places) for span in _staged(staged_pieces(timeline, place), step.rank)]
     else:
+        # Buckets are numbered through all graphs, as in the list of a record.
         marked: dict[tuple[Phase, str], Mark] = {}
         first = 0
         for phase, module in places[0].graphs.items():
