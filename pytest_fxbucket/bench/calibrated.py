@@ -1,4 +1,4 @@
-"""Calibrates a cluster by a trace file of a plan's step: one that torch's profiler wrote, or one of a report's."""
+"""Calibrates a cluster by a trace file of a plan's step: one that torch's profiler wrote, or one from a report."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ if TYPE_CHECKING:
 
 
 def calibrated_by(path: Path, world: PlanOnMesh, cluster: Cluster) -> Calibrated:
-    """``cluster`` with the figures that the trace in ``path`` has of the step of ``world``, bucketed or not, on rank 0.
+    """``cluster`` with figures from the trace in ``path``, of the step of ``world``, bucketed or not, on rank 0.
 
-    The trace of a report is of the mesh that ranks run.
+    A trace from a report is of the plan's ``[run]`` mesh, and not of the mesh of ``world``.
 
-    Raises :class:`SimulationError` for a file that is no trace, a trace of another step, and one of a kind of machine that
-    ``cluster`` is not.
+    Raises :class:`SimulationError` for a file that is no trace, a trace of another step, and a trace of a host if ``cluster``
+    has devices, or the other way round.
     """
     if world.plan.pipeline is not None:
         raise SimulationError(f"{path}: the graphs of pipeline stages run many times a step, so no trace of them calibrates")
@@ -46,6 +46,7 @@ def calibrated_by(path: Path, world: PlanOnMesh, cluster: Cluster) -> Calibrated
                 f"{path}: the trace is of another graph: its launches are the same, but sizes or operators are not"
             )
         return calibrate(step, stretches, cluster)
+    # A profiler's trace does not say of which variant it is. If it is of neither, the error is that of the bucketed one.
     try:
         return cluster_from_events(path, trace, bare_step(world, 0), cluster)
     except SimulationError as error:
@@ -58,7 +59,7 @@ def calibrated_by(path: Path, world: PlanOnMesh, cluster: Cluster) -> Calibrated
 def _of_report(
     path: Path, trace: Mapping[str, Any], variant: str, world: PlanOnMesh, cluster: Cluster
 ) -> tuple[StepGraph, Sequence[Stretch]]:
-    """The step that was measured, and what of it took how long on each rank that has the graphs of rank 0."""
+    """The step that was measured, and its stretches, each the median over the ranks that have the graphs of rank 0."""
     if variant not in (BUCKETED, UNBUCKETED):
         raise SimulationError(f'{path} is of "{variant}"; take the trace of {BUCKETED} or {UNBUCKETED} beside it')
     step = world.reference(0) if variant == UNBUCKETED else bucketed_step(world, 0)
@@ -80,7 +81,7 @@ def _of_report(
 
 
 def _seconds(path: Path, trace: Mapping[str, Any], rank: int, marks: Sequence[Mark]) -> list[float]:
-    """What each mark took."""
+    """The seconds of each mark on ``rank``. Raises :class:`SimulationError` if the trace's stretches are not those marks."""
     events = list(_own(trace, rank))
     if not events:
         raise SimulationError(
@@ -101,7 +102,7 @@ def _seconds(path: Path, trace: Mapping[str, Any], rank: int, marks: Sequence[Ma
 
 
 def _own(trace: Mapping[str, Any], rank: int) -> Iterator[Mapping[str, Any]]:
-    """Events of the one thread of ``rank``, whose host computes, in order."""
+    """The events of the compute thread of ``rank``, in order."""
     of_rank = [event for event in trace["traceEvents"] if event.get("pid") == rank]
     names = [event for event in of_rank if event.get("ph") == "M" and event.get("name") == "thread_name"]
     threads = {event.get("tid") for event in names if event.get("args", {}).get("name") == COMPUTE}
@@ -110,9 +111,10 @@ def _own(trace: Mapping[str, Any], rank: int) -> Iterator[Mapping[str, Any]]:
 
 
 def stretches_of(phase: Phase, graph: fx.Graph, marks: Sequence[Mark], steps: Sequence[Sequence[float]]) -> Iterator[Stretch]:
-    """What of ``graph`` ran from mark to mark, with the median over ``steps``; each has seconds by mark.
+    """The stretches of ``graph`` from mark to mark; ``steps`` has the seconds of each mark in each step.
 
-    Steps are as long as the median one: since something holds up every step, though never all of it, medians of parts are less.
+    A stretch has its median over steps, scaled so that all add up to the median step. Unscaled they would add up to less, since
+    something holds up every step, but each time another part of it.
     """
     order = [node.name for node in graph.nodes if node.op not in ("placeholder", "output")]
     place = {name: number for number, name in enumerate(order)}

@@ -1,4 +1,4 @@
-"""Step time then and now: by the ratio bucketed/unbucketed of each run, which outlives a change of the machine's speed."""
+"""Compares step time then and now, by the ratio bucketed/unbucketed of each run: the machine's speed cancels out in it."""
 
 from __future__ import annotations
 
@@ -23,25 +23,27 @@ _MOST_BUCKETS = 3
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """Two comparable measurements of one plan, and what they say."""
+    """Two comparable measurements of one plan, and the change between them."""
 
     old: Record
     new: Record
     threshold: float
-    """Of the step: 0.03 is three per cent."""
+    """Share of the step: 0.03 is three per cent."""
     then: Estimate
-    """Bucketed by unbucketed of the old run."""
+    """Bucketed by unbucketed time in the old run."""
     now: Estimate
+    """Bucketed by unbucketed time in the new run."""
     change: Estimate
-    """Of that ratio, from then to now."""
+    """The change of that ratio from then to now."""
 
     @property
     def outcome(self) -> Literal["slower", "faster", "same", "gains less", "untold"]:
         """Slower or faster only if by more than the threshold and outside the noise.
 
-        "gains less" instead of slower: by the medians the bucketed step is no slower than then, and the unbucketed one, which
-        is another step now, became faster. While that is the same step only the machine can have become faster, and with it
-        the bucketed step should have. "untold": larger than the threshold, but within noise that is larger than it too.
+        "gains less" takes the place of slower if by the medians the bucketed step is no slower than then, and the unbucketed
+        step has become faster by another graph, torch or Python. If the unbucketed step is the same, only the machine can have
+        become faster, and the bucketed step should have become faster with it. "untold" is a loss above the threshold in noise
+        that is also above the threshold.
         """
         if self.change.is_slower(self.threshold):
             return "gains less" if self._is_unbucketed_faster_alone and self._is_unbucketed_another else "slower"
@@ -71,24 +73,24 @@ class Comparison:
 
     @property
     def _is_noisy(self) -> bool:
-        """A loss as large as the threshold would not have been seen."""
+        """Whether a loss as large as the threshold would not have been seen."""
         return self.change.half_width > math.log1p(self.threshold)
 
     @property
     def _is_unbucketed_faster_alone(self) -> bool:
-        """By the medians the bucketed step is no slower than then, and the unbucketed one became faster."""
+        """Whether by the medians the bucketed step is no slower than then, and the unbucketed one became faster."""
         bucketed, unbucketed = (self.new.median_s(name) - self.old.median_s(name) for name in ("bucketed", "unbucketed"))
         return bucketed <= 0 > unbucketed
 
     @property
     def _is_unbucketed_another(self) -> bool:
-        """The unbucketed step became another one: by its graph, or by the torch or Python that runs it."""
+        """Whether the unbucketed step is another one now: by its graph, or by the torch or Python that runs it."""
         graphs = [side.graphs.get("unbucketed") for side in (self.old, self.new)]
         digests = [graph and graph["digest"] for graph in graphs]
         return digests[0] != digests[1] or (self.old.torch, self.old.python) != (self.new.torch, self.new.python)
 
     def lines(self) -> list[str]:
-        """The numbers, for people."""
+        """The numbers as lines of text."""
         lines = [*self._table(), f"change of the ratio: {self.change}, threshold {self.threshold:+.1%}", *self.notes()]
         if self._is_unbucketed_faster_alone and self.outcome == "slower":
             lines.append(
@@ -113,7 +115,7 @@ class Comparison:
         return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
 
     def notes(self) -> list[str]:
-        """What else a reader has to know to trust the numbers."""
+        """Sentences on what limits trust in the numbers: versions that differ, dirty work trees, unsettled warm-up."""
         old, new = self.old, self.new
         pairs = (("pass", old.pass_name, new.pass_name), ("torch", old.torch, new.torch), ("Python", old.python, new.python))
         notes = [f"{what} differs: {then} then, {now} now" for what, then, now in pairs if then != now]
@@ -126,18 +128,18 @@ class Comparison:
 
 
 def judge(old: Record, new: Record, threshold: float) -> Comparison:
-    """Compare two measurements that are ``comparable``; fixed seed, so that the same two give the same answer."""
+    """Compare two measurements that are ``comparable``. The seed is fixed, so that the same two give the same answer."""
     runs = [(record.samples["bucketed"], record.samples["unbucketed"]) for record in (old, new)]
     then, now = (ratio_of(*run) for run in runs)
     return Comparison(old, new, threshold, then, now, ratio_between(*runs))
 
 
 def verdict_of(what: str, record: Record, threshold: float, storage_folder: Path, rootdir: Path) -> Verdict:
-    """What the item ``benchmark`` says of ``record`` beside the stored run that ``what`` names, as ``find`` takes it.
+    """The verdict of the item ``benchmark`` on ``record``, against the stored run that ``what`` names (see :func:`find`).
 
-    Failed: slower by more than ``threshold`` and than noise, with the numbers. Skipped, with what to do: nothing is stored to
-    compare with, nothing comparable, or a loss that may be noise. Raises BenchmarkError for stored runs that are damaged,
-    UsageError for a commit that is unknown.
+    Failed, with the numbers: slower by more than ``threshold`` and by more than noise. Skipped, with advice: no stored run, no
+    comparable one, or a loss that may be noise. Raises BenchmarkError for stored runs that are damaged, UsageError for a commit
+    that is unknown.
     """
     found = find(what, record, storage_folder, rootdir)
     if found.run is None:
@@ -159,10 +161,10 @@ def verdict_of(what: str, record: Record, threshold: float, storage_folder: Path
 
 
 def kept(what: str, verdict: Verdict | None = None) -> dict[str, Any]:
-    """What is put beside the measurement in the extra info, so that "latest" passes over a run that was a regression.
+    """The entry beside the measurement in the extra info, by which "latest" later passes over a run that was a regression.
 
-    The outcome is the verdict's, or "untold" where it was skipped because a loss may hide in the noise; without a verdict
-    "error", which stays if judging ends in one.
+    The outcome is the verdict's, or "untold" if that was skipped since a loss may hide in the noise. Without a verdict it is
+    "error": that is written before judging, and stays if judging raises.
     """
     if verdict is None:
         return {COMPARED: {"with": what, "outcome": "error", "summary": "it was not judged"}}
@@ -171,7 +173,7 @@ def kept(what: str, verdict: Verdict | None = None) -> dict[str, Any]:
 
 
 def _grown(old: Record, new: Record) -> list[str]:
-    """The buckets whose wait blocks longer than before, those that grew most first."""
+    """Lines on the few buckets whose exposed time grew most, the largest growth first."""
     before, after = _exposed(old), _exposed(new)
     longer = [key for key, now in after.items() if now > before.get(key, 0.0)]
     lines = []
@@ -183,7 +185,7 @@ def _grown(old: Record, new: Record) -> list[str]:
 
 
 def _exposed(record: Record) -> dict[tuple[str, str, int], float]:
-    """By label, direction and how many of that name came before: seconds that the bucket's wait blocks."""
+    """Seconds that each bucket's wait blocks, by (label, direction, number among buckets of that name)."""
     found: dict[tuple[str, str, int], float] = {}
     seen = Counter[tuple[str, str]]()
     for bucket in record.buckets("bucketed"):

@@ -1,10 +1,10 @@
 """Runs in the ranks: steps of several variants in turn, or of one variant when it is its side's turn, timed on every rank.
 
 A sample is the slowest rank's time. Ranks that are timed run before everything else on the machine, and their communication
-before their compute (``come_first``). A thread that gloo wakes when a message comes is otherwise let in where the kernel's next
-tick is, up to 4 ms later, behind the rank's own compute or another process: several times what a small collective takes, and
-another time in each step. With real-time priority (sched(7)) a collective of two ranks on two cores took 0.15 ms with 0.33 ms
-at the 95th percentile, and 0.55 with 3.7 ms without. The kernel leaves 5 % to all others.
+before their compute (``come_first``). Otherwise a thread that gloo wakes when a message comes runs only at the kernel's next
+tick, up to 4 ms later, behind the rank's own compute or another process. That delay is several times what a small collective
+takes, and differs from step to step. With real-time priority (sched(7)) a collective of two ranks on two cores took 0.15 ms
+with 0.33 ms at the 95th percentile, and 0.55 ms with 3.7 ms without. The kernel leaves 5 % of the time to all others.
 """
 
 from __future__ import annotations
@@ -36,12 +36,12 @@ from pytest_fxbucket.ranks import device, mark
 
 _COMPUTE, _COMMUNICATION = 1, 2  # priorities
 _RESET_PEAK = "5"
-"""To /proc/self/clear_refs: https://docs.kernel.org/filesystems/proc.html"""
+"""Written to /proc/self/clear_refs, it resets VmHWM, the peak resident size: https://docs.kernel.org/filesystems/proc.html"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TimingTask:
-    """What one rank is to do: steps of variants, which take turns."""
+    """The work of one rank: steps of variants, which take turns."""
 
     variants: tuple[str, ...]
     phases: tuple[TimingPhase, ...]
@@ -49,15 +49,15 @@ class TimingTask:
     staged: StagedTask | None = None
     """The step in pipeline stages, instead of phases."""
     traced_steps: int = 0
-    """Steps of each variant of which a timeline is taken, after all samples."""
+    """How many steps of each variant are traced for a timeline, after all samples are taken."""
 
 
 @dataclass(slots=True)
 class Timed:
-    """What one rank brings back."""
+    """The results of one rank."""
 
     digests: dict[str, tuple[str, ...]]
-    """Of the graphs that ran, by variant, one a phase."""
+    """By variant the digests of the graphs that ran, in the order of the phases."""
     samples: dict[str, list[float]] = field(default_factory=dict)
     """Seconds of the slowest rank, one a round; the same on every rank."""
     warmup_rounds: int = 0
@@ -65,9 +65,9 @@ class Timed:
     has_priority: bool = False
     """Whether it ran before everything else on the machine."""
     peak_bytes: dict[str, int] = field(default_factory=dict)
-    """Largest resident size of this rank's process during one step; on a GPU, most memory of it that its tensors took."""
+    """Largest resident size of this rank's process during one step; on a GPU, the most GPU memory that its tensors took."""
     spans: dict[str, tuple[tuple[tuple[Span, ...], ...], ...]] = field(default_factory=dict)
-    """By variant, of each phase and each traced step this rank's spans."""
+    """By variant this rank's spans, for each phase and in it for each traced step."""
 
 
 def run(rank: int, world: int, task: TimingTask) -> Timed:
@@ -101,13 +101,13 @@ class Timeable(Protocol):
     name: str
 
     def prepare(self) -> None:
-        """Everything before."""
+        """Do everything before the step that is not timed."""
 
     def call(self) -> None:
-        """The step."""
+        """Run the step."""
 
     def settle(self) -> None:
-        """Everything after."""
+        """Do everything after the step that is not timed."""
 
 
 class TimedStep:
@@ -126,7 +126,7 @@ class TimedStep:
         self.settle()
 
     def traced(self, steps: int) -> tuple[tuple[tuple[Span, ...], ...], ...]:
-        """Of each phase the spans of some steps with clocks in it."""
+        """Run some steps with clocks in their graphs; the spans, by phase and step."""
         mark(f"timeline of {self.name}")
         return tuple(
             traced_steps(graph, phase.marks[self.name], partial(self._run_with, number), steps)
@@ -141,22 +141,22 @@ class TimedStep:
         self.settle()
 
     def prepare(self) -> None:
-        """Everything before the step that does not count."""
+        """Seed, and get the inputs of the step."""
         torch.manual_seed(self._seed)
         self._given = [part.given() for part in self._parts]
 
     def call(self, graphs: Sequence[fx.GraphModule] | None = None) -> None:
-        """The step itself: every phase."""
+        """Run the step itself: every phase."""
         self.results = [graph(*given) for graph, given in zip(graphs or self.graphs, self._given, strict=True)]
 
     def settle(self) -> None:
-        """What the step made becomes the state, outside of the clock, since a graph hands it out and others would keep it."""
+        """Make the results of the step the new state. Not timed: it is needed only because a graph returns its new state."""
         for part, results in zip(self._parts, self.results, strict=True):
             part.took(list(results) if isinstance(results, list | tuple) else [results])
         self._given, self.results = [], []
 
     def finish(self) -> None:
-        """Do what the last step left to another."""
+        """Do the work that the last step left to the next one."""
         for part in self._parts:
             part.finish()
 
@@ -189,12 +189,14 @@ class Rounds:
             samples[name].append(seconds)
 
     def shared_s(self, begin: float) -> float:
-        """Seconds since ``begin`` on rank 0's clock."""
+        """Seconds since ``begin`` on rank 0's clock, on every rank."""
+        # All ranks must stop after the same round: one that went on alone would wait for ever in its next collective.
         elapsed = torch.tensor([time.monotonic() - begin], dtype=torch.float64, device=device())
         dist.broadcast(elapsed, 0)
         return float(elapsed)
 
     def _in_turn(self, number: int) -> Iterator[Timeable]:
+        # Every second round is the one before it in reverse, and every second round another variant is the first.
         steps = list(self._steps.values())
         first = number // 2 % len(steps)
         turned = steps[first:] + steps[:first]
@@ -202,7 +204,7 @@ class Rounds:
 
 
 def _slowest(own: Sequence[float]) -> list[float]:
-    """Of each number the largest of all ranks."""
+    """The largest value over all ranks, for each number."""
     mine = torch.tensor(own, dtype=torch.float64, device=device())
     dist.all_reduce(mine, dist.ReduceOp.MAX)
     return mine.tolist()
@@ -210,29 +212,29 @@ def _slowest(own: Sequence[float]) -> list[float]:
 
 @dataclass(frozen=True, slots=True)
 class TurnTask:
-    """What one rank of a side is to run: steps of one variant."""
+    """The work of one rank of a side: steps of one variant."""
 
     variant: str
     phases: tuple[TimingPhase, ...]
     address: str
-    """Where rank 0 connects to take turns."""
+    """Address of the socket where rank 0 is told its turns."""
     staged: StagedTask | None = None
     """The step in pipeline stages, instead of phases."""
 
 
 @dataclass(frozen=True, slots=True)
 class TurnsTaken:
-    """What one rank brings back; the times went to who compares."""
+    """The results of one rank; the times were sent, turn by turn, to the process that compares."""
 
     digests: tuple[str, ...]
     peak_bytes: int
-    """Largest resident size of its process during one step; on a GPU, most memory of it that its tensors took."""
+    """Largest resident size of its process during one step; on a GPU, the most GPU memory that its tensors took."""
     has_priority: bool
     """Whether it ran before everything else on the machine."""
 
 
 def take_turns(rank: int, world: int, task: TurnTask) -> TurnsTaken:
-    """Run steps whenever rank 0 is told to, until it is told that it is over."""
+    """Run steps whenever rank 0 is told to, until it is told to end."""
     with collector.paused(), contextlib.ExitStack() as stack:
         step = step_of(task.variant, rank, task.phases, task.staged)
         gc.collect()
@@ -253,7 +255,7 @@ def take_turns(rank: int, world: int, task: TurnTask) -> TurnsTaken:
 
 
 def _steps_asked(turn: TurnClient | None) -> int:
-    """How many steps rank 0 was told to time, on every rank; 0: it is over."""
+    """How many steps rank 0 was told to time, told to every rank; 0: all is over."""
     mark("waiting for its turn")
     asked = torch.tensor([turn.wait() if turn is not None else 0], device=device())
     dist.broadcast(asked, 0)
@@ -261,7 +263,7 @@ def _steps_asked(turn: TurnClient | None) -> int:
 
 
 def _timed(step: Timeable) -> float:
-    """Seconds of one step on this rank; ranks begin together."""
+    """Seconds of one step on this rank; all ranks begin together, behind a barrier."""
     step.prepare()
     dist.barrier()
     seconds = seconds_of(step.call, device())
@@ -270,7 +272,7 @@ def _timed(step: Timeable) -> float:
 
 
 def seconds_of(step: Callable[[], None], device: str) -> float:
-    """Seconds that ``step`` took on this rank: by the monotonic clock; on a GPU between two events of its current stream."""
+    """Seconds of ``step`` on this rank: by the monotonic clock, or on a GPU between two events on the current stream."""
     if torch.device(device).type != "cuda":
         begin = time.perf_counter_ns()
         step()
@@ -285,9 +287,9 @@ def seconds_of(step: Callable[[], None], device: str) -> float:
 
 
 def peak_bytes_of(step: Callable[[], None], device: str) -> int:
-    """Largest resident size of this process during ``step``; on a GPU, the most memory of it that tensors took.
+    """Largest resident size of this process during ``step``; on a GPU, the most GPU memory that tensors took.
 
-    Where the kernel does not reset its peak, the largest since the process began.
+    If the kernel cannot reset the peak, it is the largest size since the process began.
     """
     if torch.device(device).type == "cuda":
         torch.cuda.reset_peak_memory_stats()
@@ -309,20 +311,20 @@ def _high_water_bytes() -> int:
 
 
 def _priority(staged: StagedTask | None) -> bool:
-    """Whether this rank now comes before everything else. One that sends from its main thread, as pipeline stages do, must not.
+    """Whether this rank now runs before everything else. One that sends from its main thread, as pipeline stages do, must not.
 
-    gloo's thread polls for a message while the sender holds the pair's lock (``Pair::handleEvents`` only tries to take it):
-    with a higher priority it would keep the sender from its core, and so for ever from letting go of the lock.
+    gloo's thread polls for a message while the sender holds the pair's lock (``Pair::handleEvents`` only tries to take it).
+    With a higher priority it would keep the sender from its core, so that the sender would never release the lock.
     """
     return staged is None and come_first()
 
 
 def come_first() -> bool:
-    """Give all threads of this process that priority; whether that is allowed here (CAP_SYS_NICE, or ulimit -r).
+    """Give all threads of this process real-time priority; False if that is not allowed here (CAP_SYS_NICE, or ulimit -r).
 
-    Call it on the main thread when process groups, whose threads are those of communication, are there.
+    To be called after process groups are made, since all threads but the main one are taken for those of communication.
     """
-    main = os.getpid()
+    main = os.getpid()  # also the id of the main thread
     try:
         for thread in map(int, os.listdir("/proc/self/task")):
             priority = _COMPUTE if thread == main else _COMMUNICATION

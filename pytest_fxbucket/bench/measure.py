@@ -29,22 +29,22 @@ if TYPE_CHECKING:
 
 
 SETS = 4
-"""Sets of processes: what differs between processes, as the layout of their memory, is no difference of the code."""
+"""How many sets of fresh processes are timed: processes differ, as by the layout of their memory, where the code does not."""
 TRACED_STEPS = 5
 
 Worlds = Mapping[str, "PlanOnMesh"]
-"""Variant to the world whose graphs it runs; the unbucketed one has those from before that world's pass."""
+"""By variant the world whose graphs it runs; the unbucketed variant runs those from before that world's pass."""
 Runner = Callable[[Sequence[TimingTask]], list[object]]
-"""What runs tasks on fresh ranks, one each, and gives what they bring back."""
+"""Runs tasks on fresh ranks, one each, and gives their results."""
 
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """What is known of a plan's step time."""
+    """The measured step time of a plan."""
 
     series: Series
     graphs: Mapping[str, GraphFacts]
-    """By variant what a record keeps of its graphs."""
+    """By variant the facts that a record keeps of its graphs."""
     spans: Mapping[str, tuple[Span, ...]]
     """By variant one step of all ranks, the one of median length."""
     pipeline: PipelineFacts | None = None
@@ -52,10 +52,11 @@ class Measured:
 
 
 def measure(worlds: Worlds, options: Benchmark, run: Runner, say: Callable[[str], None] = lambda _: None) -> Measured:
-    """Time the variants of ``worlds`` until they are known as well as ``options`` asks, or its time is over.
+    """Time the variants of ``worlds`` until their ratios are as precise as ``options`` asks, or its budget is used up.
 
     Raises :class:`BenchmarkError` if a rank ran another graph than the one that was checked.
     """
+    # The mean over n sets is sqrt(n) times as precise as one set, so that each set may be less precise by that.
     pacing = Pacing(options.budget_s / SETS, options.precision * SETS**0.5)
     worlds = {name: as_run(world) for name, world in worlds.items()}
     series = Series()
@@ -74,7 +75,7 @@ def measure(worlds: Worlds, options: Benchmark, run: Runner, say: Callable[[str]
 
 
 def tasks_of(worlds: Worlds, pacing: Pacing, traced_steps: int = 0) -> list[TimingTask]:
-    """What each rank is to do; with ``traced_steps`` its graphs have marks."""
+    """The task of each rank; with ``traced_steps`` its graphs have marks for clocks."""
     first = next(iter(worlds.values()))
     return [
         TimingTask(
@@ -129,10 +130,10 @@ def _facts(name: str, world: PlanOnMesh, series: Series, traced: Sequence[Timed]
 def bucket_rows(
     reading: GraphAnalysis, entry_of: Mapping[str, str], variant: str, ranks: Sequence[Steps], first: int = 0
 ) -> list[BucketTime]:
-    """What a record keeps of each launch of a graph, in order of launch.
+    """The row that a record keeps of each launch of a graph, in order of launch.
 
-    ``bytes`` are those of the larger side; ``entry_of`` names launches of any variant but the unbucketed one; ``first`` is the
-    number of its first bucket in spans.
+    ``bytes`` are those of the larger of input and output. ``entry_of`` names launches, except in the unbucketed variant.
+    ``first`` is the number that the graph's first bucket has in the spans.
     """
     labels = labels_of(reading.buckets, {} if variant == UNBUCKETED else entry_of)
     found = exposed(ranks)
@@ -153,6 +154,7 @@ def bucket_rows(
 
 def _drawn(timed: Sequence[Timed]) -> dict[str, tuple[Span, ...]]:
     """By variant one step to draw, its phases one after another."""
+    # Each phase was traced on a clock and with bucket numbers of its own: both go on where the phase before ended.
     drawn = {}
     for name in timed[0].spans:
         spans: list[Span] = []
@@ -173,12 +175,12 @@ def _drawn(timed: Sequence[Timed]) -> dict[str, tuple[Span, ...]]:
 
 
 def timed_phase(name: str, world: PlanOnMesh, phase: Phase) -> Phase:
-    """The graph that is timed as ``phase``: of a step whose work crosses iterations the steady one."""
+    """The graph that is timed as ``phase``: the steady one in a step whose work crosses iterations."""
     return "steady" if name != UNBUCKETED and crosses(world) else phase
 
 
 def timed_variant(name: str, world: PlanOnMesh, rank: int, phase: Phase) -> TimedVariant:
-    """What rank ``rank`` runs as ``name``: the step as captured, or as passes and transformations made it."""
+    """The graphs that ``rank`` runs as the variant ``name``: as captured, or as passes and transformations made them."""
     step = world.step(rank)
     if name == UNBUCKETED:
         only = PhaseGraph(phase, world.unbucketed(rank, phase), step.inputs[phase], step.outputs[phase])
@@ -191,7 +193,7 @@ def timed_variant(name: str, world: PlanOnMesh, rank: int, phase: Phase) -> Time
 
 
 def digests(name: str, world: PlanOnMesh, rank: int) -> tuple[str, ...]:
-    """Of the graphs that rank ``rank`` runs as ``name``, one a phase."""
+    """The digests of the graphs that ``rank`` runs as the variant ``name``, in order of phases."""
     if world.plan.pipeline is not None:
         return tuple(digest(one.graph) for one in staged_graphs(name, world, rank).graphs)
     variants = (timed_variant(name, world, rank, phase) for phase in world.step(rank).graphs)

@@ -1,4 +1,4 @@
-"""Where a measurement is from: the commit, whether the files are still its, the kind of machine, and the plan's workload."""
+"""The origin of a measurement: the commit, whether files differ from it, the kind of machine, and the plan's workload."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ _WORKLOAD = ("model", "graph", "parallel", "step", "optimizer")
 
 
 def commit_of(file: Path) -> tuple[str | None, bool]:
-    """Sha of HEAD in the repository of ``file``, and whether files there differ from it; of new ones, code and plans only.
+    """(SHA of HEAD in the repository of ``file``, whether files there differ from it); of new files only code and plans count.
 
-    (None, False) where there is no repository, no commit yet, or no git. What lies in folders of stored runs, at any depth,
-    is not looked at: a run that stores its samples would make the next one dirty.
+    (None, False) if there is no repository, no commit yet, or no git. Folders of stored runs, at any depth, are left out, since
+    a run that stores its samples would otherwise make the next one dirty.
     """
     try:
         repository = Repository.of(file, "a benchmark")
@@ -43,10 +43,10 @@ def commit_of(file: Path) -> tuple[str | None, bool]:
 
 
 def machine_kind(cpuinfo: Path = Path("/proc/cpuinfo"), source: Callable[[], str] = nvidia_smi) -> Machine:
-    """System, architecture, model of the CPU, cores that this process may use, names of all GPUs; nothing that names a host.
+    """System, architecture, model of the CPU, cores that this process may use, names of all GPUs; not the host's name.
 
-    ``source`` gives the text of ``nvidia-smi -L``. The CPU is the architecture's where /proc/cpuinfo has no model, as on some
-    ARM.
+    ``source`` gives the text of ``nvidia-smi -L``. If /proc/cpuinfo has no model, as on some ARM, the CPU is named by
+    ``platform``.
     """
     try:
         found = _MODEL.search(cpuinfo.read_text(encoding="utf-8", errors="replace"))
@@ -62,11 +62,12 @@ def machine_kind(cpuinfo: Path = Path("/proc/cpuinfo"), source: Callable[[], str
 
 
 def workload_of(plan: Plan) -> Mapping[str, Any]:
-    """The tables of the plan that say what the unbucketed step is, as JSON, and the mesh that is run."""
+    """The tables of the plan that define the unbucketed step, as JSON, and the mesh that is run."""
     tables = {name: _plain(getattr(plan, name)) for name in _WORKLOAD}
-    if plan.override:  # not there in runs that are stored from before there was such a table
+    # Older stored runs are from before there were these two tables. A plan without them must stay comparable with such runs.
+    if plan.override:
         tables["override"] = _plain(plan.override)
-    if plan.pipeline is not None:  # the same
+    if plan.pipeline is not None:
         tables["pipeline"] = _plain(plan.pipeline)
     made: dict[str, Any] = json.loads(json.dumps({**tables, "world": dict(plan.run_degrees)}, default=_text))
     return made

@@ -1,4 +1,4 @@
-"""What is stored of one plan's measurement: plain JSON in pytest-benchmark's extra info, read back strictly."""
+"""The record of one plan's measurement: plain JSON in pytest-benchmark's extra info, read back strictly."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ Sha = Annotated[str, Meta(pattern=r"\A[0-9a-f]{40}([0-9a-f]{24})?\Z")]
 
 
 class Machine(TypedDict):
-    """Kind of machine, see ``machine_kind``; no name of a host."""
+    """A kind of machine, see ``machine_kind``; it has no host's name."""
 
     system: str
     arch: str
@@ -40,18 +40,18 @@ class BucketTime(TypedDict):
     direction: str
     bytes: int
     exposed_s: Seconds | None
-    """None, as the next: it could not be had on that back end."""
+    """None, as the next: it could not be measured on that back end."""
     in_flight_s: Seconds | None
 
 
 class GraphFacts(TypedDict):
-    """One variant's graphs."""
+    """Facts of one variant's graphs."""
 
     digest: str
     launches: int
     bytes: int
     peak_bytes: list[int]
-    """Of each rank."""
+    """Peak memory of each rank."""
     buckets: list[BucketTime]
 
 
@@ -59,19 +59,19 @@ Share = Annotated[float, Meta(ge=-1, le=1)]
 
 
 class PipelineFacts(TypedDict):
-    """How pipeline stages were run, and what ranks idled: shares of the ranks' time while the schedule runs."""
+    """How pipeline stages were run, and bubbles: the idle shares of the ranks' time while the schedule runs."""
 
     schedule: str
     stages: Annotated[int, Meta(ge=1)]
     ranks: Annotated[int, Meta(ge=1)]
-    """Along pp."""
+    """Number of ranks along pp."""
     microbatches: Annotated[int, Meta(ge=1)]
     bubble: dict[str, Share | None]
-    """By variant as measured, the median of traced steps; None where none was."""
+    """By variant the measured bubble, the median of traced steps; None if no step was traced."""
     bubble_of_table: Share
-    """By the schedule's table, with a backward as long as two forwards."""
+    """The bubble by the schedule's table, with a backward as long as two forwards."""
     bubble_by_book: Share | None
-    """(p - 1) / (m + p - 1), of GPipe and 1F1B."""
+    """(p - 1) / (m + p - 1), for GPipe and 1F1B; else None."""
 
 
 class Record(
@@ -83,18 +83,18 @@ class Record(
     tag=FORMAT,
     rename={"pass_name": "pass"},
 ):
-    """One measurement of one plan. Nothing in it is absolute: a clone elsewhere has the same identity."""
+    """One measurement of one plan. No path in it is absolute, so that a clone elsewhere measures the same plan."""
 
     plan: str
     """Path of the plan file from rootdir, with slashes."""
     row: str | None
     """Id of its matrix row."""
     workload: Mapping[str, Any]
-    """Plan tables as JSON: what must be equal for two runs to be comparable."""
+    """The plan tables, as JSON, that must be equal for two runs to be comparable."""
     commit: Sha | None
-    """HEAD in the plan's repository; None: it is in none."""
+    """HEAD in the plan's repository; None if it is in none."""
     dirty: bool
-    """Files of that repository differ from the commit."""
+    """Whether files of that repository differ from the commit."""
     machine: Machine
     torch: str
     python: str
@@ -104,11 +104,11 @@ class Record(
     time: str
     """When it was measured: ISO 8601 with a zone."""
     samples: Mapping[str, StoredSamples]
-    """Seconds of each step, by variant; of "bucketed" and "unbucketed" at least, and alike in sets and rounds."""
+    """Seconds of each step, by variant, of which "bucketed" and "unbucketed" must be there; all have equal sets and rounds."""
     warmup_rounds: tuple[Annotated[int, Meta(ge=0)], ...]
     is_stable: bool
     has_priority: bool
-    """All ranks ran before everything else on the machine, see ``come_first``."""
+    """Whether all ranks ran before everything else on the machine, see ``come_first``."""
     capture_s: Seconds
     pass_s: Seconds
     graphs: Mapping[str, GraphFacts]
@@ -117,7 +117,7 @@ class Record(
     """Of a plan with pipeline stages."""
 
     def __post_init__(self) -> None:
-        """Raise ValueError for what no field by itself can be wrong in."""
+        """Raise ValueError for errors that the fields' types do not catch."""
         try:
             is_time = datetime.fromisoformat(self.time).tzinfo is not None
         except ValueError:
@@ -147,7 +147,7 @@ class Record(
         return median(self.seconds(variant))
 
     def ratios(self, variant: str = "bucketed") -> list[float]:
-        """Step time of ``variant`` by the unbucketed one's, round by round."""
+        """Step time of ``variant`` divided by that of the unbucketed one, round by round."""
         sets = zip(self.samples[variant], self.samples["unbucketed"], strict=True)
         return [ours / theirs for pair in sets for ours, theirs in zip(*pair, strict=True)]
 
@@ -162,18 +162,18 @@ class Record(
         return f"{measured}, {self.pipeline['bubble_of_table']:.1%} by the table of {self.pipeline['schedule']}{by_book}"
 
     def buckets(self, variant: str) -> Sequence[BucketTime]:
-        """Launches of ``variant`` in order; none where its graph was not kept."""
+        """Launches of ``variant`` in order; empty if the record has no graph of it."""
         graph = self.graphs.get(variant)
         return graph["buckets"] if graph else ()
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain JSON, with the format's number first."""
+        """The record as plain JSON, with the format's number first."""
         plain: dict[str, Any] = json.loads(json.dumps(msgspec.to_builtins(self)))  # tuples as the lists that are read back
         return plain
 
     @classmethod
     def from_dict(cls, data: object, where: str) -> Record:
-        """Read what ``to_dict`` gave. Raises BenchmarkError that begins with ``where`` for another format, or for damage."""
+        """Read the result of ``to_dict``. Raises BenchmarkError, beginning with ``where``, for another format or for damage."""
         if isinstance(data, dict) and (type(data.get("format")) is not int or data["format"] != FORMAT):  # true equals 1
             raise BenchmarkError(
                 f"{where}: the measurement has format {str(data.get('format'))[:60]} and this version reads {FORMAT}; compare "

@@ -1,9 +1,9 @@
 """One side of ``fxbucket compare``, a process in the tree of a commit: ``python -m pytest_fxbucket.bench.side FD PPID``.
 
-It reads requests from stdin and writes answers to the descriptor FD, a line of JSON each: first the plan, answered by what is
-to be run; then sets of processes, each answered when its turns are over; the end of stdin ends it. The two sides may be of
-different versions: what both must agree on has the number PROTOCOL, and this module's name is part of it. torch is imported
-once the ranks are being started.
+It reads requests from stdin and writes answers to the descriptor FD, one line of JSON each. The first request names the plan,
+and its answer describes the graphs that will run. Each further request asks for a set of processes, and is answered when their
+turns are over. The end of stdin ends the process. The two sides may be of different versions of this package: all that they
+must agree on, this module's name included, has the number PROTOCOL. torch is imported once the ranks are being started.
 """
 
 from __future__ import annotations
@@ -37,7 +37,8 @@ _JOB = "pytest_fxbucket.bench.job"
 
 
 def main(arguments: list[str]) -> int:
-    """Serve until stdin ends; 1 if something went wrong, which was answered, or is the last line of stderr."""
+    """Serve until stdin ends; the exit status is 1 after an error, which was the last answer or is the last line of stderr."""
+    # Answers have a descriptor of their own, since code of the plan may print to stdout.
     ignore_interrupts()
     die_with(int(arguments[1]))
     with open(int(arguments[0]), "w", encoding="utf-8") as answers:
@@ -66,6 +67,7 @@ def _answers(requests: IO[str]) -> Iterator[Mapping[str, Any]]:
     with ExitStack() as stack:
         side = _side(first, stack)
         facts = side.facts()  # which imports what the plan names
+        # By their files the comparing process finds modules of the working tree that should have come from the commit's.
         modules = [vars(module).get("__file__") for module in list(sys.modules.values()) if type(module) is type(sys)]
         yield {"facts": facts, "files": [path for path in modules if isinstance(path, str)]}
         for line in requests:
@@ -73,14 +75,14 @@ def _answers(requests: IO[str]) -> Iterator[Mapping[str, Any]]:
 
 
 def _side(asked: Mapping[str, Any], stack: ExitStack) -> TimedSide:
-    """The plan in its world, its folders on the path, its ranks being started meanwhile; until ``stack`` is unwound."""
+    """The plan on its mesh, with its folders on ``sys.path`` and its ranks being started; all ends with ``stack``."""
     plan, _ = find_plan(asked["plan"])
     folders = folders_of(plan.path)
     pools = Pools((_JOB,))
     stack.callback(pools.close)
     pools.start()
     stack.enter_context(first_on_path(folders))
-    backend = _backend(plan, asked["backend"])  # which may refuse, before the step is traced
+    backend = _backend(plan, asked["backend"])  # it may refuse, which is best known before the step is traced
     from pytest_fxbucket.joined_step import as_run
     from pytest_fxbucket.plan_on_mesh import PlanOnMesh, mesh_of
 
@@ -90,7 +92,7 @@ def _side(asked: Mapping[str, Any], stack: ExitStack) -> TimedSide:
 
 
 def _backend(plan: Plan, asked: str | None) -> str:
-    """What the ranks of ``plan`` run on; ``asked``: instead of the plan's. Raises BenchmarkError where nothing can be timed."""
+    """The back end of the ranks: ``asked``, or without it the plan's. Raises BenchmarkError for one that cannot be timed."""
     name = asked or plan.run.backend
     if not row_of(name).timed_on:
         raise BenchmarkError(f"{plan.path}: back end {name} has no step time; use gloo, nccl or auto")
@@ -102,7 +104,7 @@ def _backend(plan: Plan, asked: str | None) -> str:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class TimedSide:
-    """A plan through a pass, on ranks that take turns with another side's."""
+    """A plan that went through a pass, on ranks that take turns with those of the other side."""
 
     world: PlanOnMesh
     variant: str
@@ -112,7 +114,7 @@ class TimedSide:
     folders: list[Path]
 
     def facts(self) -> Mapping[str, Any]:
-        """What is to be run, as plain data."""
+        """A description of the graphs that will run, as plain data."""
         import torch
 
         from pytest_fxbucket.bench.measure import digests
@@ -131,7 +133,7 @@ class TimedSide:
         }
 
     def take_turns(self, request: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Run one set of processes for as many turns as there are; what each rank brought back, as plain data."""
+        """Run one set of processes until its turns are over; the results of the ranks, as plain data."""
         from pytest_fxbucket.bench.job import TurnTask
         from pytest_fxbucket.bench.measure import digests, tasks_of
         from pytest_fxbucket.bench.stats import Pacing

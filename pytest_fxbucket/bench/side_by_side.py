@@ -1,4 +1,4 @@
-"""Two sides, each a process in the tree of a commit, run in turns on this machine, in several sets of ranks."""
+"""Times two sides, each a process in the tree of a commit: their ranks take turns on this machine, in several sets."""
 
 from __future__ import annotations
 
@@ -33,12 +33,12 @@ class Length:
     """How long two sides are run."""
 
     budget_s: float
-    """Seconds of steps of both sides, warm-up included."""
+    """Seconds for the steps of both sides, warm-up included."""
     sets: int = 12
     least_sets: int = 5
-    """Before it may end early."""
+    """How many sets there are at least before the run may end early."""
     least_rounds: int = 10
-    """Of a set, even if they take longer."""
+    """How many rounds a set has at least, even if they take longer than its share of the budget."""
 
 
 def run(
@@ -47,9 +47,9 @@ def run(
     is_enough: Callable[[Series], bool],
     say: Callable[[str], None] = lambda _: None,
 ) -> Series:
-    """Run the variants ``old`` and ``new`` until there are all sets, or ``is_enough`` after one of them.
+    """Run the variants ``old`` and ``new`` until all sets are done, or ``is_enough`` says so after one of them.
 
-    Both sides have answered their first request. Raises BenchmarkError if one of them fails, in its words.
+    Both sides must have answered their first request. Raises BenchmarkError, with the side's own message, if one fails.
     """
     series = Series()
     for number in range(1, length.sets + 1):
@@ -61,7 +61,7 @@ def run(
 
 
 def _add_set(series: Series, sides: tuple[SideProcess, SideProcess], length: Length) -> None:
-    """Fresh processes of both sides, warmed up, timed and ended."""
+    """Add one set to ``series``: start fresh ranks of both sides, warm them up, time them and end them."""
     budget_s = length.budget_s / length.sets
     watched = [side.descriptor for side in sides]
 
@@ -84,14 +84,14 @@ def _add_set(series: Series, sides: tuple[SideProcess, SideProcess], length: Len
 
 
 Rounds = dict[str, list[float]]
-"""Of each side the seconds of its rounds."""
+"""By side the seconds of its rounds."""
 
 
 def _rounds(servers: Mapping[str, TurnServer], pacing: Pacing, least_rounds: int) -> tuple[Rounds, Rounds]:
-    """Samples till the time is over, and the warm-up before them; which side is first changes from round to round.
+    """(samples, the warm-up before them), until the time is over; the side that begins changes from round to round.
 
-    A sample is the fastest of a few steps of a turn: what else the machine does only ever makes a step slower (Chen & Revels,
-    Robust benchmarking in noisy environments, arXiv 1608.04295).
+    A sample is the fastest of a few steps of a turn, since other work on the machine only ever makes a step slower (Chen &
+    Revels, Robust benchmarking in noisy environments, arXiv 1608.04295).
     """
     begin, orders = time.monotonic(), cycle((SIDES, SIDES[::-1]))
     warm, samples = ({name: list[float]() for name in SIDES} for _ in range(2))
@@ -102,7 +102,8 @@ def _rounds(servers: Mapping[str, TurnServer], pacing: Pacing, least_rounds: int
 
     while not is_warm(warm, time.monotonic() - begin, pacing):
         add_one(warm, 1)
-    # The same for both sides: as many as are short beside what the machine does over time.
+    # The same number for both sides, so that none has more tries for its fastest step. A turn stays short, so that the machine
+    # is the same for both turns of a round.
     step_s = median(sample for rounds in warm.values() for sample in rounds[-WINDOW:])
     steps = max(1, min(_MOST_STEPS, round(_TURN_S / step_s)))
     while len(samples[OLD]) < least_rounds or time.monotonic() - begin < pacing.budget_s:
@@ -112,22 +113,22 @@ def _rounds(servers: Mapping[str, TurnServer], pacing: Pacing, least_rounds: int
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """How a side is started."""
+    """How the process of a side is started."""
 
     label: str
-    """What to call it in errors."""
+    """The side's name in errors."""
     python: str
     cwd: Path
     environment: Mapping[str, str]
     request: Mapping[str, Any]
-    """The first."""
+    """The first request, which names the plan."""
 
 
 class SideProcess:
-    """A side that runs; a context. All errors are BenchmarkErrors of one sentence that begins with its label.
+    """The running process of a side; a context. All errors are BenchmarkErrors of one sentence that begins with its label.
 
-    It has a session of its own, so that Ctrl-C leaves it to us, and the kernel kills it, its server and its ranks when this
-    process ends, however it ends.
+    It has a session of its own, so that Ctrl-C does not reach it and this process decides its end. The kernel kills it, its
+    server and its ranks when this process ends, however that happens.
     """
 
     def __init__(self, start: Start) -> None:
@@ -164,11 +165,11 @@ class SideProcess:
 
     @property
     def descriptor(self) -> int:
-        """Can be read when there is an answer, or none will come any more."""
+        """File descriptor that can be read when there is an answer, or when the process has closed it and none will come."""
         return self._answers.fileno()
 
     def ask(self, request: Mapping[str, Any]) -> None:
-        """Send a request; if nobody is there to read it, the answer says so."""
+        """Send a request. If the process has gone, it is :meth:`answer` that raises."""
         assert self._process.stdin is not None
         try:
             self._process.stdin.write(json.dumps(request) + "\n")
@@ -177,7 +178,7 @@ class SideProcess:
             return
 
     def answer(self) -> Mapping[str, Any]:
-        """Wait for the answer. Raises BenchmarkError if it is a sentence, or if there is none."""
+        """Wait for the answer. Raises BenchmarkError if it is an error, or if the process ended without one."""
         line = self._answers.readline()
         if not line.endswith("\n"):
             raise BenchmarkError(f"{self.label}: {self._why_gone()}")
@@ -189,7 +190,7 @@ class SideProcess:
         return answer
 
     def close(self) -> None:
-        """End it at once, in the middle of whatever it does: nothing that it has outlives it."""
+        """Kill it at once, whatever it is doing; its ranks die with it."""
         self._process.kill()
         self._process.wait()
         with contextlib.suppress(BrokenPipeError):

@@ -1,8 +1,8 @@
 """Taking turns: two sides, each with ranks of its own, run one after the other, and never at once.
 
-Whoever compares them is the server of both: it tells one side's rank 0 to run, waits for its times, and then tells the other's.
-They talk over a Unix socket with an abstract name (unix(7)), so that no file is left, however they end; the end of either is
-seen at once.
+The process that compares them is the server of both: it tells rank 0 of one side to run, waits for the times, and then tells
+rank 0 of the other side. They talk over a Unix socket with an abstract name (unix(7)), so that no file is left behind, however
+they end, and each sees at once if the other has ended.
 """
 
 from __future__ import annotations
@@ -18,24 +18,24 @@ from multiprocessing.connection import wait
 from pytest_fxbucket.errors import BenchmarkError
 
 MOST_STEPS = 255
-"""In a turn: their number is a byte."""
+"""The most steps of a turn, whose number is sent as one byte."""
 _SECONDS = struct.Struct("=d")
 _PEER = struct.Struct("=iII")
 
 
 REST_STEPS = 1
-"""At the beginning of a turn, not timed: the other side has had the caches."""
+"""Steps at the beginning of a turn that are not timed, since the other side has filled the caches."""
 
 
 class TurnClient:
-    """The end of rank 0. ``wait`` and ``done`` follow one another until ``wait`` says that it is over."""
+    """The end of the socket that rank 0 has. ``wait`` and ``done`` alternate until ``wait`` gives 0."""
 
     def __init__(self, address: str) -> None:
         self._connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self._connection.connect("\0" + address)
 
     def wait(self) -> int:
-        """Block until it is this side's turn, and say of how many timed steps; 0: all is over, or nobody is there any more."""
+        """Block until it is this side's turn; its number of timed steps, or 0 if all is over or the server has gone."""
         try:
             return int.from_bytes(self._connection.recv(1), "big")
         except ConnectionError:
@@ -51,9 +51,10 @@ class TurnClient:
 
 
 class TurnServer:
-    """The end of who compares, for one side; a context, which ends the side's turns.
+    """The end of the socket that the comparing process has, for one side; as a context it ends the side's turns.
 
-    ``on_other``, which is to raise, is called when one of the descriptors ``others`` can be read: while all is well none can.
+    While all is well, none of the descriptors ``others`` can be read. If one can, ``on_other`` is called with it, and is to
+    raise.
     """
 
     def __init__(self, others: Sequence[int], on_other: Callable[[int], None]) -> None:
@@ -90,7 +91,7 @@ class TurnServer:
         data, size = b"", steps * _SECONDS.size
         try:
             self._connection.sendall(steps.to_bytes(1, "big"))
-            while len(data) < size:
+            while len(data) < size:  # a stream may hand over the times in pieces
                 self._await(self._connection.fileno())
                 part = self._connection.recv(size - len(data))
                 if not part:
@@ -111,7 +112,8 @@ class TurnServer:
         self._listener.close()
 
     def _await(self, *descriptor: int) -> None:
-        """Return when ``descriptor`` can be read, or without one any of the others, of which it tells first."""
+        """Return when ``descriptor`` can be read, or without one any of the others; first call ``on_other`` for these."""
+        # A blocking read would hang if the side failed before it wrote: its last words come over one of the others.
         ready = wait([*self._others, *descriptor])
         for fd in self._others:
             if fd in ready:

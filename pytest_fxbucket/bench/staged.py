@@ -1,4 +1,4 @@
-"""Runs in the ranks: a step in pipeline stages as the benchmark times it, all its variants in turn, and with clocks in it."""
+"""Runs in the ranks: a step in pipeline stages, timed by the benchmark or traced with clocks in its graphs."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 
 class ClockedRun(PipelinedRun):
-    """Takes steps as it does, and keeps the spans of the last one."""
+    """A pipelined run with clocks in it, which keeps the spans of its last step."""
 
     def __init__(
         self,
@@ -46,7 +46,7 @@ class ClockedRun(PipelinedRun):
         state: list[torch.Tensor],
         task: StepTask,
     ) -> None:
-        """On a GPU ``marks`` are not read: a host's clock between two launches says nothing of kernels."""
+        """On a GPU ``marks`` are not used: the host's clock between two launches does not say when kernels run."""
         stamps: list[Stamps] = []
         if is_on_cpu := device() == "cpu":
             graphs = {phase: with_clocks(graph, marks[phase], stamps.append) for phase, graph in graphs.items()}
@@ -55,17 +55,17 @@ class ClockedRun(PipelinedRun):
         self.spans: list[Span] = []
 
     def taken(self, batch: Sequence[torch.Tensor], step: str) -> Any:
-        """Take a step, with what is waited for."""
+        """Take a step, and note its waits for other stages as spans."""
         self.spans.clear()
         with watched_waits(self._waiting):
             return super().taken(batch, step)
 
     def run_graph(self, phase: str, graph: fx.GraphModule, microbatch: int | None, given: Sequence[Any]) -> list[Any]:
-        """Results of the graph ``phase``; spans of it, and of what is in it."""
+        """Run the graph ``phase`` and give its results; note a span of it, and spans of the marks in it."""
         stage = stage_of(phase)
         work = phase if stage is None else phase.split(" ", 2)[2]
         self._stamps.clear()
-        start = self._now()
+        start = self._now()  # on a GPU this waits for the kernels before, which are no part of this graph's span
         results = super().run_graph(phase, graph, microbatch, given)
         label = work if microbatch is None else f"{work} {microbatch}"
         direction = "optimizer" if phase == UPDATE else "forward" if work in ("unshard", "forward") else "backward"
@@ -84,14 +84,14 @@ class ClockedRun(PipelinedRun):
 
     def _now(self) -> int:
         if not self._is_on_cpu:
-            torch.cuda.synchronize()  # work is over when its kernels are
+            torch.cuda.synchronize()  # a graph is over when its kernels are
         return time.monotonic_ns()
 
 
 def traced_stages(run: ClockedRun, begin: Callable[[], Sequence[torch.Tensor]], steps: int) -> tuple[tuple[Span, ...], ...]:
-    """The spans of ``steps`` steps, each of which ``begin`` gives the batch for when all ranks begin together.
+    """The spans of ``steps`` steps; ``begin`` lets all ranks begin a step together and gives its batch.
 
-    All ranks call this alike. Steps begin when the first rank of this machine does.
+    All ranks call this alike. Times count from when the first rank of this machine began the step.
     """
     found = []
     for _ in range(steps):
@@ -135,7 +135,7 @@ class StagedStep:
 
     @property
     def state(self) -> Sequence[torch.Tensor]:
-        """What it keeps, in input order."""
+        """The tensors that it keeps between steps, in input order."""
         return self._run.state
 
     def run(self) -> None:
@@ -145,25 +145,25 @@ class StagedStep:
         self.settle()
 
     def prepare(self) -> None:
-        """Everything before the step that does not count."""
+        """Seed, and get the inputs of the step."""
         torch.manual_seed(self._task.seed)
         self._given = [tensor.clone() for tensor in self._batch]
 
     def call(self) -> None:
-        """The step itself: the whole schedule, and what comes after it."""
+        """Run the step itself: the whole schedule, then ties and the update."""
         self._took = self._run.taken(self._given, f"of {self.name}")
 
     def settle(self) -> None:
-        """What the step made becomes the state, outside of the clock."""
+        """Make the results of the step the new state, which is not timed."""
         assert self._took is not None
         update(self._run.state, self._took.results, self._task)
         self._given, self._took = [], None
 
     def finish(self) -> None:
-        """Nothing is left of a step."""
+        """Do nothing, since a step in stages leaves no work to the next one."""
 
     def traced(self, steps: int) -> tuple[tuple[tuple[Span, ...], ...], ...]:
-        """The spans of some steps with clocks in them, as those of one phase."""
+        """Run some steps with clocks in their graphs; their spans, as if the whole step were one phase."""
         mark(f"timeline of {self.name}")
         marks = self._task.marks[self.name]
         clocked = ClockedRun(self._rank, self._graphs, marks, self._pipelined, self._run.state, self._task)

@@ -1,4 +1,4 @@
-"""What ranks get of a plan with pipeline stages to time it, and what a record keeps of it."""
+"""Tasks of the ranks that time a plan with pipeline stages, and the facts that a record keeps of it."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _WHOLE = "joint"
 
 
 def staged_task(worlds: Mapping[str, PlanOnMesh], rank: int, traced: bool) -> StagedTask:
-    """What ``rank`` is to run of each variant; with marks for a step that is ``traced``."""
+    """The task of ``rank``: its stages' graphs in each variant, with marks for clocks if the step is ``traced``."""
     world = next(iter(worlds.values()))
     inputs, outputs = final_values(world, rank, _WHOLE)
     of_step = fields_of(world.plan, world.mesh, world.reference(rank), _WHOLE)
@@ -41,7 +41,7 @@ def staged_task(worlds: Mapping[str, PlanOnMesh], rank: int, traced: bool) -> St
 
 
 def staged_graphs(name: str, world: PlanOnMesh, rank: int) -> PipelinedTask:
-    """The graphs of ``rank``'s stages: as the pass gets them, or (any other ``name``) as ``world``'s pass made them."""
+    """The graphs of ``rank``'s stages: before the pass for the unbucketed variant, else as ``world``'s pass made them."""
     if name != UNBUCKETED:
         task = stage_graphs(world, rank)
         assert task is not None
@@ -56,7 +56,8 @@ def staged_graphs(name: str, world: PlanOnMesh, rank: int) -> PipelinedTask:
 
 
 def stage_readings(name: str, world: PlanOnMesh) -> Iterator[tuple[int, str, GraphAnalysis, int]]:
-    """(place along pp, graph, its reading, buckets before it) of the first rank of each place, one after another."""
+    """(place along pp, phase, the graph's reading, number of buckets before it), for rank 0 and those beside it along pp."""
+    # Buckets are numbered through all graphs of all places, so that a number means one bucket in the spans of all ranks.
     count = 0
     for rank in world.mesh.ranks(0, "pp"):
         for phase, reading in _readings(name, world, rank).items():
@@ -71,7 +72,7 @@ def _readings(name: str, world: PlanOnMesh, rank: int) -> Mapping[str, GraphAnal
 
 
 def _marks(name: str, world: PlanOnMesh, rank: int) -> dict[str, tuple[Mark, ...]]:
-    """Marks of each graph, with buckets numbered over all places."""
+    """The marks of each graph of ``rank``, with buckets numbered through all places."""
     place = world.mesh.at(rank, "pp")
     before = {phase: count for own, phase, _, count in stage_readings(name, world) if own == place}
     entry_of = {} if name == UNBUCKETED else world.entry_of
@@ -82,7 +83,7 @@ def _marks(name: str, world: PlanOnMesh, rank: int) -> dict[str, tuple[Mark, ...
 
 
 def pipeline_facts(world: PlanOnMesh, spans: Mapping[str, Sequence[Steps]]) -> PipelineFacts | None:
-    """What a record says of the schedule; ``spans``: by variant the traced steps of each rank. None without stages."""
+    """The facts of a record about the schedule; ``spans``: by variant the traced steps of each rank. None without stages."""
     if (how := world.final_step(0).pipelined) is None:
         return None
     pp = world.mesh.degree("pp")

@@ -1,8 +1,8 @@
 """Samples of step time, when there are enough of them, and how much slower one variant is than another.
 
-The answer has the interval that noise leaves: a hierarchical, smoothed bootstrap.
+The answer has the interval that noise leaves, by a hierarchical, smoothed bootstrap.
 
-What is estimated is the logarithm of a ratio of step times. In one set of processes it is the midmean (the mean of the middle
+The estimate is the logarithm of a ratio of step times. In one set of processes it is the midmean (the mean of the middle
 half) over rounds of log(new / old), so that a burst that hits both variants cancels out and one that hits a single round is cut
 off; over sets it is the mean. The interval is the percentile interval of resamples (Efron & Tibshirani, An Introduction to the
 Bootstrap, 1993, ch. 13), drawn as the noise is nested (Davison & Hinkley, Bootstrap Methods and their Application, 1997, 3.8;
@@ -33,7 +33,7 @@ Samples = tuple[tuple[float, ...], ...]
 """Of one variant: seconds of the slowest rank, one a round, for each set of processes in turn."""
 
 LEAST_S, MOST_S = 1e-9, 1e6
-"""Seconds that a step can take: a sample that is none of these was not measured."""
+"""The range of seconds that a step can take: a sample outside of it was not measured."""
 
 
 @dataclass(slots=True)
@@ -49,7 +49,7 @@ class Series:
     has_priority: bool = True
     """Whether all ranks ran before everything else on the machine."""
     peak_bytes: dict[str, tuple[int, ...]] = field(default_factory=dict)
-    """By variant, largest resident size of each rank's process during a step of it; on a GPU memory of the rank's tensors."""
+    """By variant the largest resident size of each rank's process during a step; on a GPU, the memory of the rank's tensors."""
 
     def add_set(
         self,
@@ -74,7 +74,7 @@ class Series:
 
 
 WINDOW = 4
-"""Rounds whose median is compared with that of as many before them."""
+"""How many of the last rounds are compared, by their median, with as many before them."""
 _SETTLED = 0.02
 _STANDARD_ERRORS = 2
 _MAD_TO_SIGMA = 1.4826
@@ -88,28 +88,33 @@ class Pacing:
     """How long one set of processes goes on."""
 
     budget_s: float
-    """For warm-up and samples together; a third of it at most for warm-up."""
+    """Seconds for warm-up and samples together, of which warm-up gets a third at most."""
     precision: float
-    """Half width that is asked of the interval of each log ratio of two variants; 0: the whole budget is used."""
+    """Sampling ends when the interval of each log ratio of two variants has this half width; 0: the whole budget is used."""
     least_rounds: int = 8
-    """Even if they take longer."""
+    """How many rounds are sampled at least, even if they take longer than the budget."""
 
 
 def has_settled(samples: Mapping[str, Sequence[float]]) -> bool:
-    """Whether no variant was faster in its last rounds than in those before, beyond noise: start-up costs only ever fall."""
+    """Whether no variant was faster in its last rounds than in those before, beyond noise.
+
+    Only a fall counts, since the costs of starting up only ever fall.
+    """
     return all(len(rounds) >= 2 * WINDOW and not _falls(rounds[-2 * WINDOW :]) for rounds in samples.values())
 
 
 def _falls(rounds: Sequence[float]) -> bool:
     """Whether the median of the second half lies below that of the first by more than both scatter."""
     first, last = rounds[:WINDOW], rounds[WINDOW:]
+    # The noise is two standard errors of a difference of medians: sigma from the median deviation, widened from means to
+    # medians, over WINDOW samples on either side.
     scatter = median(abs(one - median(half)) for half in (first, last) for one in half)
     noise = _STANDARD_ERRORS * _MEDIAN_TO_MEAN * _MAD_TO_SIGMA * scatter * math.sqrt(2 / WINDOW)
     return median(first) - median(last) > max(_SETTLED * median(first), noise)
 
 
 def is_warm(samples: Mapping[str, Sequence[float]], elapsed_s: float, pacing: Pacing) -> bool:
-    """Whether warm-up ends, settled or because its share of the time is over."""
+    """Whether warm-up ends, because step time has settled or because its share of the budget is used up."""
     rounds = len(next(iter(samples.values())))
     return has_settled(samples) or (elapsed_s >= pacing.budget_s / 3 and rounds >= 2 * WINDOW)
 
@@ -122,9 +127,10 @@ def is_enough(samples: Mapping[str, Sequence[float]], elapsed_s: float, pacing: 
 
 
 def half_width(samples: Mapping[str, Sequence[float]]) -> float:
-    """Of the 99 % interval of the median log ratio of two variants' paired rounds, the widest; 0 of a single variant.
+    """Half width of the 99 % interval of the median log ratio of two variants, the widest of all pairs; 0 for one variant.
 
-    A normal approximation with the median absolute deviation as scale, good enough to decide when to stop.
+    Rounds are paired. It is a normal approximation with the median absolute deviation as scale, good enough to decide when to
+    stop.
     """
     widths = []
     for one, other in combinations(samples.values(), 2):
@@ -139,7 +145,7 @@ PROCESS_SPREAD = 0.005
 """Standard deviation of log(new / old) between sets of processes that is taken for granted."""
 _RESAMPLES = 2000
 _OF_A_SET = (50, 200)  # resamples of each set of processes: fewest, and most
-_WORK = 200_000  # samples drawn in all of them, about: what keeps long series quick
+_WORK = 200_000  # about how many samples are drawn for all of these, which keeps long series quick
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,7 +158,7 @@ class Estimate:
     confidence: float
 
     def __post_init__(self) -> None:
-        """Raise BenchmarkError for what is no number: no comparison with it holds, so it would read as no difference."""
+        """Raise BenchmarkError for nan and infinity: every comparison with nan is false, so it would read as no difference."""
         if not all(map(math.isfinite, (self.log_ratio, self.low, self.high))):
             raise BenchmarkError(f"a ratio of step times of {self.log_ratio} from {self.low} to {self.high} is no number")
 
@@ -180,7 +186,7 @@ class Estimate:
 
 
 def ms(seconds: float | None) -> str:
-    """In milliseconds, to the microsecond; a dash of what was not measured."""
+    """``seconds`` in milliseconds, to the microsecond; a dash if it was not measured."""
     return "-" if seconds is None else f"{seconds * 1e3:,.3f} ms"
 
 
@@ -208,7 +214,7 @@ def ratio_between(run_a: tuple[Samples, Samples], run_b: tuple[Samples, Samples]
 
 
 def midmean(values: Sequence[float]) -> float:
-    """Mean of the middle half: efficient for noise that is normal, blind to what lies far out. Of three or fewer the median."""
+    """Mean of the middle half: efficient for normal noise, not moved by outliers. For three values or fewer the median."""
     cut = (len(values) - 1) // 2 if len(values) < 4 else len(values) // 4
     middle = sorted(values)[cut : len(values) - cut]
     return fmean(middle)
@@ -223,7 +229,8 @@ class _Draws:
         self.centre = fmean(self._means)
 
     def some(self, random: Random) -> list[float]:
-        """Draw ``_RESAMPLES`` of them."""
+        """Draw ``_RESAMPLES`` resamples of the mean over sets."""
+        # Midmeans of resampled rounds cost most, so a pool of them is made for each set, from which all resamples draw.
         count = len(self._rounds)
         most = _WORK // sum(map(len, self._rounds))
         each = min(max(most, _OF_A_SET[0]), _OF_A_SET[1])
@@ -241,7 +248,10 @@ class _Draws:
 
 
 def _blocks(rounds: Sequence[float], random: Random) -> list[float]:
-    """As many rounds as there are, in runs of consecutive ones from anywhere in the circle that they are bent to."""
+    """A resample of equally many rounds, drawn as blocks of consecutive rounds that may begin anywhere.
+
+    A block that reaches past the last round goes on with the first.
+    """
     count = len(rounds)
     length = math.ceil(count ** (1 / 3))
     circle = [*rounds, *rounds[: length - 1]]

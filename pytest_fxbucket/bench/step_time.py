@@ -1,4 +1,4 @@
-"""Step time of one plan in a session: measured once, when somebody asks, put on record, and said in a line."""
+"""Step time of one plan in a session: measured once, when first asked for, and kept as a record and a line of text."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class StepTime:
-    """Step time of one plan: the record that is stored of it, and one step to draw."""
+    """Step time of one plan: the record that is stored, and one step to draw."""
 
     record: Record
     spans: Mapping[str, tuple[Span, ...]]
@@ -52,7 +52,7 @@ class StepTime:
         return ratio_of(samples[variant], samples[other])
 
     def summary(self, variant: str = BUCKETED) -> str:
-        """One line: time of ``variant``, and how well that is known; of the bucketed step against all others."""
+        """One line: median time of ``variant`` and how it was measured; for the bucketed step also its ratio to all others."""
         record = self.record
         others = [name for name in record.samples if name != BUCKETED] if variant == BUCKETED else []
         times = ", ".join(f"{name} {record.median_s(name) * 1e3:.3g} ms" for name in (variant, *others))
@@ -74,16 +74,16 @@ class Timing:
     world: Callable[[], PlanOnMesh]
     """The plan at the size that is run."""
     backend: Callable[[], BackendChoice]
-    """What its ranks run on."""
+    """The back end of its ranks."""
     settings: RunSettings
     pools: Pools
     paths: Callable[[], AbstractContextManager[None]]
-    """Where its modules are found."""
+    """A context in which the plan's modules can be imported."""
     say: Callable[[str], None]
     _found: dict[Benchmark, StepTime | FxbucketError] = field(default_factory=dict)
 
     def step_time(self, options: Benchmark) -> StepTime:
-        """Measure as ``options`` says, once. Raises FxbucketError, the same for everybody who asks."""
+        """The step time with ``options``, measured at the first call. An FxbucketError is kept and raised at each call."""
         if options not in self._found:
             try:
                 self._found[options] = self._measured(options)
@@ -95,7 +95,7 @@ class Timing:
         return found
 
     def choice(self, plan: Plan) -> BackendChoice:
-        """What the ranks run on; none where nothing can be timed. Raises RankError where that is for want of required GPUs."""
+        """The back end of the ranks; none if no step can be timed. Raises RankError if that is for lack of required GPUs."""
         asked = self.settings.backend or plan.run.backend
         if not row_of(asked).timed_on:
             return BackendChoice(
@@ -123,7 +123,7 @@ class Timing:
                     what=f"benchmark of {self.name}",
                 )
             finally:
-                pool.close()  # other processes for each set, and nobody's idle threads beside the next item
+                pool.close()  # the next set needs fresh processes, and idle threads would disturb the next item
 
         commit = commit_of(plan.path)  # as it is when measuring begins
         with self.paths():
@@ -161,9 +161,9 @@ def _record(world: PlanOnMesh, measured: Measured, backend: str, commit: tuple[s
 
 
 def worlds_of(world: PlanOnMesh, options: Benchmark) -> Worlds:
-    """What is timed: unbucketed and bucketed as ``world``'s pass has it, and each pass of ``options.against``.
+    """The timed variants: unbucketed, bucketed by ``world``'s pass, and bucketed by each pass of ``options.against``.
 
-    Where ``next_iteration`` moves work into the next call, the same without it, too.
+    If ``next_iteration`` moves work into the next call, the step without that transformation is one variant more.
     """
     worlds = {UNBUCKETED: world, BUCKETED: world}
     if world.plan.crosses_iterations:

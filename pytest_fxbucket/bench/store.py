@@ -1,7 +1,7 @@
-"""Stored runs of a plan: those in pytest-benchmark's folder, of all kinds of machines, and in files that it wrote elsewhere.
+"""Stored runs of a plan: in pytest-benchmark's folder, with runs of all kinds of machines, and in files written elsewhere.
 
-pytest-benchmark passes over a file that it cannot read with a warning. Here a damaged file is an error wherever it may be the
-one that is asked for: an older run in its place would hide a loss, or show one that is none.
+pytest-benchmark warns of a file that it cannot read, and goes on. Here a damaged file is an error if it may hold the run that
+is asked for: to take an older run instead could hide a regression, or show one that does not exist.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ if TYPE_CHECKING:
 LATEST = "latest"
 OPTION = "--fxbucket-compare"
 COMPARED = "fxbucket_compared"
-"""Beside a measurement in the extra info: what it was compared with when it was taken, and the outcome."""
+"""Key beside a measurement in the extra info: the run that it was compared with when it was taken, and the outcome."""
 NO_MEASURE = ("failed", "error", "untold")
-"""Outcomes of runs that later ones are not measured by: slower, never judged, slower perhaps."""
+"""Outcomes of runs that "latest" passes over: slower, never judged, perhaps slower."""
 
 _EXPECTED = "latest, a file of pytest-benchmark, or a commit such as main or HEAD~1"
 _RUN = re.compile(r"([0-9]{4,})_.*\.json")
@@ -37,10 +37,10 @@ _MEND = "; restore the file, or remove it and measure again"
 
 
 def compared_with(text: str, where: str, base: Path, plan: Path) -> str:
-    """What ``--fxbucket-compare`` names, as it is kept: "latest", the absolute path of a file, or a commit as it was named.
+    """The value of ``--fxbucket-compare``, checked: "latest", the absolute path of a file, or a commit as it was named.
 
     ``where`` names the option in errors, ``base`` is the folder of relative paths, ``plan`` a file of the repository whose
-    commits are meant. Raises FxbucketError, one sentence, for what is neither.
+    commits are meant. Raises FxbucketError, one sentence, for a value that is none of the three.
     """
     text = text.strip()
     if not text:
@@ -69,7 +69,7 @@ class StoredRun:
     record: Record
     file: Path
     has_failed: bool = False
-    """It was a regression against what it was compared with when it was taken, or that was never told."""
+    """Whether it was a regression when it was taken, or may have been one, or its comparison ended in an error."""
 
     @property
     def time(self) -> datetime:
@@ -79,7 +79,7 @@ class StoredRun:
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """The stored run that is meant, if any, and what to say of it."""
+    """The stored run to compare with, if any, and a note: why there is none, or which newer runs were passed over."""
 
     run: StoredRun | None
     note: str = ""
@@ -88,10 +88,9 @@ class Found:
 def find(what: str, record: Record, folder: Path, rootdir: Path) -> Found:
     """The stored run of ``record``'s plan that ``what`` names: "latest", an absolute path, or a commit.
 
-    Of several it is one that is comparable, of the same pass, of a clean work tree, and the newest; earlier wishes come first.
-    The order of age is that of the files' numbers in a folder, and of times between folders (``by_age``). ``folder`` is
-    pytest-benchmark's storage. Raises BenchmarkError for a file that is damaged or of another version and may hold the run that
-    is meant, UsageError for a commit that is unknown.
+    Of several runs one that is comparable is preferred, then one of the same pass, then one of a clean work tree, then the
+    newest by :func:`by_age`. ``folder`` is pytest-benchmark's storage. Raises BenchmarkError for a file that is damaged or of
+    another version and may hold the run that is meant, UsageError for a commit that is unknown.
     """
     to_store = f"to store one, run {record.title}::benchmark with --benchmark-autosave"
     if what == LATEST:
@@ -110,7 +109,7 @@ def runs_of(record: Record, folder: Path, rootdir: Path) -> tuple[list[Record], 
 
 
 def _latest(record: Record, folder: Path, rootdir: Path, to_store: str) -> Found:
-    """The newest run that was no regression itself: a loss that is stored does not become what later runs are measured by."""
+    """The newest run that was no regression itself, so that a stored regression does not become the measure of later runs."""
     runs, damaged = _stored(record, folder, rootdir)
     found = _chosen([run for run in runs if not run.has_failed], runs, record, rootdir)
     meant = found.run if found is not None else None
@@ -124,7 +123,10 @@ def _latest(record: Record, folder: Path, rootdir: Path, to_store: str) -> Found
 
 
 def _of_commit(what: str, record: Record, folder: Path, rootdir: Path, to_store: str) -> Found:
-    """The run of that very commit; else of one that differs in stored runs only. Any damaged file may hold it."""
+    """The run of the commit ``what``, else of a commit whose files differ from it in stored runs only.
+
+    Any damaged file may hold that run, and so is an error.
+    """
     repository = Repository.of(rootdir / record.plan, OPTION)
     commit = repository.commit(what)
     runs, damaged = _stored(record, folder, rootdir)
@@ -141,8 +143,8 @@ def _of_commit(what: str, record: Record, folder: Path, rootdir: Path, to_store:
 def by_age(runs: Sequence[StoredRun], record: Record) -> list[StoredRun]:
     """The runs, oldest first: in a folder by the files' numbers, which ascend whatever clocks say; between folders by time.
 
-    A run counts as no older than those before it in its folder. A time after ``record``'s is not believed: such a run counts as
-    of the time of the one before it, so that a clock that was wrong does not make it the newest for ever.
+    Within a folder a run counts as no older than the run before it. A time after ``record``'s own is not believed: the run then
+    counts as being of the same time as the run before it, so that a wrong clock does not make it the newest for ever.
     """
     now = datetime.fromisoformat(record.time)
     aged: list[tuple[datetime, int, datetime, str, StoredRun]] = []
@@ -155,10 +157,11 @@ def by_age(runs: Sequence[StoredRun], record: Record) -> list[StoredRun]:
 
 
 def _chosen(candidates: Sequence[StoredRun], runs: Sequence[StoredRun], record: Record, rootdir: Path) -> Found | None:
-    """Of ``candidates`` the one to compare ``record`` with, and which of ``runs``, newer than that, were not taken, and why.
+    """The run of ``candidates`` to compare ``record`` with, and a note on newer ``runs`` that were passed over, with reasons.
 
-    It is comparable, of the same pass, of a clean tree, and the newest; earlier wishes first.
+    The order of preference is that of :func:`find`.
     """
+    # Reversed, so that of equally good runs the newest is the first, which min keeps.
     best = min(reversed(by_age(candidates, record)), key=lambda run: _lacks(run, record), default=None)
     if best is None:
         return None
@@ -172,7 +175,7 @@ def _lacks(run: StoredRun, record: Record) -> tuple[bool, bool, bool]:
 
 
 def _why(run: StoredRun, chosen: StoredRun, record: Record) -> str:
-    """The first wish that ``chosen`` fulfils and the run does not."""
+    """The first reason to prefer ``chosen`` to ``run``, as a phrase."""
     reasons = (
         f"not comparable: {'; '.join(comparable(run.record, record))}",
         f"of pass {run.record.pass_name}",
@@ -183,7 +186,10 @@ def _why(run: StoredRun, chosen: StoredRun, record: Record) -> str:
 
 
 def _may_be_meant(file: Path, chosen: StoredRun | None, runs: Sequence[StoredRun], record: Record) -> bool:
-    """Whether a damaged file may hold a run to be taken instead of ``chosen``: a newer one, or one that lacks nothing."""
+    """Whether a damaged file may hold a run that would be preferred to ``chosen``.
+
+    It may if it may be newer, or if ``chosen`` lacks something that the run in it may have.
+    """
     if chosen is None or any(_lacks(chosen, record)):
         return True
     ordered = by_age(runs, record)
@@ -197,9 +203,9 @@ def _refuse_damage(damaged: Mapping[Path, BenchmarkError]) -> None:
 
 
 def comparable(old: Record, new: Record) -> list[str]:
-    """Why two measurements may not be compared, a phrase for each reason; empty if they are of one plan, work and machine.
+    """Why two measurements may not be compared, a phrase for each reason; empty if they are of one plan, workload and machine.
 
-    What the comparison is about may differ: the commit, the pass, ``[bucket]`` and ``[overlap]``; torch and Python may too.
+    The commit, the pass, ``[bucket]`` and ``[overlap]`` may differ, being what is compared. So may torch and Python.
     """
     reasons = [] if old.title == new.title else [f"another plan: {old.title}, not {new.title}"]
     differences = list(_differences(old.machine, new.machine))
@@ -241,7 +247,7 @@ def _in_words(value: Any) -> str:
 
 
 def _stored(record: Record, folder: Path, rootdir: Path) -> tuple[list[StoredRun], dict[Path, BenchmarkError]]:
-    """All runs of the plan, and files that may hold one and cannot be read."""
+    """All runs of the plan, and by file the error of each that may hold one and cannot be read."""
     runs: list[StoredRun] = []
     damaged = {}
     for file in run_files(folder):
@@ -253,9 +259,9 @@ def _stored(record: Record, folder: Path, rootdir: Path) -> tuple[list[StoredRun
 
 
 def run_files(folder: Path) -> list[Path]:
-    """Stored runs: ``NNNN_*.json`` in the storage folder and in those of kinds of machines within it, sorted.
+    """Stored runs: ``NNNN_*.json`` in the storage folder and in its folders of kinds of machines, sorted.
 
-    What has such a name and is no file, such as a link to nothing, is among them: there was a run once.
+    A path of such a name that is no file, such as a link to nothing, is among them, since there was a run once.
     """
     files = [*folder.glob("*.json"), *folder.glob("*/*.json")]
     return sorted(file for file in files if number_of(file))
@@ -303,7 +309,10 @@ def _entries(file: Path, where: str) -> list[Any]:
 
 
 def _may_be(raw: object, of: Record) -> bool:
-    """Whether it is the plan's measurement, or may be and is damaged: not its other variants, nor a test's own measurement."""
+    """Whether ``raw`` is the measurement of ``of``'s plan, or is damaged and may be that.
+
+    Measurements of other variants, and of tests, are not.
+    """
     if not isinstance(raw, dict):
         return True
     if "variant" in raw or "test" in raw:
@@ -314,18 +323,20 @@ def _may_be(raw: object, of: Record) -> bool:
 
 
 def shown(path: Path, rootdir: Path) -> str:
-    """The path as people write it: from ``rootdir`` if it lies below."""
+    """The path as people write it: relative to ``rootdir`` if it lies below."""
     return Path(os.path.relpath(path, rootdir)).as_posix() if path.is_relative_to(rootdir) else str(path)
 
 
 def same_files(repository: Repository, sha: str, folder: Path) -> Callable[[str], bool]:
-    """Whether a commit differs from ``sha`` in nothing but stored runs below ``folder``; False for one that is not there.
+    """A function: whether a commit differs from ``sha`` only in stored runs below ``folder``; False for an unknown commit.
 
-    A run is committed after the commit that it measured. What else lies in the folder, such as code, counts.
+    A stored run is committed after the commit that it measured, which is why such commits count as equal. Other files in the
+    folder, such as code, do count as differences.
     """
     but = []
     if folder.resolve().is_relative_to(repository.top):
         parts = folder.resolve().relative_to(repository.top).parts
+        # A git pathspec: characters that mean something in a glob are escaped in the folder's own name.
         literally = "".join(re.sub(r"([*?\[\\])", r"\\\1", part) + "/" for part in parts)
         but = [f":(top,exclude,glob){literally}**/[0-9][0-9][0-9][0-9]*_*.json"]
 

@@ -1,4 +1,4 @@
-"""Runs in the ranks: one graph of a step as it is timed, with state of its own; or the steady one of the three of a step."""
+"""Runs in the ranks: one graph of a step as it is timed, with its own state; where work crosses iterations the steady one."""
 
 from __future__ import annotations
 
@@ -37,9 +37,9 @@ class TimedVariant:
     """A variant of one graph of a step; plain data."""
 
     graphs: tuple[PhaseGraph, ...]
-    """One; set-up, steady and clean-up where work crosses iterations."""
+    """One graph; or set-up, steady and clean-up where work crosses iterations."""
     inputs: tuple[Value, ...]
-    """Of all of them, but for what is carried: a transformation may have added some."""
+    """Inputs of all the graphs, without carried values; a transformation may have added some."""
     outputs: tuple[Value, ...]
     first_state: Mapping[str, torch.Tensor]
 
@@ -55,12 +55,13 @@ class TimingPhase(StepTask):
 
 
 class TimedGraph:
-    """A variant of one phase: ``graph`` is what is timed; its state goes on from step to step, as training would have it."""
+    """A variant of one phase: :attr:`graph` is timed, and its state goes on from step to step as in training."""
 
     def __init__(self, rank: int, phase: TimingPhase, variant: TimedVariant) -> None:
         if phase.model is not None:
             import_model(phase.model, phase.where)  # it may register operators that the graph calls
         self._graphs = {one.phase: decode(one.graph) for one in variant.graphs}
+        # Before anything is changed: it is compared with the digest of the graph that was sent.
         self.digests = tuple(digest(encode_module(graph)) for graph in self._graphs.values())
         make_groups(phase.mesh, rank)
         for graph in self._graphs.values():
@@ -74,17 +75,17 @@ class TimedGraph:
 
     @property
     def graph(self) -> fx.GraphModule:
-        """What is timed."""
+        """The graph that is timed."""
         (graph,) = self._graphs.values()
         return graph
 
     def given(self) -> Sequence[Any]:
-        """What a call of it gets."""
+        """The arguments of a call."""
         kept, others = iter(self.state), (tensor.clone() for tensor in self._batch)
         return [next(kept) if value.role in KEPT else next(others) for value in self._task.inputs]
 
     def took(self, made: Sequence[Any]) -> None:
-        """What a call made becomes the state."""
+        """Make the results of a call the new state."""
         update(self.state, made, self._task)
 
     def finish(self) -> None:
@@ -92,7 +93,7 @@ class TimedGraph:
 
 
 class SteadyGraph(TimedGraph):
-    """The same of a step whose work crosses iterations: set-up runs before the first call, clean-up behind the last."""
+    """Like its base, for a step whose work crosses iterations: set-up runs before the first call, clean-up after the last."""
 
     def __init__(self, rank: int, phase: TimingPhase, variant: TimedVariant) -> None:
         super().__init__(rank, phase, variant)
@@ -100,18 +101,18 @@ class SteadyGraph(TimedGraph):
 
     @property
     def graph(self) -> fx.GraphModule:
-        """What is timed."""
+        """The graph that is timed."""
         return self._graphs["steady"]
 
     def given(self) -> Sequence[Any]:
-        """What a call of it gets; of the first one, behind set-up."""
+        """The arguments of a call; before the first call this runs set-up."""
         iterating = self._run.iterating
         if not iterating.pending:
             self._run.keep(self.state, by_key(iterating.step(self._take)))
         return iterating.given("steady", self._take)
 
     def took(self, made: Sequence[Any]) -> None:
-        """What a call made becomes the state, and what it hands on goes to the next one."""
+        """Make the results of a call the new state, and keep carried values for the next call."""
         self._run.keep(self.state, by_key(self._run.iterating.took("steady", made)))
 
     def finish(self) -> None:

@@ -1,4 +1,4 @@
-"""Fits a cluster's figures to a step that was measured, and says what they leave unexplained."""
+"""Fits a cluster's figures to a step that was measured, and gives the error that the fit leaves."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ if TYPE_CHECKING:
 Where = Literal["host", "device", "network"]
 Work = Literal["compute", "launches", "collectives"]
 _ROUNDS = 6
-"""How often it is asked anew whether operations or bytes bound each operator."""
+"""How often the fit is repeated, each time with a new decision whether operations or bytes bound each operator."""
 _WAITED = 2.0
-"""A wait that took so many times as long as the quick ones held up its rank."""
+"""A wait that took more than this many times as long as the quick waits held up its rank."""
 _LITTLE, _LITTLE_BYTE = 1e-7, 1e-12
-"""Seconds, of a call and of a byte, to begin with where the cluster says none: what is 0 stays 0."""
+"""Seconds of a call and of a byte to begin the fit with where the cluster has 0, since a figure that begins at 0 stays 0."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,13 +47,14 @@ class Stretch:
     """Names of what ran, in graph order."""
     seconds: float
     where: Where = "host"
-    """host: the thread that calls operators took as long, and came to the next stretch right after; device: kernels did;
-    network: the collective that the only node launches was in flight as long, with its stream to itself."""
+    """Whose seconds these are. host: those of the thread that calls operators, which went on to the next stretch right after;
+    device: those of kernels; network: those in which the collective that the only node launches was in flight, with its stream
+    to itself."""
 
 
 @dataclass(frozen=True, slots=True)
 class Error:
-    """What the model leaves: of all measurements of a kind of work."""
+    """The error of the fitted model over all measurements of one kind of work."""
 
     count: int
     middle: float
@@ -67,13 +68,13 @@ class Error:
 
 @dataclass(frozen=True, slots=True)
 class Calibrated:
-    """A cluster as measurements have it."""
+    """A cluster with measured figures."""
 
     cluster: Cluster
     errors: Mapping[Work, Error]
-    """Of each kind of work that was measured."""
+    """The error of each kind of work that was measured."""
     unmatched: tuple[str, ...] = ()
-    """What was measured of nothing in the graph, or not measured, a clause each."""
+    """One clause for the nodes that the trace lacks, and one for the calls in the trace that the graph lacks."""
 
     def __str__(self) -> str:
         left = ", ".join(f"{work} {error}" for work, error in self.errors.items())
@@ -81,14 +82,17 @@ class Calibrated:
 
 
 def calibrate(step: StepGraph, measured: Sequence[Stretch], cluster: Cluster) -> Calibrated:
-    """``cluster`` with its figures as ``measured`` has them, in the order in which they ran; figures that nothing tells stay.
+    """``cluster`` with its figures fitted to ``measured``, stretches in the order in which they ran.
 
-    Fitted are what a call costs the host, the shares of compute and memory bandwidth that are had, and latency and bandwidth
-    of the links. Raises :class:`SimulationError` for what is not of ``step``, and for seconds that are none.
+    Fitted are the host's time for a call, the achieved shares of compute and memory bandwidth, and latency and bandwidth of the
+    links. A figure that no measurement depends on stays as it is. Raises :class:`SimulationError` for a stretch that is not of
+    ``step``, and for seconds that are negative or infinite.
     """
+    # Cheap figures first: the least kernel and the quick wait are quantiles. Calls, rates and links are then fitted as factors
+    # of sums. Which bound an operator, operations or bytes, depends on the rates, so that the fit is repeated.
     reader = _Reader(step, cluster.blocking)
     stretches = [reader.found(one) for one in measured]
-    # Where the host computes, what any operator takes is what its call costs.
+    # Where the host computes, an operator's fixed time cannot be told from the cost of its call, and is taken as that.
     cluster = replace(cluster, least=0.0 if cluster.blocking else _least_kernel(stretches, cluster))
     cluster = replace(cluster, waiting=_quick_wait(stretches, cluster))
     flights = list(reader.flights(stretches, cluster.waiting))
@@ -99,7 +103,7 @@ def calibrate(step: StepGraph, measured: Sequence[Stretch], cluster: Cluster) ->
 
 
 def _as_much_as_is_had(cluster: Cluster) -> Cluster:
-    """No efficiency above 1: who gets more than there is has more."""
+    """``cluster`` without efficiencies above 1: the peak rate that they are a share of is raised instead."""
     more, wider = max(1.0, cluster.compute_efficiency), max(1.0, cluster.memory_efficiency)
     return replace(
         cluster,
@@ -112,7 +116,7 @@ def _as_much_as_is_had(cluster: Cluster) -> Cluster:
 
 @dataclass(frozen=True, slots=True)
 class _Found:
-    """A stretch with its nodes."""
+    """A stretch with its nodes, found by name."""
 
     phase: Phase
     nodes: tuple[fx.Node, ...]
@@ -136,7 +140,7 @@ class _Flight:
 
 
 class _Reader:
-    """Knows the nodes of a step."""
+    """Finds the nodes and collectives of a step that measurements are of."""
 
     def __init__(self, step: StepGraph, blocking: bool) -> None:
         self._nodes = {phase: {node.name: node for node in module.graph.nodes} for phase, module in step.graphs.items()}
@@ -156,10 +160,13 @@ class _Reader:
         return _Found(one.phase, tuple(known[name] for name in one.nodes), one.seconds, one.where)
 
     def flights(self, stretches: Sequence[_Found], quick: float) -> Iterator[_Flight]:
-        """Collectives that were measured; where the host blocks also by when waits for them ended, but for ``quick`` seconds.
+        """The time in flight of each collective: as measured, or on a host that blocks worked out from when its wait ended.
 
-        Of one that no wait was held up by is known that it took no longer.
+        ``quick`` are the seconds of a wait that finds its collective done. If a wait took no longer than those, the collective
+        had ended before it: its time is then only an upper bound.
         """
+        # The clock adds up the host's stretches. A collective starts at the end of its launch, or when the one before it in its
+        # process group ends. It is known to end with its wait only if that was held up.
         is_told = any(one.where == "network" for one in stretches)
         clock, busy = 0.0, dict[str, float]()
         launched: dict[fx.Node, float] = {}
@@ -194,26 +201,27 @@ def _group(launch: fx.Node) -> str:
 
 
 def _above(source: fx.Node | None) -> Iterator[fx.Node]:
-    """What a wait is given, and what that is a part of."""
+    """The input of a wait, and then the node that each is a part or a view of, up to the launch."""
     while source is not None:
         yield source
         source = next(iter(source.all_input_nodes), None) if is_free(source) else None
 
 
 def _quick_wait(stretches: Sequence[_Found], cluster: Cluster) -> float:
-    """Seconds of a wait for what is there: a tenth of all are quicker."""
+    """Seconds of a wait for a collective that has ended: the first decile of all waits."""
     waits = [one.seconds for one in stretches if one.where == "host" and one.kind == "wait"]
     return quantiles(waits, n=10, method="inclusive")[0] if len(waits) > 1 else cluster.waiting
 
 
 def _least_kernel(stretches: Sequence[_Found], cluster: Cluster) -> float:
-    """Seconds of the quickest kernels: one of twenty is quicker."""
+    """Seconds of the quickest kernels: the first of twenty quantiles."""
     alone = [one.seconds for one in stretches if one.where == "device" and len(one.nodes) == 1]
     return quantiles(alone, n=20, method="inclusive")[0] if len(alone) > 1 else cluster.least
 
 
 def _with_calls(cluster: Cluster, stretches: Sequence[_Found]) -> Cluster:
-    """Fit what calls cost, and what is had of compute and memory."""
+    """Fit the host's time for calls and views, the least kernel, and the efficiencies of compute and memory."""
+    # The last two figures are factors of the times by the present efficiencies: 2 means that an operator takes twice as long.
     computes = [one for one in stretches if one.where != "network" and one.kind == "compute"]
     begin = [max(cluster.launch, _LITTLE), max(cluster.view, _LITTLE), cluster.least, 1.0, 1.0]
     sums = [Sum(_parts(one, cluster), one.seconds) for one in computes]
@@ -230,7 +238,7 @@ def _with_calls(cluster: Cluster, stretches: Sequence[_Found]) -> Cluster:
 
 
 def _with_launches(cluster: Cluster, stretches: Sequence[_Found]) -> Cluster:
-    """Fit what launches of collectives cost the host."""
+    """Fit the host's time for launches of collectives: a constant, and seconds for each byte."""
     launches = [one for one in stretches if one.where == "host" and one.kind == "launch"]
     sums = [Sum((1.0, launched_bytes(one.nodes[0])), one.seconds) for one in launches]
     if not sums:
@@ -240,7 +248,10 @@ def _with_launches(cluster: Cluster, stretches: Sequence[_Found]) -> Cluster:
 
 
 def _parts(one: _Found, cluster: Cluster) -> tuple[float, ...]:
-    """Calls, views, least kernels, and seconds that operations and bytes take by ``cluster``."""
+    """How often each fitted figure is in the stretch: calls, views, least kernels, and seconds of operations and of bytes.
+
+    The seconds are those by the present figures of ``cluster``. Each kernel counts in one of the last three.
+    """
     kernels = [node for node in one.nodes if not is_free(node)]
     views = sum(is_view(node) for node in one.nodes) if one.where == "host" else 0
     least = slower = narrower = 0.0
@@ -257,7 +268,9 @@ def _parts(one: _Found, cluster: Cluster) -> tuple[float, ...]:
 
 
 def _with_links(cluster: Cluster, flights: Sequence[_Flight]) -> Cluster:
-    """Fit latency and bandwidth within nodes and between them, and what any collective takes."""
+    """Fit latency and bandwidth within nodes and between them, and the time that any collective takes."""
+    # Parts: any collective, then latency and bytes within a node, then both between nodes. The part of the bytes is the time of
+    # the whole collective without that of an empty one.
     sums = []
     for one in flights:
         parts = [0.0] * 5
@@ -278,7 +291,7 @@ def _with_links(cluster: Cluster, flights: Sequence[_Flight]) -> Cluster:
 
 
 def _with_factors(link: Link, late: float, slow: float, most: float) -> Link:
-    """``link`` with so many times its latency, and its time for a byte; no faster than memory, where all bytes come from."""
+    """``link`` with its latency times ``late`` and its time for a byte times ``slow``; no faster than ``most``, memory's."""
     bandwidth = min(link.bandwidth / slow, most) if slow > 0 else most
     return replace(link, latency=link.latency * late, bandwidth=bandwidth)
 
@@ -293,7 +306,7 @@ def _errors(
     yield "compute", _error(compute)
     launches = [one for one in stretches if one.where == "host" and one.kind == "launch"]
     yield "launches", _error([(enqueue_seconds(launched_bytes(one.nodes[0]), cluster), one.seconds) for one in launches])
-    told = [one for one in flights if not one.is_bound and one.seconds > cluster.waiting]  # others are over before a wait is
+    told = [one for one in flights if not one.is_bound and one.seconds > cluster.waiting]  # a wait outlasts shorter ones
     flown = [(collective_seconds(one.kind, one.bytes, one.ranks, cluster), one.seconds) for one in told]
     yield "collectives", _error(flown)
 
@@ -307,7 +320,7 @@ def _predicted(one: _Found, cluster: Cluster, cost: Roofline) -> float:
 
 
 def _error(pairs: Sequence[tuple[float, float]]) -> Error | None:
-    """Of pairs of predicted and measured."""
+    """The error over pairs of predicted and measured seconds."""
     shares = [abs(predicted - seconds) / seconds for predicted, seconds in pairs if seconds > 0]
     if not shares:
         return None
@@ -315,7 +328,7 @@ def _error(pairs: Sequence[tuple[float, float]]) -> Error | None:
     return Error(len(shares), median(shares), most)
 
 
-# Figures that measurements are sums of, found from the measurements: pure arithmetic.
+# The fit itself, pure arithmetic: each measurement is a sum of a few unknown figures, each taken a known number of times.
 
 
 _MOST_STEPS = 300
@@ -327,18 +340,18 @@ class Sum:
     """One measurement."""
 
     parts: tuple[float, ...]
-    """How often each figure is in it; all of a fit equally many."""
+    """How often each figure is in it; equally many figures for all sums of a fit."""
     seconds: float
     is_bound: bool = False
-    """Whether it is only known to have taken no longer."""
+    """Whether ``seconds`` is only an upper bound."""
 
 
 def fitted(sums: Sequence[Sum], begin: Sequence[float]) -> tuple[float, ...]:
-    """Figures of 0 or more for which ``sums`` come out, on the whole, as measured; those of ``begin`` where none says anything.
+    """Figures of 0 or more with which ``sums`` come out, on the whole, as measured; ``begin`` for a figure that is in no sum.
 
-    Maximum likelihood of Poisson's distribution by its multiplicative steps (W. H. Richardson, 1972; L. B. Lucy, 1974): none
-    gets below 0, and all together take as long as was measured, so that what the model does not know of is spread over all.
-    A figure that begins at 0 stays there.
+    Maximum likelihood of Poisson's distribution by its multiplicative steps (W. H. Richardson, 1972; L. B. Lucy, 1974). No
+    figure gets below 0. The predicted sums add up to the measured total, so that time that the model does not know of is spread
+    over all figures. A figure that begins at 0 stays there.
     """
     figures = list(begin)
     weight = [sum(one.parts[i] for one in sums) for i in range(len(figures))]
@@ -349,7 +362,7 @@ def fitted(sums: Sequence[Sum], begin: Sequence[float]) -> tuple[float, ...]:
             if predicted <= 0:
                 continue
             ratio = one.seconds / predicted
-            if one.is_bound:
+            if one.is_bound:  # it may lower the figures, never raise them
                 ratio = min(1.0, ratio)
             for i, part in enumerate(one.parts):
                 if part:

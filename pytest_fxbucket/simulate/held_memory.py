@@ -1,4 +1,7 @@
-"""What a rank holds while each graph of a step runs: what no graph frees, and what goes from one graph to a later one."""
+"""Memory that a rank holds while each graph of a step runs, including storages that live longer than one graph.
+
+These are storages that no graph frees, such as parameters, and values that one graph hands to a later one.
+"""
 
 from __future__ import annotations
 
@@ -19,14 +22,16 @@ if TYPE_CHECKING:
 
 
 def memory_of(step: StepGraph, rounding: int = 1) -> dict[Phase, Liveness]:
-    """All that lives on ``step``'s rank while each of its graphs runs: of one that runs several times, when most is held.
+    """All storages that live on ``step``'s rank while each of its graphs runs; for a graph that runs often, when most is held.
 
-    Parameters, buffers, state and batch live throughout, in graphs that do not take them as well. What a graph gives lives to
-    the end of the step, or of the last graph that reads it; where work crosses iterations (set-up, steady, clean-up) only what
-    is carried outlives its call, and it lives until the call that takes it is over. A rank of pipeline stages follows the table
-    of its schedule: it gathers parameters once, and keeps what it received and made of each microbatch to the end of the step,
-    but for the gradients, which it sums.
+    Parameters, buffers, state and batch live throughout, also in graphs that do not take them. An output of a graph lives to
+    the end of the step, or to the end of the last graph that reads it. Where work crosses iterations (set-up, steady, clean-up)
+    only carried values outlive their call, and they live until the call that takes them is over. A rank of pipeline stages
+    follows the table of its schedule: it gathers parameters once, and keeps all that it receives and makes for each microbatch
+    to the end of the step, except for gradients, which it sums.
     """
+    # Three steps: the liveness of each graph on its own; the runs of all graphs in order, with the storages that live between
+    # them; then to each graph's own liveness those storages are added, at the run of it where they are most.
     alone = {
         phase: liveness_of(module.graph, step.inputs[phase], step.outputs[phase], rounding)
         for phase, module in step.graphs.items()
@@ -45,7 +50,7 @@ def memory_of(step: StepGraph, rounding: int = 1) -> dict[Phase, Liveness]:
 
 
 def _totals(held: Sequence[Held], runs: int) -> list[int]:
-    """Bytes that are held in each run."""
+    """Bytes of ``held`` that live in each of ``runs`` runs."""
     change = [0] * (runs + 1)
     for one in held:
         change[one.after + 1] += one.storage.bytes
@@ -54,7 +59,7 @@ def _totals(held: Sequence[Held], runs: int) -> list[int]:
 
 
 def _with(alone: Liveness, held: Sequence[Storage]) -> Liveness:
-    """``alone`` with ``held`` in the place of its inputs."""
+    """The liveness ``alone`` with the storages ``held`` throughout, which replace the graph's own inputs."""
     end = len(alone.at) - 1
     more = sum(one.bytes for one in held) - sum(one.bytes for one in alone.storages if one.first < 0)
     made = [one for one in alone.storages if one.first >= 0]
@@ -68,13 +73,13 @@ class Held:
 
     storage: Storage
     after: int
-    """Number of the run that makes it; -1 of what is there before the first."""
+    """Number of the run that makes it; -1 if it is there before the first run."""
     until: int
     """Number of the last run in which it lives."""
 
 
 END = 1 << 60
-"""Behind all runs."""
+"""A run number behind all runs: the storage lives to the end of the step."""
 
 
 class Runs:
@@ -86,7 +91,7 @@ class Runs:
         """The graph of each run."""
 
     def run(self, phase: Phase, until: int = END) -> list[Held]:
-        """Run ``phase`` next, if there is such a graph; what it gives lives until the run ``until``."""
+        """Run ``phase`` next, if there is such a graph; the outputs that it makes live until the run ``until``."""
         if phase not in self.alone:
             return []
         self.phases.append(phase)
@@ -114,12 +119,16 @@ class Runs:
         return last
 
     def kept(self) -> Iterator[Held]:
-        """What is there before: inputs that no graph before makes, each once, and attributes. Stages receive theirs."""
+        """Storages that are there before the first run: inputs that no earlier graph makes, each once, and graph attributes.
+
+        Values that pipeline stages hand to each other are not among them: :meth:`_Stages._receive` makes memory for them.
+        """
         there: set[object] = set()
         for phase in self.step.graphs:
             alone = self.alone[phase]
             mine: set[Storage] = set()
             for value, storages in zip(self.step.inputs[phase], alone.inputs, strict=True):
+                # A key is one tensor in all graphs of a step, except for the role "value", whose FQN is a graph's own number.
                 key = value.key if value.role != "value" else (phase, value.fqn)
                 if key in there or (value.role in WITHIN and self.step.pipelined is not None):
                     mine.update(storages)
@@ -134,7 +143,7 @@ class Runs:
             there.update(value.key for value in self.step.outputs[phase])
 
     def _whole(self, storage: Storage, phase: Phase, value: Value) -> Storage:
-        """``storage``; of the rows of one microbatch the whole batch."""
+        """``storage``; if it is a microbatch's part of the batch, the storage of the whole batch."""
         how = self.step.pipelined
         if how is None or value.role != "batch" or stage_of(phase) is None:
             return storage
@@ -145,7 +154,7 @@ class Runs:
 
 
 def run_stages(runs: Runs, how: Pipelined, rounding: int) -> list[Held]:
-    """Run all graphs of the rank in the table's order, then ties and the update; gives what they and transfers bring."""
+    """Run the rank's graphs in the table's order, then ties and the update; the storages that these and transfers leave."""
     from pytest_fxbucket.pipeline.schedules import leaves, table_of  # torch's schedules take a second to import
 
     table = table_of(how.schedule, how.stages, max(how.places) + 1, how.microbatches)
@@ -156,21 +165,21 @@ def run_stages(runs: Runs, how: Pipelined, rounding: int) -> list[Held]:
 
 
 class _Stages:
-    """One rank's stages while the table is followed."""
+    """Follows one rank's actions in the schedule's table."""
 
     def __init__(self, runs: Runs, how: Pipelined, rounding: int) -> None:
         self._runs, self._how, self._rounding = runs, how, rounding
         self.found: list[Held] = []
         self._gathered: set[int] = set()
         self._unsummed: dict[int, dict[int, list[Held]]] = {}
-        """By stage and microbatch gradients that are not summed yet."""
+        """By stage and microbatch the gradients that are not summed yet."""
         self._done: set[tuple[int, int]] = set()
-        """Stages and microbatches whose gradients are all there."""
+        """(stage, microbatch) whose gradients are all made."""
         self._summed: dict[int, int] = {}
-        """By stage how many microbatches are summed."""
+        """By stage how many microbatches have been summed."""
 
     def do(self, action: Action) -> None:
-        """Follow one action."""
+        """Follow one action: B is a whole backward, I and W are its two halves (gradients of inputs, of weights)."""
         stage, microbatch, how = action.stage, action.microbatch or 0, self._how
         if action.kind in ("UNSHARD", "F") and stage not in self._gathered:
             self._gathered.add(stage)
@@ -189,7 +198,10 @@ class _Stages:
             self.found += self._runs.run(phase_of(stage, "reduce"))
 
     def _receive(self, flow: Sequence[Crossing], stage: int, works: Sequence[Work]) -> None:
-        """Memory for what comes from another stage, there before the next run; from one of this rank a copy does."""
+        """Add memory for the values that another stage sends, also for a stage of the same rank, whose values are copied.
+
+        It is there before the next run.
+        """
         runs = self._runs
         for phase in (phase for work in works if (phase := phase_of(stage, work)) in runs.alone):
             values = {value.fqn: value for value in runs.step.inputs[phase]}
@@ -208,7 +220,10 @@ class _Stages:
                 self.found.append(one)
 
     def _sum(self, stage: int, microbatch: int) -> None:
-        """Gradients are added up in the order of microbatches: those of the first become the sums, others end then."""
+        """Sum gradients in the order of microbatches: those of the first begin the sums, and each microbatch's own end then.
+
+        A microbatch that is done out of turn waits for those before it, and its gradients live as long.
+        """
         self._done.add((stage, microbatch))
         now, waiting = len(self._runs.phases) - 1, self._unsummed.get(stage, {})
         while (stage, number := self._summed.get(stage, 0)) in self._done:
@@ -219,7 +234,7 @@ class _Stages:
             self._summed[stage] = number + 1
 
     def _total(self, one: Held, stage: int) -> Storage:
-        """The sum that the gradient ``one`` begins, as it is reduced."""
+        """The storage of the sum that the gradient ``one`` begins, in the dtype that is reduced."""
         reduced = {value.fqn: value for value in self._runs.step.inputs.get(phase_of(stage, "reduce"), ())}
         value = one.storage.value
         summed = reduced.get(value.fqn) if value is not None else None

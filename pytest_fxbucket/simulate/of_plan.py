@@ -24,21 +24,21 @@ if TYPE_CHECKING:
     from pytest_fxbucket.step.roles import Direction, Phase, StepGraph
 
 _REPEATED = "steady"
-"""Of a step that crosses iterations the one graph that is run over and over."""
+"""The graph that a step whose work crosses iterations runs over and over."""
 _OF_STAGES: Mapping[Phase, Direction] = {TIES: "backward", UPDATE: "optimizer"}
-"""Graphs of pipeline stages whose launches no tracer has marked."""
+"""Directions of the graphs of pipeline stages whose launches have none in their meta."""
 
 
 @dataclass(frozen=True, slots=True)
 class NamedFlight:
-    """One collective, as people call it."""
+    """One collective, with the name that people know it by."""
 
     flight: Flight
     name: str
-    """``forward all_gather layers.0``; of what nothing is known its module and its node."""
+    """``forward all_gather layers.0``; if it is not known what the launch carries, its module and node instead of the entry."""
     direction: Direction
     behind: str
-    """Name of the one before it on its stream, where it waits for that."""
+    """Name of the launch before it on its stream, if it is exposed because of that one; else empty."""
 
     @property
     def reason(self) -> str:
@@ -47,7 +47,7 @@ class NamedFlight:
 
     @property
     def told(self) -> str:
-        """How much of it is exposed, in milliseconds, and why."""
+        """A clause: how many milliseconds of it are exposed, and why."""
         often = f", {self.flight.times} times" if self.flight.times > 1 else ""
         flying = f"{1000 * self.flight.seconds:.3f} ms in flight{often}"
         if self.flight.is_hidden:
@@ -73,7 +73,7 @@ _CLAUSES = {
 
 @dataclass(frozen=True, slots=True)
 class SimulatedRank:
-    """What the ranks of one class do in a step."""
+    """The simulated step of ranks that all do the same."""
 
     ranks: tuple[int, ...]
     timeline: Timeline
@@ -82,12 +82,13 @@ class SimulatedRank:
 
 
 def simulated_ranks(world: PlanOnMesh, cluster: Cluster, *, believed: bool = False) -> list[SimulatedRank]:
-    """The step that ranks run, for each that they see another of, the one of rank 0 first: graphs that differ may take as long.
+    """The simulated step of each group of ranks with equal timelines and names, the group of rank 0 first.
 
-    ``believed``: as :meth:`PlanOnMesh.alike` has them, without proof that ranks of one class have the same graphs.
+    ``believed``: take the groups of :meth:`PlanOnMesh.alike`, without proof that the ranks of one have the same graphs.
 
-    Raises SimulationError for a cost model of the plan's own that gives no number of seconds.
+    Raises SimulationError if the plan's own cost model gives no number of seconds.
     """
+    # Ranks whose graphs differ may still have equal timelines: these are joined.
     found: list[SimulatedRank] = []
     for ranks, graphs in world.alike() if believed else world.distinct():
         step = bare_step(world, ranks[0])
@@ -102,7 +103,7 @@ def simulated_ranks(world: PlanOnMesh, cluster: Cluster, *, believed: bool = Fal
 
 
 def bucketed(world: PlanOnMesh, rank: int, cluster: Cluster) -> Timeline:
-    """The step that ``rank`` runs, simulated; its launches have no names, which takes less time.
+    """The step that ``rank`` runs, simulated; its launches get no names, which saves time.
 
     Raises as :func:`simulated_ranks`.
     """
@@ -110,12 +111,12 @@ def bucketed(world: PlanOnMesh, rank: int, cluster: Cluster) -> Timeline:
 
 
 def unbucketed(world: PlanOnMesh, rank: int, cluster: Cluster) -> Timeline:
-    """The step that the pass is given as ``rank`` has it, simulated."""
+    """The step of ``rank`` before the pass, simulated."""
     return _simulated(world.plan, replace(world.way(rank).step, rank=rank), cluster)
 
 
 def in_schedule(world: PlanOnMesh, cluster: Cluster) -> StagedTimeline | None:
-    """The step of the first rank and all others along pp, in the order of the plan's schedule; None of a plan without stages.
+    """The step of rank 0 and the ranks beside it along pp, in the order of the plan's schedule; None for a plan without stages.
 
     Raises as :func:`simulated_ranks`.
     """
@@ -126,13 +127,13 @@ def in_schedule(world: PlanOnMesh, cluster: Cluster) -> StagedTimeline | None:
 
 
 def bucketed_step(world: PlanOnMesh, rank: int) -> StepGraph:
-    """The step that ``rank`` runs, as the pass left it; a model is traced once for all."""
+    """The step that ``rank`` runs, as the pass left it; the trace of the model is shared by all ranks."""
     graphs = {phase: one.bucketed.graph_module for phase, one in world.final(rank).items()}
     return replace(world.final_step(rank), graphs=graphs, rank=rank)
 
 
 def bare_step(world: PlanOnMesh, rank: int) -> StepGraph:
-    """:func:`bucketed_step` without the nodes that only keep its order; its graphs are compiled if somebody calls them."""
+    """:func:`bucketed_step` without the nodes that only keep its order; its graphs are compiled only when called."""
     bare = {phase: uncompiled(one.bucketed.root, one.graph) for phase, one in world.final(rank).items()}
     return replace(world.final_step(rank), graphs=bare, rank=rank)
 
@@ -166,25 +167,28 @@ def _named(
 
 
 def _told(one: Passed) -> Sequence[Bucket]:
-    """What launches carry as our pass says, where it says anything: following all bytes takes half of the command's time."""
+    """The buckets of the final graph by the pass's own report, where there is one; else read from the graph.
+
+    To follow all bytes takes half of the command's time. A report may be believed here, since names are all that is made of it.
+    """
     if one.bucketed.report is None or one.before is None:
         return one.reading.buckets
     known = {bucket.node: bucket for bucket in one.before.buckets}
     parts: dict[tuple[str, str, str], tuple[Bucket, Member]] = {
         (bucket.direction, bucket.kind, member.fqn): (bucket, member) for bucket in known.values() for member in bucket.members
     }
-    # Several launches of a triple (a gather of each microbatch) are told alike: names need no more of a bucket than the triples
-    # that it has, and times are those of the flights. Rounds, levels and groups here may be those of another launch.
+    # Several launches, such as the gathers of each microbatch, may have one triple of direction, kind and FQN. Names need only
+    # the triples of a bucket, and times come from the flights. Rounds, levels and groups here may be those of another launch.
     for said in one.bucketed.report.buckets:
         found = [parts[said.direction, said.kind, fqn] for fqn in said.members if (said.direction, said.kind, fqn) in parts]
-        if len(found) < len(said.members) or not found:  # of what has several names
+        if len(found) < len(said.members) or not found:  # as where a parameter has several names
             return one.reading.buckets
         known[said.launch] = replace(found[0][0], node=said.launch, members=tuple(member for _, member in found))
     return [known[node.name] for node in one.graph.nodes if launch_kind(node) is not None]
 
 
 def _bare_name(bucket: Bucket) -> str:
-    """What ``bucket`` is where nobody knows what it carries."""
+    """A name for a bucket if it is not known what it carries: its module and its node."""
     return f"of {bucket.module} ({bucket.node})" if bucket.module else bucket.node
 
 

@@ -1,4 +1,4 @@
-"""Simulates a step: one compute stream, one stream in order for each process group and for copies to and from the host."""
+"""Simulates a step: a host that calls nodes in order, and streams for compute, for host copies and for each process group."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ COMPUTE, COPIES = "compute", "host copies"
 def simulate(step: StepGraph, cluster: Cluster, cost: CostModel | None = None) -> Timeline:
     """Simulate one step of ``step`` as its rank runs it on ``cluster``; its graphs run one after the other.
 
-    ``cost``: seconds of a node, instead of those by what ``cluster`` can do. A launch starts when what was called before it has
-    run, and its stream is free; a wait holds up compute until the end of what it waits for; each call costs the host its time.
-    Linear in nodes. Raises :class:`SimulationError` for a cost that is no number of seconds.
+    ``cost`` gives seconds of a node, instead of an estimate from the figures of ``cluster``. A collective starts when the
+    compute that was called before its launch has run and its stream is free. A wait holds up compute until its collective ends.
+    Each call costs the host its time. Linear in nodes. Raises :class:`SimulationError` for a cost that is no number of seconds.
     """
     cost = cost or Roofline(cluster, groups_of(step))
     clock = _Clock(cluster, cost)
@@ -67,37 +67,44 @@ class _Launched:
     place: int
     group: str
     ready: float
-    """When what it sends is there and its stream was told."""
+    """When the host has launched it and all compute called before has run: its earliest start, if its stream is free."""
     start: float
     end: float
     free: float
-    """When the launch before it on its stream ended."""
+    """When the collective launched before it on the same stream ends."""
     free_then: float
-    """When the last one ended that its stream was told before what it sends was there."""
+    """When the stream would have been free for a launch at :attr:`could`: the end of the launches that were ready by then."""
     behind: str
+    """Name of the launch before it on the same stream; empty if it is the first."""
     could: float
-    """When what it sends was there."""
+    """When the tensors that it sends were ready, which is the earliest time at which it could have been launched."""
     could_place: int
+    """Position of the node that made the last of those tensors; -1 if the launch could stand anywhere."""
     waited: float | None = None
     exposed: float = 0.0
     computed: float = 0.0
     """Seconds of compute before its first wait."""
     spare: float | None = None
-    """Seconds of compute between that and the first that reads what it brought; to the end of the graph if nothing does."""
+    """Seconds of compute between its first wait and the first node that reads its result, or the end of the graph."""
 
 
 class _Clock:
-    """Runs nodes in order."""
+    """Runs nodes in order, on clocks that say how far the host and each stream have got.
+
+    The host calls one node after the other. Compute is one stream, and each process group is one. A node starts at the latest
+    of three times: when the host calls it, when its stream is free, and when what it needs is there.
+    """
 
     def __init__(self, cluster: Cluster, cost: CostModel) -> None:
         self._cluster, self._cost = cluster, cost
         self._host = self._compute = self._begun = 0.0
         self._free: dict[str, tuple[float, str]] = {}
-        """Of each stream when its last launch ends, and that launch."""
+        """By stream the end of its last launch, and that launch's name."""
         self._told: dict[str, tuple[list[float], list[float]]] = {}
-        """Of each stream when it was told its launches, and when they end, both in order."""
+        """By process group the times at which its launches were ready, and those at which they end, both in order of launch."""
         self._there: dict[fx.Node, tuple[float, int]] = {}
-        """When each value that kernels made could be there, and the place of the node that made it; -1 if any place will do."""
+        """When the value of each node could be ready at the earliest, and the position of the node that made it; -1 for a value
+        that depends on the graph's inputs alone, and so could be made anywhere."""
         self._in_flight: dict[fx.Node, _Launched] = {}
         self._copied: dict[fx.Node, float] = {}
         self.launched: list[_Launched] = []
@@ -106,7 +113,7 @@ class _Clock:
 
     @property
     def end(self) -> float:
-        """When all is done."""
+        """When the host and all streams are done."""
         return max([self._host, self._compute, *(end for end, _ in self._free.values())])
 
     def run(self, phase: Phase, graph: fx.Graph) -> None:
@@ -136,7 +143,7 @@ class _Clock:
                 self._was_read(self._in_flight[source])
 
     def _note(self, node: fx.Node, place: int) -> None:
-        """When the value of ``node`` is there: views have that of what they see, a wait that of what was launched."""
+        """Note when the value of ``node`` is ready: a view's with its base, that of a wait with the collective's end."""
         if node in self._there:
             return
         sources = [self._there[source] for source in inputs_of(node)]
@@ -149,6 +156,7 @@ class _Clock:
         self._read(node)
         seconds = self._cost(node)
         self._host += self._cluster.launch
+        # Compute that reads the result of a host copy waits for it; other values come from compute's own stream, in order.
         copied = self._copied
         needed = max((copied[one] for one in inputs_of(node) if one in copied), default=0.0) if copied else 0.0
         if stream := _copies(node):
@@ -165,7 +173,10 @@ class _Clock:
         self._there[node] = (moves_data(node) and self._packed(node, seconds)) or (start + seconds, place)
 
     def _packed(self, node: fx.Node, seconds: float) -> tuple[float, int] | None:
-        """When ``node`` could have been there, if it packs what the step was given, which it can do anywhere; else None."""
+        """When ``node``, which moves data, could be done if it moves graph inputs alone, which it can do anywhere; else None.
+
+        This tells a launch of parameters, which could stand as early as one likes, from one that sends what compute makes.
+        """
         sources = [self._there[source] for source in inputs_of(node)]
         if any(place >= 0 for _, place in sources):
             return None
@@ -177,9 +188,11 @@ class _Clock:
         self._read(node)
         seconds, (free, behind) = self._cost(node), self._free.get(said.group, (0.0, ""))
         self._host += enqueue_seconds(launched_bytes(node), self._cluster)
+        # As NCCL does: the stream of the group waits for all compute that was called before, needed or not.
         ready = max(self._host, self._compute)
         start = max(ready, free)
         could, could_place = max((self._there[one] for one in tensors_sent(node)), default=(0.0, -1))
+        # For the reasons afterwards: what its stream would have had to finish first, if this launch had come at once.
         told, ended = self._told.setdefault(said.group, ([], []))
         before = bisect_right(told, could)
         free_then = ended[before - 1] if before else 0.0
@@ -195,8 +208,9 @@ class _Clock:
 
     def _wait(self, node: fx.Node) -> None:
         flight = next((self._in_flight[one] for one in node.all_input_nodes if one in self._in_flight), None)
-        if flight is None:  # launched by somebody else, or not at all
+        if flight is None:  # launched in another graph, or not at all
             return
+        # A wait blocks the compute stream and not the host, as with NCCL; where the host computes itself, both.
         now = max(self._host, self._compute)
         if flight.waited is None:
             flight.waited, flight.computed = now, self.work.get(COMPUTE, 0.0)
@@ -254,7 +268,10 @@ class _Reasons:
             )
 
     def _why(self, one: _Launched) -> Why:
-        """What would have saved half of it: a free stream, a wait where it is read, or a launch as soon as it could be."""
+        """The reason of its exposure: the change that would save at least half of it.
+
+        The changes are a free stream, a wait just before the result is read, and a launch as soon as its tensors are ready.
+        """
         half = one.exposed / 2
         if one.exposed <= HIDDEN:
             return ""
@@ -268,7 +285,7 @@ class _Reasons:
         return "launched too late" if self._fits(one) else "memory"
 
     def _fits(self, one: _Launched) -> bool:
-        """Whether what it brings could have lived since it could have been launched."""
+        """Whether memory had room for its result from the earliest possible launch on."""
         liveness, size = self.liveness[one.phase], launched_bytes(one.node)
         if liveness.peak + size <= self.cluster.memory:
             return True
@@ -276,6 +293,7 @@ class _Reasons:
 
 
 def _living(liveness: Liveness) -> Iterator[Living]:
+    """Storages that live at the peak, summed by kind and module, the largest first."""
     together: dict[tuple[str, str], Living] = {}
     for one in liveness.alive(liveness.peak_at):
         key = one.kind, one.module
@@ -285,6 +303,7 @@ def _living(liveness: Liveness) -> Iterator[Living]:
 
 
 def _buffers(liveness: Liveness) -> dict[str, int]:
+    """By launch the bytes at the peak of storages that it makes, or that it reads, the largest first."""
     found: dict[str, int] = {}
     for one in liveness.alive(liveness.peak_at):
         nodes = (one.maker, *one.maker.users) if one.maker.op == "call_function" else ()

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 WORK: Mapping[str, Work] = {FORWARD: "forward", BACKWARD: "backward", INPUT_GRADS: "input", WEIGHT_GRADS: "weight"}
 _Sent = tuple[int, int, int | None]
-"""Way, stage that it goes to, and microbatch."""
+"""A value on its way: direction (1 or -1, see :func:`_way`), stage that it goes to, and microbatch."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +30,7 @@ class Done:
     """One action of a schedule. Times are seconds since the step began."""
 
     rank: int
-    """Place along pp."""
+    """The rank's place along pp."""
     kind: str
     stage: int
     microbatch: int | None
@@ -45,30 +45,30 @@ class StagedTimeline:
     seconds: float
     """From the first gather to the end of the last update."""
     done: tuple[Done, ...]
-    """What the schedule orders, in the order in which each rank does it, rank by rank."""
+    """The computing actions of the schedule, rank by rank, in the order in which each rank does them."""
     bubbles: tuple[float, ...]
-    """Of each rank the share of the schedule's time, from 0 to 1, in which it computes nothing: from the first action of any
-    rank to the end of the last one."""
+    """The share of the schedule's time, from 0 to 1, in which each rank computes nothing. That time is from the first action of
+    any rank to the end of the last one."""
     phases: tuple[Mapping[Phase, Timeline], ...] = field(repr=False)
-    """Of each rank its graphs, each simulated on its own."""
+    """The graphs of each rank, each simulated on its own."""
 
     @property
     def bubble(self) -> float:
-        """The share of all ranks' time."""
+        """The share of all ranks' time in which they compute nothing."""
         return sum(self.bubbles) / len(self.bubbles)
 
     @property
     def exposed(self) -> float:
-        """Seconds that waits block compute within graphs, once of each, on the rank that it is most on."""
+        """Seconds that waits block compute within graphs, each graph counted once, on the rank where they are most."""
         return max(sum(one.exposed for one in phases.values()) for phases in self.phases)
 
 
 def simulate_stages(places: Sequence[StepGraph], cluster: Cluster, cost: CostModel | None = None) -> StagedTimeline:
     """Simulate a step in stages; ``places`` has the step of each rank along pp.
 
-    Each graph takes what :func:`simulate` says that it takes alone. A rank gathers what all its stages need, goes through the
-    schedule, and reduces; what stages send each other goes, in order, over the link between their ranks while these go on.
-    Raises :class:`SimulationError` for a step without stages, and as :func:`simulate`.
+    Each graph takes as long as :func:`simulate` says for it alone. A rank gathers the parameters of all its stages, follows the
+    schedule, and reduces their gradients. Values between stages are sent in order over the link between their ranks, while
+    these compute. Raises :class:`SimulationError` for a step without stages, and as :func:`simulate`.
     """
     how = next((one.pipelined for one in places), None)
     if how is None:
@@ -86,6 +86,8 @@ def simulate_stages(places: Sequence[StepGraph], cluster: Cluster, cost: CostMod
         sent = sum(one.bytes for one in _crossing(how, sender, receiver))
         return transfer_seconds(sent, here, there, cluster) if sent and here != there else 0.0
 
+    # A rank runs in three parts: it gathers, follows the schedule, then reduces and updates. Only the schedule is interleaved
+    # with other ranks, and only ties wait for all of them.
     begins = [sum(each.get(phase_of(stage, "unshard"), 0.0) for stage in range(how.stages)) for each in seconds]
     done = done_by(table, takes, crosses, begins)
     ends = [max((one.end for one in done if one.rank == rank), default=begins[rank]) for rank in range(table.pp)]
@@ -93,7 +95,7 @@ def simulate_stages(places: Sequence[StepGraph], cluster: Cluster, cost: CostMod
         end + sum(each.get(phase_of(stage, "reduce"), 0.0) for stage in range(how.stages))
         for end, each in zip(ends, seconds, strict=True)
     ]
-    # What several stages have is summed when the last of them is there.
+    # Gradients of parameters that several stages share are summed when the slowest rank has reduced.
     tied = [max(reduced) + each[TIES] if TIES in each else own for own, each in zip(reduced, seconds, strict=True)]
     ended = [own + each.get(UPDATE, 0.0) for own, each in zip(tied, seconds, strict=True)]
     return StagedTimeline(max(ended), tuple(done), bubbles_of(done, table.pp), phases)
@@ -110,11 +112,13 @@ def _crossing(how: Pipelined, sender: int, receiver: int) -> Sequence[Crossing]:
 def done_by(
     table: Table, takes: Callable[[Action], float], crosses: Callable[[int, int], float], begins: Sequence[float]
 ) -> list[Done]:
-    """What ranks do when: ``takes``: seconds of what is computed; ``crosses``: seconds from one stage to another.
+    """When each rank does each action. ``takes`` gives the seconds of an action, ``crosses`` those from one stage to another.
 
-    Rank r begins at ``begins[r]``. What torch may overlap runs in turn. Raises :class:`SimulationError` for a table in which
-    something waits for ever.
+    Rank r begins at ``begins[r]``. Actions that torch may overlap run one after the other. Raises :class:`SimulationError` for
+    a table in which an action waits for ever.
     """
+    # Each rank goes on with its own row until an action lacks its input; rounds over all ranks go on while any of them moves.
+    # Times do not depend on the order of the visits, since a link's values come from one rank, in that rank's order.
     computes = [[one for one in leaves(actions) if one.kind in COSTS] for actions in table.ranks]
     done: list[list[Done]] = [[] for _ in computes]
     clocks = list(begins)
@@ -137,7 +141,7 @@ def done_by(
 
 
 def bubbles_of(done: Sequence[Done], ranks: int) -> tuple[float, ...]:
-    """Of each rank the share of the schedule's time in which it does nothing of it."""
+    """The share of the schedule's time in which each rank does none of its actions."""
     if not done:
         return (0.0,) * ranks
     begin, end = min(one.start for one in done), max(one.end for one in done)
@@ -146,12 +150,15 @@ def bubbles_of(done: Sequence[Done], ranks: int) -> tuple[float, ...]:
 
 
 def _way(action: Action) -> int:
-    """1 for what goes to the next stage, -1 to the one before, 0 for what no stage waits for."""
+    """The direction of an action's result: 1 to the next stage, -1 to the one before, 0 if no other stage waits for it."""
     return {FORWARD: 1, WEIGHT_GRADS: 0}.get(action.kind, -1)
 
 
 def _ready(action: Action, table: Table, there: Mapping[_Sent, float]) -> float | None:
-    """When what ``action`` reads from another stage is there; None if that was not sent. The rank's own order says the rest."""
+    """When the input of ``action`` from another stage arrives; None if it was not sent yet, 0.0 if there is no such input.
+
+    What it reads from its own rank is there by the rank's order.
+    """
     way = _way(action)
     if not way or not 0 <= action.stage - way < table.stages:
         return 0.0
@@ -166,7 +173,7 @@ def _send(
     there: dict[_Sent, float],
     links: dict[tuple[int, int], float],
 ) -> None:
-    """Note when the stage that reads what ``action`` made has it: a link carries one after the other."""
+    """Note when the result of ``action`` arrives at the stage that reads it: a link carries one value after the other."""
     way = _way(action)
     other = action.stage + way
     if not way or not 0 <= other < table.stages:

@@ -12,8 +12,9 @@ if TYPE_CHECKING:
     from pytest_fxbucket.step.roles import Direction, Phase
 
 Why = Literal["", "too little compute", "waited for too early", "behind another launch", "launched too late", "memory"]
-"""Why a collective is exposed: no compute is left to hide it; what it brings is read long behind its wait; its stream was busy
-with the one before; it could have been launched before, and memory allows it, or does not. Empty if it is hidden."""
+"""Why a collective is exposed. In the order above: there is too little compute to hide it; its result is read long after its
+wait; its stream was busy with the launch before; it could have been launched earlier, and memory allows that ("launched too
+late") or does not ("memory"). Empty if it is hidden."""
 HIDDEN = 1e-9
 """Seconds of exposure that count as none: rounding of sums."""
 
@@ -31,24 +32,24 @@ class Flight:
     group: str
     direction: Direction
     bytes: int
-    """Of the larger side."""
+    """Of the larger of input and output."""
     launched: float
-    """When its stream was told."""
+    """When it was launched, and the compute called before that had run."""
     start: float
     end: float
     waited: float
-    """When the first wait for it began; its end where nobody waits."""
+    """When the first wait for it began; the end of the collective if nothing waits for it."""
     exposed: float
     """Seconds that waits for it blocked compute."""
     why: Why
     behind: str = ""
-    """Name of the launch before it on its stream, where that is why."""
+    """Name of the launch before it on its stream, if :attr:`why` is "behind another launch"; else empty."""
     times: int = 1
-    """How often a step has it: of a pipeline stage's work once for each microbatch."""
+    """How often a step runs it: in a pipeline stage's work once for each microbatch."""
 
     @property
     def seconds(self) -> float:
-        """In flight."""
+        """Seconds in flight."""
         return self.end - self.start
 
     @property
@@ -72,7 +73,7 @@ class Ran:
 
 @dataclass(frozen=True, slots=True)
 class Living:
-    """What lives at the peak, together."""
+    """The storages of one kind and module that live at the peak, summed."""
 
     kind: MemoryKind
     module: str
@@ -91,12 +92,12 @@ class Timeline:
     """In the order of their launches."""
     peak_bytes: int
     peak_node: str
-    """Name of the first node that runs while so many bytes live."""
+    """Name of the first node that runs while ``peak_bytes`` live."""
     peak_phase: Phase
     living: tuple[Living, ...]
-    """What lives then, by kind and module, the most first."""
+    """Storages that live at the peak, by kind and module, the largest first."""
     buffers: Mapping[str, int] = field(default_factory=dict)
-    """By name of the launching node the bytes that live then of what it sends and brings, the most first."""
+    """By name of the launching node the bytes of its input and output buffers that live at the peak, the largest first."""
     ran: tuple[Ran, ...] = field(default=(), repr=False)
     streams: Mapping[str, float] = field(default_factory=dict)
     """Seconds of work on each stream."""
@@ -113,5 +114,5 @@ class Timeline:
 
     @property
     def hidden(self) -> int:
-        """How many collectives no wait was blocked by."""
+        """How many collectives are hidden."""
         return sum(one.is_hidden for one in self.flights)

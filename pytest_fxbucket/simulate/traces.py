@@ -1,4 +1,6 @@
-"""Calibrates by a trace of torch's profiler: its calls are the graph's operators, in order; kernels and collectives are theirs.
+"""Calibrates a cluster by a trace of torch's profiler, whose operator calls are matched with the graph's nodes, in order.
+
+Kernels and collectives in the trace are then attributed to the calls that launched them.
 
 The format is Kineto's, in Chrome's JSON: complete events (``ph`` X) with ``ts`` and ``dur`` in microseconds, of category
 ``cpu_op`` (an operator's call), ``cuda_runtime`` and ``cuda_driver`` (what launches a kernel), ``kernel``, ``gpu_memcpy`` and
@@ -30,8 +32,10 @@ if TYPE_CHECKING:
     from pytest_fxbucket.step.roles import Phase, StepGraph
 
 _NEAR = 64
-"""Calls of others that may stand before an operator's own: parts of what a graph has as one, or what is around it."""
+"""How many other calls may stand before the call of a node's operator: the parts of an operator that a graph has as one node,
+or calls of the code around the graph."""
 _MOST_MISSING, _MOST_MORE = 0.1, 0.01
+"""Shares of the graph's nodes that a run may lack, and may have too many, and still count as a run of this graph."""
 _WORK = ("kernel", "gpu_memcpy", "gpu_memset")
 _LAUNCHES = ("cuda_runtime", "cuda_driver")
 
@@ -55,9 +59,9 @@ class _Step:
     found: tuple[tuple[_Wanted, _Event], ...]
     missing: tuple[_Wanted, ...]
     more: tuple[_Event, ...]
-    """Calls between them of operators that the graphs call as well."""
+    """Calls between the found ones that match no node, of operators that the graphs use."""
     next: int
-    """Number of the first call behind it."""
+    """Number of the first call after this run."""
 
 
 def cluster_from_trace(path: Path, step: StepGraph, cluster: Cluster) -> Calibrated:
@@ -70,7 +74,7 @@ def cluster_from_trace(path: Path, step: StepGraph, cluster: Cluster) -> Calibra
 
 
 def cluster_from_events(path: Path, trace: Mapping[str, Any], step: StepGraph, cluster: Cluster) -> Calibrated:
-    """As :func:`cluster_from_trace`; ``trace`` is what ``path`` has."""
+    """Like :func:`cluster_from_trace`, but ``trace`` is the content of ``path``, already read."""
     events = [event for event in trace["traceEvents"] if event.get("ph") == "X"]
     work = [event for event in events if event.get("cat") in _WORK]
     if bool(work) == cluster.blocking:
@@ -99,7 +103,7 @@ def cluster_from_events(path: Path, trace: Mapping[str, Any], step: StepGraph, c
 
 
 def read_trace(path: Path) -> Mapping[str, Any]:
-    """What the trace file ``path`` has. Raises :class:`SimulationError` for one that is none."""
+    """The content of the trace file ``path``. Raises :class:`SimulationError` for a file that is no trace."""
     try:
         trace = json.loads(path.read_text(encoding="utf-8"))
         for event in trace["traceEvents"]:
@@ -120,13 +124,13 @@ def _event(event: Mapping[str, Any]) -> _Event:
 
 
 def _annotations(events: Sequence[Mapping[str, Any]]) -> list[_Event]:
-    """What gloo's threads did."""
+    """The ranges in which gloo's threads communicated, by start."""
     named = (_event(event) for event in events if event.get("cat") == "user_annotation")
     return sorted(one for one in named if one.name.startswith("gloo:"))
 
 
 def _calls(events: Sequence[Mapping[str, Any]]) -> list[_Event]:
-    """Calls of operators, callers before what they call; without those of gloo's own threads."""
+    """Calls of operators by start, each before the calls made within it; without calls made by gloo's own threads."""
     theirs: dict[object, list[_Event]] = {}
     for one in _annotations(events):
         theirs.setdefault(one.thread, []).append(one)
@@ -140,6 +144,7 @@ def _is_within(call: _Event, ranges: Sequence[_Event]) -> bool:
 
 
 def _steps(path: Path, step: StepGraph, calls: Sequence[_Event]) -> list[_Step]:
+    # Runs follow one another in the trace. The first place that is no run of this graph ends the search.
     wanted = [
         _Wanted(phase, node) for phase, module in step.graphs.items() for node in module.graph.nodes if operator_name(node)
     ]
@@ -167,7 +172,10 @@ def _difference(wanted: Sequence[_Wanted], tried: _Step) -> str:
 
 
 def _matched(wanted: Sequence[_Wanted], calls: Sequence[_Event], begin: int) -> _Step:
-    """Each of ``wanted`` with the next call of its operator that is not made by one that was found before."""
+    """Match each of ``wanted``, in order, with the next call of its operator that is not made within the call found last."""
+    # The profiler also shows the calls that an operator makes inside, perhaps of the next node's own operator: these lie within
+    # the found call's time on its thread, and are passed over. The first node may be any number of calls away, later ones only
+    # _NEAR, so that a node that never ran does not use up the calls of all others.
     found: list[tuple[_Wanted, _Event]] = []
     missing: list[_Wanted] = []
     more: list[_Event] = []
@@ -199,14 +207,14 @@ _Took = Iterator[tuple[str, _Wanted, float]]
 
 
 def _host(step: _Step) -> _Took:
-    """Of each call the time until the next one."""
+    """The host's seconds for each node: from the start of its call to that of the next."""
     for number, (wanted, call) in enumerate(step.found):
         behind = step.found[number + 1][1] if number + 1 < len(step.found) else None
         yield "host", wanted, (behind.start if behind is not None else call.end) - call.start
 
 
 def _gloo(step: _Step, events: Sequence[Mapping[str, Any]]) -> _Took:
-    """Of each launch what gloo's thread did for it: one after the other, in order."""
+    """The seconds in flight for each launch: gloo's threads run them one after the other, in the order of the launches."""
     ranges = iter(_annotations(events))
     for wanted, call in step.found:
         if launch_kind(wanted.node) is not None:
@@ -216,7 +224,7 @@ def _gloo(step: _Step, events: Sequence[Mapping[str, Any]]) -> _Took:
 
 
 def _device(step: _Step, events: Sequence[Mapping[str, Any]], work: Sequence[Mapping[str, Any]]) -> _Took:
-    """Of each call the kernels that were launched in it; of a collective those of NCCL."""
+    """The seconds of the kernels that each node launched; for a collective only those of NCCL, for others only the rest."""
     starts = [call.start for _, call in step.found]
     caller: dict[object, _Wanted] = {}
     for event in events:

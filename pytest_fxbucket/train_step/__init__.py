@@ -11,7 +11,7 @@ __all__ = ["CapturedStep", "capture_step"]
 
 
 def __getattr__(name: str) -> Any:
-    """It brings torch in: only where it is asked for."""
+    """Import :mod:`pytest_fxbucket.train_step.step`, and torch with it, only when one of its names is used."""
     if name in __all__:
         from pytest_fxbucket.train_step import step
 

@@ -1,4 +1,4 @@
-"""When a traced step may be used again: the arguments of two calls, and what lies around them, are alike."""
+"""When a traced step may be used again: the arguments, the model's tensors, guards and torch's global modes are alike."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Guard = Callable[[], Any] | str
 
 
 class Arguments:
-    """Arguments of one call, as leaves of their containers. Raises :class:`CaptureError` for a leaf that cannot be compared."""
+    """The leaves of one call's arguments, with their paths. Raises :class:`CaptureError` for a leaf that cannot be compared."""
 
     def __init__(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         paths, self.spec = pytree.tree_flatten_with_path((args, kwargs))
@@ -36,7 +36,7 @@ class Arguments:
                 )
 
     def tensors(self) -> dict[str, torch.Tensor]:
-        """Tensors by path; one that is there twice is there under its first."""
+        """Tensors by path; one that is given twice has its first path alone."""
         found: dict[int, tuple[str, torch.Tensor]] = {}
         for path, leaf in zip(self.paths, self.leaves, strict=True):
             if isinstance(leaf, torch.Tensor):
@@ -61,11 +61,11 @@ class Guards:
                 )
 
     def now(self) -> tuple[Hashable, ...]:
-        """What each guard gives now. Raises :class:`CaptureError` for a path that leads nowhere, and for a tensor."""
+        """The present value of each guard. Raises :class:`CaptureError` for a path that leads nowhere, and for a tensor."""
         return tuple(_comparable(_name(guard), self._value(guard)) for guard in self._guards)
 
     def refuse_changed(self, before: tuple[Hashable, ...]) -> None:
-        """Raise :class:`CaptureError` if a guard gives another value than ``before`` the step was traced."""
+        """Raise :class:`CaptureError` if a guard has another value than in ``before``, taken before the step was traced."""
         for guard, was, value in zip(self._guards, before, self.now(), strict=True):
             if value != was:
                 raise CaptureError(
@@ -86,22 +86,24 @@ class Guards:
 
 
 def signature(arguments: Arguments, live: Live, guards: tuple[Hashable, ...]) -> Hashable:
-    """Equal for two calls if one graph does for both; ``guards`` is what :meth:`Guards.now` gives.
+    """A key that is equal for two calls if one graph fits both; ``guards`` is the result of :meth:`Guards.now`.
 
-    It has no word of which parameters have a gradient beforehand, or of process groups that the graph launches on: what
-    matters of them is known only when the step was traced.
+    Left out are the gradients that parameters have beforehand, and the process groups that the graph launches on: whether they
+    matter is known only once the step is traced.
     """
+    # An argument that is a tensor of the model, or an earlier argument, is named by it: the graph has one input for both.
     first = {id(tensor): name for name, tensor in live.tensors.items()}
     leaves = tuple(
         (_tensor(leaf), first.setdefault(id(leaf), path)) if isinstance(leaf, torch.Tensor) else (type(leaf), repr(leaf))
         for path, leaf in zip(arguments.paths, arguments.leaves, strict=True)
     )
+    # With duplicates: which parameters are tied is part of the key, as FQN and the first FQN of the same tensor.
     every = live.model.named_parameters(remove_duplicate=False)
     parameters = tuple((fqn, live.fqns[id(parameter)], _tensor(parameter)) for fqn, parameter in every)
     buffers = tuple((fqn, _tensor(buffer)) for fqn, buffer in live.buffers.items())
     groups = tuple((name, _group(group, live)) for name, group in live.groups())
     shared = tuple(shared_memory(arguments, live))
-    # What torch's modes say about every operator of this thread; rank and size, which a step may have as numbers.
+    # Torch's modes change every operator of this thread. Rank and world size may be numbers in the step.
     autocast = tuple((kind, torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind)) for kind in ("cpu", "cuda"))
     thread = torch.is_grad_enabled(), torch.get_default_dtype(), autocast
     world = (dist.get_rank(), dist.get_world_size()) if dist.is_available() and dist.is_initialized() else None
@@ -109,13 +111,13 @@ def signature(arguments: Arguments, live: Live, guards: tuple[Hashable, ...]) ->
 
 
 def shared_memory(arguments: Arguments, live: Live) -> list[Pair]:
-    """Pairs of arguments, parameters, buffers and gradients that share memory, by what they are called."""
+    """Pairs of arguments, parameters, buffers and gradients that share memory, by their names in sentences."""
     given = {called("batch", path): tensor for path, tensor in arguments.tensors().items()}
     return list(overlapping(live.tensors | given))
 
 
 def plain_values(group: dict[str, Any]) -> dict[str, str]:
-    """What a parameter group says besides its parameters and its learning rate, which is live."""
+    """The values of a parameter group as text, without its parameters and without its learning rate, which is live."""
     return {key: repr(value) for key, value in group.items() if key not in ("params", "lr")}
 
 
@@ -128,7 +130,7 @@ def has_groups(ranks: Mapping[str, tuple[int, ...]]) -> bool:
 
 
 def _comparable(name: str, value: Any) -> Hashable:
-    """``value``, which a guard gives, as it is now: a list that changes later is another one."""
+    """A snapshot of the guard's ``value``: a list that is changed later does not change it."""
     leaves, spec = pytree.tree_flatten(value)
     for leaf in leaves:
         if isinstance(leaf, torch.Tensor):

@@ -1,4 +1,4 @@
-"""A step's tensors where the user keeps them: found by name, read before a call, written after it, made where they lack."""
+"""A step's tensors where the user keeps them: found by name, read before a call, written after it, and made where missing."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from pytest_fxbucket.train_step.scaling import settings_of, tensors_of
 from pytest_fxbucket.train_step.sharded import Sharding
 
 Pair = tuple[str, str]
-"""Two tensors that share memory, as :func:`called` calls them."""
+"""Names, as :func:`called` gives them, of two tensors that share memory."""
 _CALLED = {"param": "parameter ", "buffer": "buffer ", "grad": "gradient of ", "batch": "argument "}
 
 
@@ -39,12 +39,12 @@ class Live:
         averaged: Ranks | None = None,
         scaler: GradScaler | None = None,
     ) -> None:
-        """``averaged``: the ranks over which gradients are averaged that no module reduces."""
+        """``averaged``: the ranks over which those gradients are averaged that neither FSDP nor DDP reduces."""
         self.model, self.optimizers, self.scaler = model, optimizers, scaler
         self.scaling = tensors_of(scaler)
         self.sharding = Sharding.of(model, averaged)
         self.told = self.sharding.told(), settings_of(scaler)
-        """What modules that are parted, and the scaler, are told outside the step, and a graph has as it is."""
+        """The settings of FSDP and DDP modules and of the scaler, which a graph has as constants."""
         self.params: dict[str, torch.Tensor] = dict(model.named_parameters())
         self.stored = {fqn: self.sharding.stored(fqn, parameter) for fqn, parameter in self.params.items()}
         """What this rank holds of each parameter, with padding."""
@@ -60,17 +60,17 @@ class Live:
 
     @cached_property
     def tensors(self) -> dict[str, torch.Tensor]:
-        """What this rank holds of parameters, buffers and the gradients that were there first, as :func:`called` calls them."""
+        """This rank's local tensors of parameters, buffers and present gradients, by the names that :func:`called` gives."""
         held = self.by_role()
         roles = ((role, held[role]) for role in ("param", "buffer", "grad"))
         return {called(role, fqn): tensor for role, tensors in roles for fqn, tensor in tensors.items()}
 
     def gradients(self) -> dict[str, torch.Tensor]:
-        """Gradients that are there now, by the parameter's FQN."""
+        """The present gradients, by the parameter's FQN."""
         return {fqn: parameter.grad for fqn, parameter in self.params.items() if parameter.grad is not None}
 
     def refuse_told_otherwise(self) -> None:
-        """Raise :class:`CaptureError` if modules that are parted, or the scaler, are told otherwise now."""
+        """Raise :class:`CaptureError` if the settings of FSDP or DDP modules, or of the scaler, have changed since."""
         now = Sharding.of(self.model, self.sharding.averaged).told(), settings_of(self.scaler)
         if now != self.told:
             raise CaptureError(
@@ -85,7 +85,7 @@ class Live:
                 yield f"optimizers.{i}.groups.{j}", group
 
     def states(self) -> dict[str, torch.Tensor]:
-        """What this rank holds of tensors of the optimizers' state, by ``<parameter>.<key>``; and the scaler's."""
+        """This rank's local tensors of the optimizers' state, by ``<parameter>.<key>``, and the scaler's tensors."""
         return self.scaling | {
             f"{fqn}.{key}": local_of(value)
             for fqn, optimizer in self.owners.items()
@@ -94,7 +94,7 @@ class Live:
         }
 
     def by_role(self) -> dict[Role, Mapping[str, torch.Tensor]]:
-        """All of them that a graph can have as inputs, by name: of each what this rank holds."""
+        """This rank's local part of every tensor that a graph can have as input, by role and name."""
         rates = {fqn: rate_tensor(rate) for fqn, rate in self.rates().items()}
         return {
             "param": self.stored,
@@ -130,7 +130,7 @@ def rate_tensor(rate: Any) -> torch.Tensor:
 
 
 class LiveValues:
-    """The tensors of one call by role and name: ``live``, those of the arguments, and state that transforms ``added``."""
+    """The tensors of one call by role and name: those of ``live``, the arguments, and the state that transforms ``added``."""
 
     def __init__(
         self,
@@ -139,22 +139,22 @@ class LiveValues:
         added: Mapping[str, torch.Tensor],
         specs: Mapping[str, Any] = {},
     ) -> None:
-        """``specs``: of gradients that are DTensors how they are placed, by FQN."""
+        """``specs``: the DTensor spec of each gradient that is a DTensor, by FQN."""
         self._live, self._specs = live, specs
         self._rates = live.rates()
         self._of: dict[Any, Mapping[str, torch.Tensor]] = {**live.by_role(), "batch": arguments}
         self._of["state"] = {**added, **self._of["state"]}
         self._taken: dict[tuple[str, str], torch.Tensor] = {}
-        """What the graph was given, and may write."""
+        """The tensors that the graph was given as inputs, and that results may be written into."""
 
     def own(self, value: Value) -> Any:
-        """The user's own object that an input was made of."""
+        """The user's own object behind an input: a parameter itself, not the local tensor that the graph gets."""
         if value.role == "hyper":
             return self._rates[value.fqn]
         return self._live.params[value.fqn] if value.role == "param" else self._of[value.role][value.fqn]
 
     def find(self, role: str, fqn: str) -> torch.Tensor | None:
-        """The tensor of a parameter, buffer or state as it is; None if it is gone."""
+        """The current tensor of a parameter, buffer or state; None if it is gone."""
         return self._of[role].get(fqn)
 
     def gather(self, inputs: Iterable[Value]) -> list[torch.Tensor]:
@@ -203,9 +203,10 @@ class LiveValues:
 
 
 class Making:
-    """Makes the optimizers' state that one call needs and that is not there yet; can put all back to what it was before.
+    """Makes the optimizer state that one call needs and that does not exist yet; can undo all of it.
 
-    ``removed``: state that transformations took out; it is not made again. ``added``: what they put in.
+    ``removed``: state that transformations took out, which is not made again. ``added``: state that they put in, which no
+    optimizer has.
     """
 
     def __init__(self, live: Live, removed: Mapping[str, Any], added: Collection[str]) -> None:
@@ -233,6 +234,7 @@ class Making:
                 refuse_first_step(optimizer)
                 self._remember(own)
                 make_state([optimizer], [self._live.params[fqn] for fqn in own])
+                # The optimizer makes all of a parameter's state at once, also what transformations removed.
                 self.drop(name for name in self._removed if name.rpartition(".")[0] in own)
 
     def drop(self, names: Iterable[str]) -> None:
@@ -259,7 +261,7 @@ class Making:
 
 
 def refuse_first_step(optimizer: Optimizer) -> None:
-    """Raise :class:`CaptureError` for an optimizer whose first step is another than all later ones: no graph does for all."""
+    """Raise :class:`CaptureError` for an optimizer whose first step computes otherwise than later ones: no graph fits both."""
     for group in optimizer.param_groups:
         if first_step_differs(group):
             raise CaptureError(
@@ -269,19 +271,20 @@ def refuse_first_step(optimizer: Optimizer) -> None:
 
 
 def called(role: str, fqn: str) -> str:
-    """What to call a tensor in a sentence."""
+    """The name of a tensor in a sentence."""
     return f"{_CALLED.get(role, f'{role} ')}{fqn}"
 
 
 def overlapping(tensors: Mapping[str, torch.Tensor]) -> Iterator[Pair]:
-    """Pairs of different tensors with memory in common, from the first byte of each to its last, by name."""
+    """Names of each two different tensors whose memory overlaps, each taken from its first byte to its last."""
+    # A sweep over memory in the order of addresses: a tensor overlaps all that began before it and have not ended yet.
     spans = sorted((tensor.data_ptr(), name) for name, tensor in tensors.items())
     open_ones: list[tuple[int, str, torch.Tensor]] = []
     for start, name in spans:
         tensor = tensors[name]
         first, last = extent(tensor)
         end = start + (last - first) * tensor.element_size()
-        if not start or start == end:
+        if not start or start == end:  # without memory, such as an empty tensor
             continue
         open_ones = [one for one in open_ones if one[0] > start]
         yield from ((other, name) for _, other, one in open_ones if one is not tensor and one.device == tensor.device)
@@ -293,7 +296,7 @@ def refuse_shared_writes(pairs: Iterable[Pair], written: Iterable[Value]) -> Non
     names = {called(value.role, value.fqn) for value in written}
     for one, other in pairs:
         if one in names or other in names:
-            # In memory either may lie first.
+            # The pair is ordered by address, which differs from run to run. The sentence always has arguments first.
             one, other = sorted((one, other), key=lambda name: (not name.startswith("argument "), name))
             both = f"{one} and {other}"
             if other.startswith("argument "):  # then one does too

@@ -1,4 +1,4 @@
-"""A user's model parted over ranks before its step is captured, by torch's own means; and each rank's part of a batch."""
+"""Shards a user's model over ranks, by torch's own means, before its step is captured; and cuts each rank's part of a batch."""
 
 from __future__ import annotations
 
@@ -26,17 +26,17 @@ if TYPE_CHECKING:
 
 MODES = ("fully_shard", "hybrid_shard", "replicate")
 Parallelize = Callable[[nn.Module, "DeviceMesh"], Any]
-"""Parts a model in place."""
+"""A callable that shards a model in place."""
 Parallel = str | Mapping[str, Any] | Parallelize
-"""One of :data:`MODES`; modules (paths, with ``*``) that are parted over tp, each "colwise", "rowwise" or a ``ParallelStyle``;
-or a callable."""
+"""One of :data:`MODES`; or for tensor parallelism a mapping of module paths (with ``*``) to "colwise", "rowwise" or a
+``ParallelStyle``; or a callable."""
 BatchDim = int | None | Mapping[str, int | None]
 _TP = "tp"
 
 
 @dataclass(frozen=True)
 class Parted:
-    """How a step runs on ranks."""
+    """How the model of a step was sharded, and how its batch is cut."""
 
     mesh: DeviceMesh
     batch_dim: BatchDim
@@ -45,7 +45,7 @@ class Parted:
 
     @property
     def averaged(self) -> Ranks | None:
-        """The ranks over which gradients are averaged that no module reduces."""
+        """The ranks over which those gradients are averaged that neither FSDP nor DDP reduces."""
         if not self.averages:
             return None
         group = _data(self.mesh).get_group()
@@ -53,7 +53,7 @@ class Parted:
 
     @property
     def ranks(self) -> tuple[int, int]:
-        """This rank's place among those that have batches of their own, and their number."""
+        """(place of this rank, number of them) among the ranks that get different parts of the batch: ranks of tp share one."""
         place, count = 0, 1
         for dim, name in enumerate(self.mesh.mesh_dim_names or [""] * self.mesh.ndim):
             if name != _TP:
@@ -61,7 +61,7 @@ class Parted:
         return place, count
 
     def of_batch(self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any]:
-        """This rank's part of each tensor among the arguments. Raises :class:`CaptureError` for one that cannot be parted."""
+        """This rank's part of each tensor among the arguments. Raises :class:`CaptureError` for one that cannot be cut so."""
         if self.batch_dim is None:
             return args, kwargs
         taken = inspect.signature(function)
@@ -96,14 +96,15 @@ def part_model(
     model: nn.Module, optimizers: Sequence[Optimizer], parallel: Parallel | Sequence[Parallel], mesh: DeviceMesh | None,
     batch_dim: BatchDim, sync: bool,
 ) -> Parted:  # fmt: skip
-    """Part ``model`` in place, and give ``optimizers`` what its parameters have become, state among it.
+    """Shard ``model`` in place, and exchange the parameters of ``optimizers`` for the sharded ones, with their state.
 
-    Raises :class:`CaptureError` for ranks that hold other values, and for what cannot be parted so.
+    Raises :class:`CaptureError` for ranks that begin with different values, and for a model that cannot be sharded so.
     """
     if not dist.is_available() or not dist.is_initialized():
         raise CaptureError("parallel is given, and there is no process group; call torch.distributed.init_process_group first")
     ways = [parallel] if isinstance(parallel, (str, Mapping)) or callable(parallel) else list(parallel)
     mesh = _mesh(ways, mesh)
+    # Each rank keeps a part of its own values, so ranks that began with others would train a mix of both models.
     _agree(model, sync)
     before = dict(model.named_parameters())
     done: list[str] = []
@@ -117,7 +118,7 @@ def part_model(
         if not done:
             raise
         raise CaptureError(f"{error}; the model is parted by {', '.join(done)} already, make it anew") from error
-    finally:  # behind a mistake, too, optimizers have what the model has
+    finally:  # after an error, too, optimizers have the parameters that the model has
         _exchange(optimizers, before, dict(model.named_parameters()))
     return Parted(mesh, batch_dim, "replicate" in ways)
 
@@ -168,10 +169,11 @@ def _shard(model: nn.Module, mode: str, mesh: DeviceMesh) -> None:
     dims = 2 if mode == "hybrid_shard" else 1
     if mesh.ndim != dims:
         raise CaptureError(f'parallel = "{mode}" takes a mesh of {dims} dimensions beside tp, and this one has {mesh.ndim}')
-    if mode == "replicate":
+    if mode == "replicate":  # the graph itself averages gradients, see Parted.averaged
         return
     from torch.distributed.fsdp import fully_shard
 
+    # Several models are children of a container, and fully_shard refuses a container, which has no forward.
     containers = (nn.ModuleDict, nn.ModuleList)
     for module in model.children() if isinstance(model, containers) else (model,):
         fully_shard(module, mesh=mesh, reshard_after_forward=True)
@@ -195,7 +197,7 @@ def _over_tp(model: nn.Module, plan: Mapping[str, Any], mesh: DeviceMesh) -> Non
 
 
 def _agree(model: nn.Module, sync: bool) -> None:
-    """Send what rank 0 holds to all, or raise :class:`CaptureError` where ranks hold other values."""
+    """Broadcast the values of rank 0, or without ``sync`` raise :class:`CaptureError` if ranks hold different values."""
     held = {**dict(model.named_parameters()), **dict(model.named_buffers())}
     whole = {fqn: tensor for fqn, tensor in held.items() if not is_dtensor(tensor)}
     # Also before values are sent: a rank with a tensor more or less would wait for the others, or take one for another.
@@ -225,7 +227,7 @@ def _digest(tensor: torch.Tensor) -> str:
 
 
 def _exchange(optimizers: Sequence[Optimizer], before: Mapping[str, torch.Tensor], after: Mapping[str, torch.Tensor]) -> None:
-    """Give ``optimizers`` the parameters ``after`` for those of ``before``, and their state in as many parts."""
+    """Exchange in ``optimizers`` the parameters ``before`` for those ``after``; state is sharded as its parameter is."""
     new = {id(parameter): after[fqn] for fqn, parameter in before.items()}
     for optimizer in optimizers:
         for group in optimizer.param_groups:
@@ -238,6 +240,8 @@ def _exchange(optimizers: Sequence[Optimizer], before: Mapping[str, torch.Tensor
 
 
 def _parted_alike(value: Any, parameter: torch.Tensor) -> Any:
+    # Moments have the parameter's shape and are sharded as it is; a step counter stays whole. Nothing is sent, since every rank
+    # has the whole value.
     if not is_dtensor(parameter) or not isinstance(value, torch.Tensor) or value.shape != parameter.shape:
         return value
     from torch.distributed.tensor import distribute_tensor

@@ -1,4 +1,4 @@
-"""Records a user's whole step on fake tensors: its operators, what it does to gradients, and the modules it is in."""
+"""Records a user's whole step on fake tensors: its operators, its reads and writes of ``.grad``, and the running modules."""
 
 from __future__ import annotations
 
@@ -24,13 +24,14 @@ _TENSOR: Any = torch.Tensor
 _GRAD, _DATA = _TENSOR.grad, _TENSOR.data
 _BACKWARD = (torch.Tensor.backward, torch.autograd.backward, torch.autograd.grad)
 _GRADIENT_OF = "fxbucket_gradient_of"
-"""In a node's meta: FQN of the module of whose parameter it is the gradient."""
+"""Key in the meta of a node that is a parameter's gradient: the FQN of the parameter's module."""
 
 
 class StepRecorder(Recorder):
-    """Records operators as nodes of a graph; tells of each node (``on_node``), and records nothing while it is ``paused``.
+    """Records operators as nodes of a graph; calls ``on_node`` after each, and records nothing while it is ``paused``.
 
-    Tensor subclasses take themselves apart first. Raises :class:`CaptureError` for operators that a graph cannot have.
+    A call with a tensor subclass, such as a DTensor, is left to the subclass, whose inner operators are recorded. Raises
+    :class:`CaptureError` for operators that a graph cannot have.
     """
 
     def __init__(self, mode: FakeTensorMode) -> None:
@@ -38,7 +39,7 @@ class StepRecorder(Recorder):
         self.paused = False
         self.on_node: Callable[[], None] = lambda: None
         self.constants: dict[str, torch.Tensor] = {}
-        """Tensors that the step makes of Python numbers, by the attribute of the graph that is to hold them."""
+        """Tensors that the step makes from lists of numbers, by the attribute of the graph module that will hold them."""
 
     @contextmanager
     def unseen(self) -> Iterator[None]:
@@ -50,7 +51,7 @@ class StepRecorder(Recorder):
             self.paused = False
 
     def late_input(self, name: str, fake: torch.Tensor) -> None:
-        """Make ``fake`` an input though the graph has begun."""
+        """Make ``fake`` an input, even when the graph already has nodes."""
         first = next(iter(self.graph.nodes), None)
         with self.graph.inserting_before(first) if first is not None else nullcontext():
             self.input(name, fake)
@@ -58,12 +59,15 @@ class StepRecorder(Recorder):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if any(kind not in _PLAIN for kind in types):
             return NotImplemented
-        if self.paused or func.namespace == "prim":
+        if self.paused or func.namespace == "prim":  # prim::device and the like ask for metadata, not for data
             with self._mode:
                 return func(*args, **(kwargs or {}))
         _refuse(func)
+        # native_batch_norm writes running statistics that its schema does not declare, so that it has no functional twin. The
+        # operator in its place computes the same, and declares them.
         if func is _ATEN.native_batch_norm.default and args[3] is not None and args[5]:
             func = _ATEN._native_batch_norm_legit.default
+        # torch.tensor([1, 2]) arrives as a real tensor that is lifted. Scalars are left to the base class, as numbers.
         if func is _ATEN.lift_fresh.default and not isinstance(args[0], FakeTensor) and args[0].dim():
             return self._attribute(args[0])
         result = super().__torch_dispatch__(func, types, args, kwargs)
@@ -71,7 +75,7 @@ class StepRecorder(Recorder):
         return result
 
     def hold(self, value: torch.Tensor) -> str:
-        """Keep ``value`` beside the graph, under the name that is given."""
+        """Keep ``value`` beside the graph; the name under which it is kept."""
         name = f"constant_{len(self.constants)}"
         self.constants[name] = value
         return name
@@ -86,6 +90,7 @@ class StepRecorder(Recorder):
 
 
 def _refuse(func: Any) -> None:
+    # detach_ has the tag of operators that change a tensor's shape, but leaves the shape alone.
     if func.namespace == "c10d":
         raise CaptureError(
             f"it calls {func}, which works in place and behind autograd's back; use torch.distributed._functional_collectives"
@@ -95,11 +100,11 @@ def _refuse(func: Any) -> None:
 
 
 class StepFunctions(TorchFunctionMode):
-    """Watches calls of torch's functions, of which the recorder gets to see only the operators.
+    """Watches calls of torch's Python functions, since the recorder sees only the operators below them.
 
-    Real tensors among the arguments, such as parameters that the step holds itself, are replaced by their ``twins`` (by
-    identity). ``gradients`` is told of each ``.grad`` that is read, set or dropped. Refused are ``item()``, which only an
-    optimizer may call (for its step counters), and writing to ``.data``.
+    Real tensors among the arguments, such as parameters that the step's closure holds, are replaced by their fake ``twins``,
+    which are looked up by identity. ``gradients`` is told of each ``.grad`` that is read, set or dropped. Refused are writes to
+    ``.data``, and ``item()`` outside of an optimizer, which reads its step counters with it.
     """
 
     def __init__(self, recorder: StepRecorder, twins: Mapping[int, torch.Tensor], gradients: Gradients) -> None:
@@ -119,6 +124,7 @@ class StepFunctions(TorchFunctionMode):
                     "it asks for the value of a tensor (item()), which is known only when the step runs; return the tensor"
                 )
             return self._recorder.number(*args)
+        # Accessors of a property are new objects each time, so they are compared by ``==``.
         if func == _DATA.__set__:
             raise CaptureError("it sets .data of a tensor, which no operator tells of; write it with copy_")
         if func in (_GRAD.__set__, _GRAD.__delete__):
@@ -131,16 +137,16 @@ class StepFunctions(TorchFunctionMode):
         return result
 
     def twinned(self, value: Any) -> Any:
-        """``value`` with stand-ins for real tensors."""
+        """``value`` with fake twins in place of real tensors."""
         return pytree.map_tensors(lambda tensor: self._twins.get(id(tensor), tensor), value)
 
 
 class Gradients:
-    """Follows ``.grad`` of each parameter through one step: does what was there before count, and what is there afterwards?
+    """Follows ``.grad`` of each parameter through one step: whether the gradient from before matters, and which one is left.
 
     A step that begins with ``zero_grad()`` does not care whether there were gradients, so that one graph does for its first
-    call and for all later ones. A step that reads, accumulates into or keeps a gradient of before does care. ``parameters`` are
-    the twins by FQN; ``on_read(fqn, gradient)`` is called for each gradient that is looked at.
+    call and for all later ones. A step that reads, accumulates into or keeps a gradient from before does care. ``parameters``
+    are the fake twins by FQN; ``on_read(fqn, gradient)`` is called for each gradient that is read.
     """
 
     def __init__(self, parameters: Mapping[str, torch.Tensor], on_read: Callable[[str, torch.Tensor], None]) -> None:
@@ -149,18 +155,20 @@ class Gradients:
         self._before = {fqn: parameter.grad for fqn, parameter in parameters.items()}
         self._versions = {fqn: _version(grad) for fqn, grad in self._before.items()}
         self._counts: dict[str, bool] = {}
-        """By parameter whether the gradient of before counts, settled by what happened to it first."""
+        """By FQN whether the gradient from before matters. The first access decides, so only ``setdefault`` writes here."""
 
     def set(self, parameter: torch.Tensor, value: Any) -> None:
         """``parameter.grad`` is about to become ``value``."""
         fqn = self._fqns.get(id(parameter))
+        # Dropped first of all, the gradient from before had no effect. If backward has put another one in its place without
+        # being seen here, that one may contain it.
         if fqn is not None and value is None:
             self._counts.setdefault(fqn, parameter.grad is not self._before[fqn])
         elif fqn is not None:
             self._counts.setdefault(fqn, True)
 
     def read(self, parameter: torch.Tensor, gradient: torch.Tensor | None) -> None:
-        """Somebody looked at ``parameter.grad`` and found ``gradient``."""
+        """``parameter.grad`` was read, and is ``gradient``."""
         fqn = self._fqns.get(id(parameter))
         if fqn is None:
             return
@@ -169,7 +177,7 @@ class Gradients:
             self._on_read(fqn, gradient)
 
     def counting(self) -> dict[str, bool]:
-        """By parameter whether it had a gradient before the step, where that makes a difference."""
+        """Whether a parameter had a gradient before the step, by FQN; only for parameters where that makes a difference."""
         counts = (fqn for fqn in self._parameters if self._counts.get(fqn, self._has_changed(fqn)))
         return {fqn: self._before[fqn] is not None for fqn in counts}
 
@@ -179,7 +187,7 @@ class Gradients:
         return gradient is not self._before[fqn] or _version(gradient) != self._versions[fqn]
 
     def left(self) -> dict[str, torch.Tensor | None]:
-        """Gradients that the step leaves behind, None where it leaves none; without those that it did not replace."""
+        """Gradients after the step, by FQN, None where it dropped one; without those that are the same tensor as before."""
         cleared = {fqn for fqn, p in self._parameters.items() if p.grad is None and fqn in self._counts}
         changed = {fqn: p.grad for fqn, p in self._parameters.items() if p.grad is not self._before[fqn]}
         return changed | dict.fromkeys(cleared)
@@ -193,8 +201,9 @@ def _version(gradient: torch.Tensor | None) -> int:
 def watching_zero_grad(
     model: nn.Module, optimizers: Iterable[Optimizer], recorder: StepRecorder, gradients: Gradients
 ) -> Iterator[None]:
-    """While inside, ``zero_grad()`` of modules and optimizers tells ``gradients`` what it drops, be anything there or not."""
+    """While inside, ``zero_grad()`` of modules and optimizers tells ``gradients`` of all parameters, also those without one."""
 
+    # Torch's own code reads .grad and drops only what is there. Told beforehand, the drop is the first access, not the read.
     def watched(owner: Any) -> Callable[..., None]:
         zero_grad: Callable[[bool], None] = owner.zero_grad
 
@@ -216,9 +225,9 @@ def watching_zero_grad(
 
 
 class StepNamer(NodeNamer):
-    """Names nodes by their modules, in a step that calls the model and its backward as often and in whatever order it likes.
+    """Names nodes by their modules, in a step that may call the model and its backward any number of times in any order.
 
-    :meth:`flush` is called after every node. A node of backward gets its module from the autograd node that is being run, so it
+    :meth:`flush` is called after every node. A node of backward gets its module from the autograd node that is running, so it
     does not matter who started backward. ``owners`` has the FQN of each parameter's module, by the parameter's identity.
     """
 
@@ -240,7 +249,9 @@ class StepNamer(NodeNamer):
         super().flush()
 
     def _name(self, node: fx.Node) -> None:
-        """What is made of a gradient by nodes with one input each, such as a collective and its wait, is that module's too."""
+        """Name ``node``; one made from a gradient by a chain of nodes with one input each belongs to the gradient's module."""
+        # Outside of modules and of backward, the step itself works on gradients, as where it all-reduces each and waits for it.
+        # Such nodes are named as backward nodes of the parameter's module, found by going up the chain.
         before, made_of = self._backward, [node]
         if before is None and len(self._stack) == 1:
             while len(made_of) == 1 and _GRADIENT_OF not in made_of[0].meta:

@@ -27,9 +27,9 @@ class Schedulers:
 
     @contextmanager
     def watched(self) -> Iterator[None]:
-        """While inside, a scheduler that is called is noted, and does nothing.
+        """While inside, ``step()`` of a scheduler only notes the call.
 
-        Raises :class:`CaptureError` for one that is given a tensor.
+        It raises :class:`CaptureError` for an argument that is a tensor.
         """
         with ExitStack() as inside:
             for kind in _kinds(LRScheduler):

@@ -1,8 +1,8 @@
-"""Models that the user has parted already: under ``fully_shard``, DDP or ``parallelize_module``, captured as they are.
+"""Models that the user has already put under ``fully_shard``, DDP or ``parallelize_module``, captured as they are.
 
-What forward reads is gathered in the graph where FSDP's hooks would gather it, and gradients are reduced there as torch reduces
-them; hooks of FSDP, and DDP's own forward, are away while the step is traced. All else of a DTensor, its operators under tensor
-parallelism and what clips gradients, takes itself apart into operators of what each rank holds.
+While the step is traced, FSDP's hooks and DDP's own forward are removed. In their place the graph gathers each parameter that
+forward reads, where FSDP's hooks would, and reduces gradients as torch does. All other operators on DTensors, such as those of
+tensor parallelism and of gradient clipping, are recorded as the operators on local tensors that DTensor makes of them.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def _mode(unit: Unit, shard: Shard) -> Mode:
 
 @dataclass(frozen=True, slots=True)
 class Travelling:
-    """A parameter that is gathered before it is read."""
+    """A sharded parameter, which is gathered before it is read."""
 
     travel: Travel
     shard: Shard
@@ -43,20 +43,20 @@ class Travelling:
 
 @dataclass
 class Sharding:
-    """How a model's parameters are parted, as it is now."""
+    """How a model's parameters are sharded or replicated at this moment."""
 
     model: nn.Module
     units: list[Unit] = field(default_factory=list)
     travelling: dict[str, Travelling] = field(default_factory=dict)
-    """By FQN."""
+    """Sharded parameters, by FQN."""
     replicas: dict[str, nn.Module] = field(default_factory=dict)
     """Modules under DDP, by FQN."""
     averaged: Ranks | None = None
-    """The ranks over which gradients are averaged that nobody else reduces."""
+    """The ranks over which those gradients are averaged that neither FSDP nor DDP reduces."""
 
     @classmethod
     def of(cls, model: nn.Module, averaged: Ranks | None = None) -> Sharding:
-        """Read ``model``. Raises :class:`CaptureError` for what no graph takes over."""
+        """Read ``model``. Raises :class:`CaptureError` for settings of FSDP or DDP that a graph cannot take over."""
         found = cls(model, units_of(model), averaged=averaged)
         fqns = {id(parameter): fqn for fqn, parameter in model.named_parameters()}
         for unit in found.units:
@@ -82,12 +82,12 @@ class Sharding:
         self.replicas[name] = module
 
     def gathered_again(self) -> set[str]:
-        """FQNs of those that are gathered once more for backward."""
+        """FQNs of the parameters that are gathered once more for backward."""
         again = {id(shard) for unit in self.units if unit.reshards for shard in unit.shards}
         return {fqn for fqn, one in self.travelling.items() if id(one.shard) in again}
 
     def told(self) -> Hashable:
-        """How gradients are reduced, inputs cast and parameters gathered, as modules are told now."""
+        """A key of the present settings: how gradients are reduced, inputs and outputs cast, and parameters gathered."""
         shards = tuple((fqn, one.travel, one.shard.flags) for fqn, one in self.travelling.items())
         units = tuple((unit.input_dtype, unit.output_dtype, unit.reshards) for unit in self.units)
         replicas: dict[str, Any] = dict(self.replicas)
@@ -95,7 +95,7 @@ class Sharding:
         return shards, units, synced, self.averaged
 
     def stored(self, fqn: str, parameter: torch.Tensor) -> torch.Tensor:
-        """What this rank holds of ``parameter``, with padding."""
+        """This rank's local part of ``parameter``, with the padding that FSDP gathers."""
         found = self.travelling.get(fqn)
         if found is None or found.shard.padded == local_of(parameter).shape:
             return local_of(parameter)
@@ -104,25 +104,28 @@ class Sharding:
 
 @dataclass
 class Wholes:
-    """What is read in forward, by FQN; gathered at its first read in each."""
+    """Gives modules the whole of each sharded parameter; it is gathered at its first read in each forward of the root."""
 
     sharding: Sharding
     twins: Mapping[str, torch.Tensor]
-    """What stands for each parameter while it is traced: a DTensor for one that is."""
+    """The fake twin of each parameter, by FQN: a DTensor where the parameter is one."""
     stored: Mapping[str, torch.Tensor]
-    """What stands for what a rank holds of it, with padding."""
+    """The twin of each parameter's local part, with padding, by FQN."""
     namer: NodeNamer
     paused: Callable[[], bool]
     now: dict[str, torch.Tensor] = field(default_factory=dict)
+    """Parameters that are gathered at present, by FQN."""
     kept: dict[str, torch.Tensor] = field(default_factory=dict)
-    """Gradients that are reduced with those of a later backward, by FQN."""
+    """Gradients that wait, not reduced, to be summed with those of a later backward, by FQN."""
     busy: bool = False
+    """Whether a gather is being recorded, which itself reads the parameter: that read must give the shard."""
 
     @contextmanager
     def in_place(self) -> Iterator[None]:
         """While inside, modules compute as under FSDP or DDP, by operators of the graph alone."""
         model, travelling = self.sharding.model, self.sharding.travelling
         with ExitStack() as inside:
+            # FSDP's hooks gather by c10d in place, which the recorder refuses: their work is done by the hooks below.
             for module in model.modules():
                 for table, number in list(own_hooks(module)):
                     inside.callback(table.update, dict(table))
@@ -144,7 +147,8 @@ class Wholes:
             yield
 
     def _under_ddp(self, name: str, module: nn.Module, inside: ExitStack) -> None:
-        """Have ``module`` call what it wraps, and gradients averaged unless it is called in ``no_sync()``."""
+        """Have ``module`` call the module that it wraps, and gradients averaged unless it is called in ``no_sync()``."""
+        # As in DDP, the forward decides whether the backward after it reduces.
         replica: Any = module
         synced = [True]
 
@@ -158,8 +162,9 @@ class Wholes:
         self._average(fqns, group.group_name, group.size(), lambda: synced[0], inside)
 
     def _average(self, fqns: Sequence[str], group: str, size: int, synced: Callable[[], bool], inside: ExitStack) -> None:
-        """Have gradients averaged when they are there, as DDP does: divided by the number of ranks, and summed."""
+        """Have each gradient averaged once it is accumulated, as DDP does: divided by the number of ranks, then summed."""
 
+        # Unwatched below, since the read of .grad in here is none of the step's.
         def average(parameter: torch.Tensor) -> None:
             if synced() and parameter.grad is not None and size > 1:
                 gradient = local_of(parameter.grad)
@@ -181,12 +186,13 @@ class Wholes:
             )
 
     def forget(self) -> None:
-        """Gather anew what is read from now on."""
+        """Have parameters gathered anew at their next read."""
         self.now.clear()
 
     def read(self, fqn: str) -> torch.Tensor:
-        """What forward reads of the parameter ``fqn``."""
+        """The whole parameter ``fqn``, as forward reads it."""
         if fqn not in self.now:
+            # With gradients, even if the first reader is under no_grad: later readers get the same tensor, and may need them.
             self.busy = True
             try:
                 with self.namer.inside(fqn.rpartition(".")[0]), torch.inference_mode(False), torch.enable_grad():
@@ -196,7 +202,7 @@ class Wholes:
         return self.now[fqn]
 
     def _is_read(self) -> bool:
-        """Whether who reads a parameter now is a module in its forward."""
+        """Whether a read at this moment is by a module in its forward, and so is to give the gathered parameter."""
         return self.namer.is_in_module and not self.busy and not self.paused()
 
     def _forgetting(self, module: nn.Module, inside: ExitStack) -> None:
@@ -204,7 +210,7 @@ class Wholes:
 
 
 class _Whole(torch.autograd.Function):
-    """What a module reads of a parameter; backward a gradient that is placed as the parameter is."""
+    """Gathers a parameter; in backward reduces its gradient to one that is sharded as the parameter is."""
 
     @staticmethod
     def forward(ctx: Any, parameter: torch.Tensor, stored: torch.Tensor, one: Travelling, wholes: Wholes) -> torch.Tensor:
@@ -214,6 +220,8 @@ class _Whole(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor | None, None, None, None]:
+        # First the sum over the other dimensions of the mesh, such as tp. Then gradients of earlier backwards that were not
+        # reduced are added. If this backward does not reduce either, the sum waits. Else it is reduced and loses its padding.
         one: Travelling = ctx.one
         if one.shard.inner is not None:
             gradient = placed_as(gradient.to(one.shard.summed_in or gradient.dtype), one.shard.inner)

@@ -1,4 +1,4 @@
-"""Fake twins of all that a step may read: inputs of its graph, and in the real tensors' places while it is traced."""
+"""Fake twins of all tensors that a step may read: they are the graph's inputs, and stand in the real tensors' places."""
 
 from __future__ import annotations
 
@@ -35,9 +35,11 @@ class Inputs:
         self._reals: list[torch.Tensor] = []
         """Kept alive, so that no other tensor gets the identity of one of them."""
         self.stored: dict[str, torch.Tensor] = {}
-        """Twins of what this rank holds of each parameter, with padding, by FQN."""
+        """Twins of this rank's local part of each parameter, with the padding of FSDP's shards, by FQN."""
         self.updated: dict[str, torch.Tensor] = {}
-        """Twins of what an optimizer updates: a parameter's own, or what is inside if that is a DTensor."""
+        """By FQN the tensor that an optimizer updates: the parameter's twin, or of a DTensor the local part without padding."""
+        # First a twin of each local tensor, which becomes an input of the graph. Around these twins come DTensors like the
+        # real ones, for modules and gradients. One real tensor under two names has one twin, so that it is one input.
         for role, tensors in {**live.by_role(), "batch": arguments.tensors()}.items():
             for fqn, tensor in tensors.items():
                 if id(tensor) not in self.twins:
@@ -60,20 +62,22 @@ class Inputs:
         """Learning rates as optimizers get them while they are traced: live numbers, or tensors where a kernel takes one."""
 
     def _without_padding(self, stored: torch.Tensor, local: torch.Tensor) -> torch.Tensor:
+        # The graph gathers the padded shard, as FSDP does, so the input has padding. Optimizers update a view of it, which the
+        # graph records, so that an update of the view is a write to the input.
         if stored.shape == local.shape:
             return stored
         with self._mode, self._recorder, torch.no_grad():
             return stored.narrow(0, 0, local.shape[0])
 
     def add(self, role: Role, fqn: str, fake: torch.Tensor) -> None:
-        """Make ``fake`` an input; at any time."""
+        """Make ``fake`` an input, also when the trace has begun."""
         self.all.append((Value(role, fqn, tuple(fake.shape), fake.dtype), fake))
         self._recorder.late_input(f"{role}_{fqn}", fake)
 
     def add_removed(self, removed: Mapping[str, torch.Tensor]) -> None:
-        """Add state that transformations will take out again: to the graph's inputs, and to the optimizers' own state.
+        """Add state that transformations take out again after the trace: to the graph's inputs, and to the optimizers' state.
 
-        Called while the optimizers have the twins (:func:`in_optimizers`), since their code still asks for it.
+        The optimizers' code still reads that state. To be called while they hold the twins (:func:`in_optimizers`).
         """
         for name, tensor in removed.items():
             fqn, _, key = name.rpartition(".")
@@ -97,11 +101,11 @@ class Inputs:
 
 
 def _placed(local: torch.Tensor, real: torch.Tensor) -> torch.Tensor:
-    """A DTensor like the parameter ``real``, with ``local`` inside; ``local`` if that is none."""
+    """A DTensor like the parameter ``real`` with ``local`` inside; ``local`` itself if ``real`` is no DTensor."""
     if not is_dtensor(real):
         return local
     twin = of_local(local, spec_of(real), requires_grad=real.requires_grad)
-    twin._is_param = True  # what makes it an nn.Parameter
+    twin._is_param = True  # what makes isinstance(twin, nn.Parameter) true
     for name, value in vars(real).items():
         if not hasattr(twin, name):
             setattr(twin, name, value)
@@ -122,7 +126,7 @@ def refuse_other_kinds(live: Live) -> None:
 def unchanged_modules(model: nn.Module, twins: Mapping[int, torch.Tensor]) -> Iterator[None]:
     """While inside, modules have ``twins`` (by identity of the real tensor) as parameters and buffers; then all is as before.
 
-    Raises :class:`CaptureError` on leaving if a module replaced a buffer or sets an attribute: a graph would not do it again.
+    Raises :class:`CaptureError` on leaving if a module replaced a buffer or set an attribute, which a graph would not repeat.
     """
     with in_modules(model, twins):
         before = [(fqn, module, dict(vars(module)), dict(module._buffers)) for fqn, module in model.named_modules()]
@@ -145,9 +149,9 @@ def unchanged_modules(model: nn.Module, twins: Mapping[int, torch.Tensor]) -> It
 
 @contextmanager
 def in_optimizers(live: Live, inputs: Inputs) -> Iterator[None]:
-    """While inside, optimizers hold the twins of parameters and state, and those of learning rates; then all is as before.
+    """While inside, optimizers hold the twins of parameters, state and learning rates; then all is as before.
 
-    Raises :class:`CaptureError` on leaving if a group, or what of the state is no tensor, was changed.
+    Raises :class:`CaptureError` on leaving if a parameter group, or a value of the state that is no tensor, was changed.
     """
     twins, rates, updated = inputs.twins, inputs.rates, inputs.updated
     before = [(optimizer, optimizer.state, list(optimizer.param_groups)) for optimizer in live.optimizers]
@@ -157,6 +161,7 @@ def in_optimizers(live: Live, inputs: Inputs) -> Iterator[None]:
             known = (
                 (updated[live.fqns[id(parameter)]], held) for parameter, held in state.items() if id(parameter) in live.fqns
             )
+            # State is kept by the tensors that optimizers step, which of DTensors are the local parts (stepped_by_parts).
             stood_for = {twin: {key: _twin(twins, value) for key, value in held.items()} for twin, held in known}
             optimizer.state = defaultdict(dict, stood_for)
         plain = [_plain_state(optimizer) for optimizer in live.optimizers]
@@ -184,7 +189,11 @@ def in_optimizers(live: Live, inputs: Inputs) -> Iterator[None]:
 
 @contextmanager
 def stepped_by_parts(optimizer: Optimizer, inputs: Inputs) -> Iterator[None]:
-    """While inside, ``optimizer`` has what this rank holds of its parameters and gradients instead of DTensors."""
+    """While inside, ``optimizer`` has this rank's local parts of its parameters and gradients instead of DTensors.
+
+    An update that treats each element by itself gives on parts the bits that it gives on whole tensors. Others are refused when
+    the step is over.
+    """
     fqns = {id(twin): fqn for fqn, twin in inputs.parameters.items()}
     before = [(group, group["params"]) for group in optimizer.param_groups]
     try:

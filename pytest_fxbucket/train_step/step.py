@@ -102,7 +102,7 @@ def capture_step(
 
 
 def _one(model: Any) -> nn.Module:
-    """One module of all that are given."""
+    """One module that has all the given ones as children, by key or number."""
     if isinstance(model, nn.Module):
         return model
     several = model if isinstance(model, Mapping) else dict(enumerate(model)) if isinstance(model, (list, tuple)) else {}
@@ -114,18 +114,18 @@ def _one(model: Any) -> nn.Module:
 
 @dataclass(frozen=True)
 class _Program:
-    """What one trace made."""
+    """The result of one trace, ready to run."""
 
     traced: Traced
     step: StepGraph
-    """What runs: transformed."""
+    """The step after all transformations, which is what runs."""
     iterating: Iterating | None
-    """The graphs of a step whose work crosses iterations."""
+    """The runner of a step whose work crosses iterations, else None."""
     groups: Mapping[str, tuple[int, ...]]
-    """Ranks of the process groups that it launches on."""
+    """Ranks of each process group that the step launches on, by name."""
 
     def fits(self, live: Live) -> bool:
-        """Whether gradients, where it matters, and process groups are now as they were when it was traced."""
+        """Whether process groups are as they were at the trace, and gradients there or not there where that matters."""
         return has_groups(self.groups) and all(
             (live.params[fqn].grad is not None) == there for fqn, there in self.traced.gradients.items()
         )
@@ -193,7 +193,7 @@ class CapturedStep:
         arguments, live = Arguments(args, kwargs), Live(self._model, self._optimizers, averaged, self._scaler)
         making = Making(live, self._removed, self._added)
 
-        specs: dict[str, Any] = {}
+        specs: dict[str, Any] = {}  # filled when the program is known, before values are taken
 
         def take() -> LiveValues:
             return LiveValues(arguments.tensors(), live, self.state, specs)
@@ -203,7 +203,7 @@ class CapturedStep:
             making.make(value for values in program.step.inputs.values() for value in values)
             specs.update(program.traced.specs)
             reply = self._run(program, take, last_step)
-        except BaseException:
+        except BaseException:  # Ctrl-C too; nothing else of the user's has changed, since results are written last
             making.undo()
             raise
         for call in program.traced.schedulers:
@@ -226,6 +226,7 @@ class CapturedStep:
 
     def _program(self, arguments: Arguments, live: Live, making: Making) -> _Program:
         """The program of this call; traced if none fits."""
+        # Several programs may have one key: they differ in which parameters had gradients, and in process groups.
         guards = self._guards.now()
         key = signature(arguments, live, guards)
         found = next((program for program in self._programs.get(key, ()) if program.fits(live)), None)
@@ -241,6 +242,7 @@ class CapturedStep:
         live.refuse_told_otherwise()
         refuse_shared_writes(shared_memory(arguments, live), traced.outputs)
         step = described(traced, live)
+        # Transformations get the tensors of all state, so state that the step's first update would make is made now.
         making.make(step.inputs["joint"])
         states = live.states() | self._removed | self.state
         result = transformed(step, states, self.state, self._transforms)
@@ -256,7 +258,7 @@ class CapturedStep:
 
 
 def _reply(traced: Traced, values: LiveValues, given: Mapping[str, Any]) -> Any:
-    """What the function would have given, of results of the graph by name."""
+    """The result that the function would have returned, put together from the graph's results by name."""
     leaves = []
     for leaf in traced.leaves:
         value = given[leaf.value] if leaf.kind == "output" else values.own(leaf.value) if leaf.kind == "input" else leaf.value

@@ -1,6 +1,6 @@
 """Traces one call of a user's step function into a functional graph whose inputs and outputs have names.
 
-Its outputs are what the function gave, then new values of what it wrote.
+The outputs of the graph are the results of the function, then the new values of the tensors that it wrote.
 """
 
 from __future__ import annotations
@@ -52,14 +52,14 @@ _ORDER: tuple[Role, ...] = ("param", "buffer", "grad", "state", "hyper", "batch"
 
 @dataclass(frozen=True)
 class Leaf:
-    """One leaf of what the function gave."""
+    """One leaf of the function's result."""
 
     kind: str
-    """"output" of the graph, "input" that is given back as it is, or "plain" value."""
+    """"output" of the graph, "input" of the graph that the function returns unchanged, or "plain" Python value."""
     value: Any
     """FQN of the output, the :class:`Value` of the input, or the value itself."""
     spec: Any = None
-    """How an output that is a DTensor is placed."""
+    """The DTensor spec of an output or input that is a DTensor, else None."""
 
 
 @dataclass(frozen=True)
@@ -70,16 +70,16 @@ class Traced:
     inputs: tuple[Value, ...]
     outputs: tuple[Value, ...]
     spec: Any
-    """Containers of what the function gave."""
+    """The pytree spec of the function's result."""
     leaves: tuple[Leaf, ...]
     gradients: Mapping[str, bool]
-    """By FQN whether a parameter had a gradient before the step, where the graph is right only for that."""
+    """By FQN whether the parameter had a gradient before the step; only parameters for which the graph depends on that."""
     cleared: tuple[str, ...]
     """Parameters that have no gradient after the step."""
     specs: Mapping[str, Any]
-    """How gradients that are DTensors are placed, by FQN."""
+    """The DTensor spec of each gradient that is a DTensor, by FQN; None for others."""
     schedulers: tuple[Call, ...]
-    """What is called when the graph has run."""
+    """Calls of learning rate schedulers, to be made after the graph has run."""
 
 
 def trace_call(
@@ -87,9 +87,9 @@ def trace_call(
 ) -> Traced:
     """Trace ``function`` with ``arguments``; ``live`` is left as it was.
 
-    ``removed`` is state that transformations took out of the optimizers, which their own code still needs; ``overrides`` are
-    modules that are not traced. Raises :class:`CaptureError` in one sentence, with the user's frame, for what a graph cannot
-    say.
+    ``removed`` is optimizer state that transformations took out, and that the code of the optimizers still reads. ``overrides``
+    are modules that are not traced. Raises :class:`CaptureError` for a step that no graph can express, in one sentence that
+    names the user's frame.
     """
     refuse_other_kinds(live)
     return _Tracing(function, arguments, live, removed, overrides).run()
@@ -125,7 +125,7 @@ class _Tracing:
         self.stepping: Optimizer | None = None
         self.step = ExitStack()
         self.skipped: torch.Tensor | None = None
-        """Not 0 if nothing is to come of the step that is taken."""
+        """Set while a gradient scaler steps an optimizer: a tensor that is not 0 if this step is to have no effect."""
         self.anchors = Anchors(overrides, self.mode)
         self.anchors.states = {fqn: fake_twin(self.mode, first) for fqn, first in overrides.first_state.items()}
         for fqn, fake in self.anchors.states.items():
@@ -136,6 +136,7 @@ class _Tracing:
             with self._inside():
                 paths, spec = self._call()
                 self.wholes.refuse_kept()
+                # While nothing is recorded, a look at .grad does not count as one by the step.
                 with self.recorder.unseen():
                     left, counting = self.gradients.left(), self.gradients.counting()
                 results = [
@@ -158,6 +159,9 @@ class _Tracing:
 
     @contextmanager
     def _inside(self) -> Iterator[None]:
+        # The order matters. Modules and optimizers hold the fake twins before a mode is entered. Of several modes the one that
+        # was entered last sees a call first: StepFunctions turns real tensors into twins, then Wholes exchanges the twins of
+        # sharded parameters for gathered ones; and the tape of random draws stands before the recorder.
         model = self.live.model
         with ExitStack() as inside:
             inside.callback(register_optimizer_step_pre_hook(self._before_step).remove)
@@ -180,7 +184,7 @@ class _Tracing:
             yield
 
     def _call(self) -> tuple[list[tuple[str, Any]], Any]:
-        """Leaves of what the function gives, with their paths, and its containers."""
+        """Call the function; the leaves of its result with their paths, and the result's pytree spec."""
         arguments = [self.inputs.twins[id(x)] if isinstance(x, torch.Tensor) else x for x in self.arguments.leaves]
         args, kwargs = pytree.tree_unflatten(arguments, self.arguments.spec)
         with self._blamed():
@@ -189,6 +193,7 @@ class _Tracing:
         found = []
         for key, leaf in leaves:
             path = f"result{pytree.keystr(key)}"
+            # A functional collective gives an AsyncCollectiveTensor, which records its wait only at its first use.
             leaf = leaf.trigger_wait() if hasattr(leaf, "trigger_wait") else leaf
             if not isinstance(leaf, (torch.Tensor, torch.SymFloat, *PLAIN)):
                 raise CaptureError(
@@ -199,7 +204,7 @@ class _Tracing:
         return found, spec
 
     def _reply(self, paths: Sequence[tuple[str, Any]]) -> tuple[tuple[Leaf, ...], list[tuple[Value, fx.Node]]]:
-        """The leaves at ``paths``, and the outputs among them; a scalar whose backward was run has the role "loss"."""
+        """The leaves of the result, and the graph outputs among them; a scalar whose backward was run has the role "loss"."""
         inputs = {id(fake): value for value, fake in self.inputs.all}
         losses = {storage_key(loss) for loss in self.functions.losses}
         leaves: list[Leaf] = []
@@ -224,9 +229,10 @@ class _Tracing:
     ) -> tuple[fx.GraphModule, tuple[Value, ...], tuple[Value, ...]]:
         """The recorded graph made functional, without outputs that the step did not change and gradients that it did not read.
 
-        Anchors are expanded into what overrides put there.
+        Each anchor, an operator that stands for a call of an overridden module, becomes what the override puts there.
         """
         graph = self.recorder.graph
+        # Inputs that were added in the middle of the trace, such as state, come in any order: all are put in front, by role.
         if first := next((node for node in graph.nodes if node.op != "placeholder"), None):
             for _, node in inputs:
                 first.prepend(node)
@@ -235,6 +241,8 @@ class _Tracing:
                 node.meta["val"] = pytree.tree_map(
                     lambda value: value.detach() if isinstance(value, torch.Tensor) else value, node.meta.get("val")
                 )
+        # All values are outputs while writes are replaced, so that every written input's last value is kept. Those that then
+        # turn out to be the input itself are dropped, and dead code with them.
         graph.output([node for _, node in outputs])
         expand(graph, self.anchors, self.recorder.hold)
         make_functional(graph)
@@ -265,9 +273,9 @@ class _Tracing:
             )
         self.stepping = optimizer
         self.schedulers.refuse_behind(optimizer)
-        if len(args) > 1 or kwargs:
+        if len(args) > 1 or kwargs:  # the first argument is the optimizer itself
             raise CaptureError("it runs a closure; compute loss and gradients before, and call step() without one")
-        self.wholes.forget()
+        self.wholes.forget()  # a forward after this step must gather the updated parameters
         self.step.enter_context(stepped_by_parts(optimizer, self.inputs))
         with self.recorder.unseen():
             self._make_state(optimizer)
@@ -283,7 +291,7 @@ class _Tracing:
             self.stepping, self.functions.in_optimizer = None, False
 
     def _step_unless(self, optimizer: Optimizer, skipped: torch.Tensor) -> None:
-        """A step of ``optimizer`` of which nothing comes if ``skipped`` is not 0."""
+        """Step ``optimizer``, without any effect if ``skipped`` is not 0."""
         self.skipped = skipped
         try:
             optimizer.step()
@@ -292,7 +300,9 @@ class _Tracing:
 
     @contextmanager
     def _undone_if(self, optimizer: Optimizer, skipped: torch.Tensor) -> Iterator[None]:
-        """What ``optimizer`` writes in the block is, if ``skipped`` is not 0, what it was before."""
+        """After the block, restore all parameters and state that ``optimizer`` wrote in it, if ``skipped`` is not 0."""
+        # Eager asks for the value of found_inf and does not call step(). A graph cannot branch, so it always steps and then
+        # selects the old values or the new ones.
 
         def written() -> dict[tuple[str, str], torch.Tensor]:
             own = {fqn: part for fqn, part in self.inputs.updated.items() if self.live.owners.get(fqn) is optimizer}
@@ -310,14 +320,14 @@ class _Tracing:
                 tensor.copy_(torch.where(skipped != 0, before[name], tensor))
 
     def _refuse_mixing(self, optimizer: Optimizer) -> None:
-        """Raise :class:`CaptureError` for an optimizer that looks at more than one element of a parameter that is parted."""
+        """Raise :class:`CaptureError` for an optimizer that mixes elements of a sharded parameter: it sees only one shard."""
         parted = {fqn for fqn, part in self.inputs.updated.items() if part is not self.parameters[fqn]}
         if any(self.live.owners[fqn] is optimizer for fqn in parted if fqn in self.live.owners):
             nodes = list(self.recorder.graph.nodes)[self.before_step :]
             refuse_looking_at_all(nodes, [optimizer])
 
     def _make_state(self, optimizer: Optimizer) -> None:
-        """Make the state of parameters that are about to be updated for the first time; it is new inputs of the graph."""
+        """Make the state of parameters that are about to be updated for the first time, and add it to the graph's inputs."""
         own = [(fqn, self.inputs.updated[fqn]) for fqn, owner in self.live.owners.items() if owner is optimizer]
         wanted = {fqn: fake for fqn, fake in own if fake.grad is not None and not optimizer.state.get(fake)}
         if not wanted:
@@ -341,7 +351,7 @@ class _Tracing:
         self.namer.is_gradient(self.recorder.node(local_of(gradient)), self.owners[id(self.parameters[fqn])])
 
     def _now(self, value: Value, fake: torch.Tensor) -> torch.Tensor:
-        """What stands in the place of an input after the step: an optimizer may put another tensor into its state."""
+        """The tensor that holds an input after the step: an optimizer may have put another tensor in its state's place."""
         if value.role != "state" or value.fqn in self.anchors.states or value.fqn in self.live.scaling:
             return fake
         fqn, _, key = value.fqn.rpartition(".")
@@ -363,7 +373,7 @@ class _Tracing:
 
 @contextmanager
 def _plain_rates(optimizer: Optimizer) -> Iterator[None]:
-    """While inside, learning rates are plain numbers, any, and no scaler has a say: first state does not depend on either."""
+    """While inside, learning rates are 1.0 and no gradient scaler is attached: the first state depends on neither."""
     groups = [group for group in optimizer.param_groups if "lr" in group]
     live = [group["lr"] for group in groups]
     scaling = {name: vars(optimizer).pop(name) for name in OF_OPTIMIZERS if name in vars(optimizer)}

@@ -1,4 +1,4 @@
-"""Transformations of a traced step: they run once a trace, and work that they move into the next call is followed there."""
+"""Transformations of a traced step, which run once a trace; :class:`Crossing` follows work that they move to the next call."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ class Transformed:
 
     step: StepGraph
     added: Mapping[str, torch.Tensor]
-    """First tensors of state that was not there before."""
+    """State that transformations added, by name, with its first values."""
     removed: Mapping[str, torch.Tensor]
-    """Fake tensors like the state that is gone."""
+    """A fake tensor for each state that transformations took out, by name."""
 
 
 def described(traced: Traced, live: Live) -> StepGraph:
@@ -55,14 +55,16 @@ def transformed(
 ) -> Transformed:
     """Run ``transforms`` one after the other on ``step``.
 
-    ``states`` has tensors of all state by name, ``shared`` those that earlier traces added, which keep their values.
-    Raises :class:`CaptureError` if one breaks, or leaves a step that is not paired with its state.
+    ``states`` has the tensors of all state by name. ``shared`` has the state that earlier traces added, which keeps its values.
+    Raises :class:`CaptureError` if a transformation fails, or leaves a step whose inputs and outputs do not match its state.
     """
     begin = {value.fqn: states[value.fqn] for value in step.inputs["joint"] if value.role == "state"}
     state = dict(begin)
     stages = [_stage(transform) for transform in transforms]
     refuse_order(stages)
     staged = run_stages(stages, step, state)
+    # State that an earlier trace added has been trained since: it takes the place of the first values that this trace made, and
+    # must still fit the step.
     known = {fqn: shared[fqn] for fqn in state if fqn in shared and fqn not in begin}
     state.update(known)
     if known:
@@ -82,9 +84,9 @@ def _stage(transform: Transform) -> Stage:
 
 
 def iterating_of(step: StepGraph, traced: Traced, crossing: Crossing | None) -> Iterating | None:
-    """The runner of a ``step`` whose work crosses iterations, None for any other; ``traced`` is what it was made of.
+    """The runner of a ``step`` whose work crosses iterations, None for any other; ``traced`` is what was transformed.
 
-    Raises :class:`CaptureError` for a transform that did not say so, and for gradients that are added up over calls.
+    Raises :class:`CaptureError` for a transform that is not marked as crossing, and for gradients that are summed over calls.
     """
     if "cleanup" not in step.graphs:
         return None
@@ -103,20 +105,20 @@ def iterating_of(step: StepGraph, traced: Traced, crossing: Crossing | None) -> 
 
 
 class Crossing:
-    """Follows a step whose work crosses iterations: what the last call left to the next one, and whether that still fits."""
+    """Follows a step whose work crosses iterations: the work that the last call left, and whether it can still be done."""
 
     def __init__(self) -> None:
         self._left: Iterating | None = None
         self._seen: dict[tuple[str, str], tuple[int, int]] = {}
-        """Of parameters and state that are a call behind the version (how often each was written) and the address."""
+        """Version counter and address of each parameter and state that is a call behind, as the last call left them."""
 
     def step(
         self, iterating: Iterating, take: Callable[[], LiveValues], cleared: Sequence[str]
     ) -> tuple[LiveValues, dict[str, Any]]:
         """Run a step of ``iterating``; if the last call was of another one, finish that first.
 
-        ``take`` looks up the values as they are now. Gives those that the step was given, and its results by name. Raises
-        :class:`CaptureError` if somebody wrote to what is a call behind; nothing is changed then.
+        ``take`` looks up the present values. Gives the values that the step took, and its results by name. Raises
+        :class:`CaptureError` if somebody wrote to a tensor that is a call behind; nothing is changed then.
         """
         values = take()
         for (role, fqn), (version, pointer) in self._seen.items():

@@ -1,4 +1,4 @@
-"""Entries of a bucket plan, written out, merged and parted. Pure; imports no torch."""
+"""Entries of a bucket plan: written out, merged and split. Pure; imports no torch."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _NO_NUMBER = ("", -1)
 
 
 def together(entries: Sequence[Entry]) -> Entry:
-    """One entry of all that ``entries`` hold."""
+    """One entry with the selectors of all ``entries``."""
     (one,) = parse_entries(["+".join(name for entry in entries for name in entry.selectors)], "a merged entry")
     return one
 
@@ -27,14 +27,16 @@ def apart(entry: Entry) -> list[Entry]:
 
 
 def written_out(plan: Plan, names: Sequence[str]) -> list[Entry]:
-    """The entries of ``plan`` with stars written out; ``names`` are those that they have on the model, in the plan's order."""
+    """The entries of ``plan`` with stars expanded; ``names`` are the names of all entries on the model, in the plan's order."""
+    # The last name is the root's if the plan leaves unplanned parameters to it: the plan file does not list that entry.
     own = names[:-1] if plan.bucket.unplanned == ROOT and names and names[-1] == ROOT else names
     known = {entry.name: entry for entry in plan.bucket.plan}
     return [known.get(name) or Entry(name, (name,)) for name in own]
 
 
 def with_stars(plan: Plan, before: Sequence[Entry], after: Sequence[Entry]) -> tuple[Entry, ...]:
-    """``after``, where a star of ``plan`` stands again for what is still as in ``before``, which has all written out."""
+    """``after``, with stars of ``plan`` put back for entries that are unchanged since ``before``; both have stars expanded."""
+    # A star can stand again only if all its entries are still there, unchanged, next to each other and in order.
     known = {entry.name for entry in plan.bucket.plan}
     places = {entry: place for place, entry in enumerate(after)}
     found, star_at = dict(enumerate(after)), dict[int, Entry]()
@@ -49,7 +51,7 @@ def with_stars(plan: Plan, before: Sequence[Entry], after: Sequence[Entry]) -> t
 
 
 def is_star(entry: Entry) -> bool:
-    """Whether ``entry`` stands for an entry of each child."""
+    """Whether ``entry`` has a ``*``, and so stands for one entry for each module that it names."""
     return len(entry.selectors) == 1 and bool(_PATTERN.search(entry.name))
 
 
@@ -59,7 +61,7 @@ def _stands_for(star: Entry, entry: Entry) -> bool:
 
 
 def runs(entries: Sequence[Entry]) -> Iterator[tuple[int, int]]:
-    """Where neighbours begin and end that are numbered children of one module, as ``layers.0`` and ``layers.1+layers.2``."""
+    """(begin, end) of each run of entries with numbered children of one module, as ``layers.0`` and ``layers.1+layers.2``."""
     place = 0
     for stem, group in groupby(entries, key=_stem):
         count = len(list(group))
@@ -69,23 +71,24 @@ def runs(entries: Sequence[Entry]) -> Iterator[tuple[int, int]]:
 
 
 def _stem(entry: Entry) -> str:
-    """The module whose numbered children ``entry`` holds, and nothing else; empty if there is none."""
+    """The module of which ``entry`` holds numbered children, and nothing else; empty if there is none."""
     stems = {found[1] if (found := _NUMBERED.fullmatch(name)) else "" for name in entry.selectors}
     return stems.pop() if len(stems) == 1 else ""
 
 
 def regrouped(entries: Sequence[Entry], size: int) -> list[Entry]:
-    """What ``entries`` hold in entries of ``size`` selectors each, the last one of what is left."""
+    """The selectors of ``entries`` in entries of ``size`` selectors each; the last may have fewer."""
     singles = [single for entry in entries for single in apart(entry)]
     return [together(singles[place : place + size]) for place in range(0, len(singles), size)]
 
 
 def items_of(entries: Sequence[Entry]) -> list[str]:
-    """``entries`` as a plan file lists them: neighbours that are numbered in a row as one range."""
+    """``entries`` as a plan file lists them: neighbours with consecutive numbers become one range, ``layers.[0-3]``."""
     found: list[str] = []
     begin, last = _NO_NUMBER, _NO_NUMBER
     for entry in entries:
         numbered = _NUMBERED.fullmatch(entry.name) if len(entry.selectors) == 1 else None
+        # A number with leading zeros would not be found again from a range.
         now = (numbered[1], int(numbered[2])) if numbered and str(int(numbered[2])) == numbered[2] else _NO_NUMBER
         if now != _NO_NUMBER and now == (last[0], last[1] + 1):
             found[-1] = f"{begin[0]}.[{begin[1]}-{now[1]}]"

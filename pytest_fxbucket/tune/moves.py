@@ -29,7 +29,7 @@ _LIMITS = ("max_memory_increase", "max_memory_increase_gb", "max_in_flight_gb", 
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """What moves need to know of a plan's step."""
+    """Facts about a plan's step that decide which moves there are."""
 
     entries: Sequence[str] = ()
     """Names of all entries on the model, in the plan's order."""
@@ -41,19 +41,19 @@ class Facts:
 
 @dataclass(frozen=True, slots=True)
 class Move:
-    """Another plan."""
+    """A plan that differs from another in one decision."""
 
     plan: Plan
     says: str
-    """What is other in it: ``prefetch = 2``."""
+    """The change, as a plan file would say it: ``[overlap] prefetch = 2``."""
     helps: frozenset[str] = frozenset()
-    """The reasons of exposure that it may take away; it is tried sooner where more is exposed for these."""
+    """The reasons of exposure that the change may remove; it is tried sooner where more is exposed for these reasons."""
     takes_back: bool = False
-    """Whether it makes the plan simpler, so that it is good if nothing is lost."""
+    """Whether it undoes an earlier change, so that it is kept even if it wins nothing, as long as it loses nothing."""
 
     @property
     def kind(self) -> str:
-        """Table and key that it is about first."""
+        """The table and the first key that it changes, ``[overlap] prefetch``."""
         return " ".join(self.says.split()[:2])
 
 
@@ -61,14 +61,14 @@ Moves = Callable[[Plan, Facts], Iterator[Move]]
 
 
 def moves_of(plan: Plan, facts: Facts, start: Plan) -> list[Move]:
-    """All moves from ``plan`` to plans that a file may say; ``start`` is the plan that the search began with."""
+    """All moves from ``plan`` to plans that are consistent; ``start`` is the plan that the search began with."""
     found = [move for moves in _ALL for move in moves(plan, facts)]
     once = {key_of(move.plan): move for move in [*found, *_taken_back(plan, start)]}  # of two alike the one that takes back
     return [move for move in once.values() if move.plan != plan and _is_legal(move.plan)]
 
 
 def key_of(plan: Plan) -> str:
-    """All that moves change; tables hold dicts, which cannot be hashed."""
+    """A key of all that moves change: text, since the tables hold dicts, which cannot be hashed."""
     return repr((plan.bucket, plan.overlap))
 
 
@@ -106,7 +106,11 @@ def _defer_reduce(plan: Plan, facts: Facts) -> Iterator[Move]:
 
 
 def _schedule(plan: Plan, facts: Facts) -> Iterator[Move]:
-    """Places by hand are not thrown away: a plan with both is refused, and so is a schedule without a cluster."""
+    """The other schedule, without the keys that only the old one takes.
+
+    Launch places that the user wrote stay, so that the automatic schedule is then refused as inconsistent; so it is in a plan
+    without a cluster.
+    """
     overlap, plain = plan.overlap, Overlap()
     if overlap.schedule == "auto":
         by = "plan" if plan.bucket.by == "overlap" and plan.bucket.plan else plan.bucket.by
@@ -136,6 +140,7 @@ def _cap_mb(plan: Plan, facts: Facts) -> Iterator[Move]:
         return
     (now,) = plan.bucket.cap_mb
     most = facts.largest / _MB
+    # The largest power of two below the largest launch, which such a cap would split; a larger cap changes nothing.
     half = 2.0 ** (ceil(log2(most)) - 1)
     for cap in (now / 2, 2 * now, 0.0) if now else (half / 2, half):
         if cap < most:
@@ -143,12 +148,12 @@ def _cap_mb(plan: Plan, facts: Facts) -> Iterator[Move]:
 
 
 def _has_movable_entries(plan: Plan) -> bool:
-    """A list of caps goes by the order of entries."""
+    """Whether entries may be merged and split: not with a list of caps, which belongs to the entries by their order."""
     return plan.bucket.has_entries and plan.bucket.enabled and len(plan.bucket.cap_mb) == 1
 
 
 def _numbered(plan: Plan, facts: Facts) -> Iterator[Move]:
-    """Layers by twos, by fours, each alone."""
+    """Runs of numbered layers in entries of two, of four, or each alone."""
     entries = written_out(plan, facts.entries)
     for begin, end in runs(entries) if _has_movable_entries(plan) else ():
         own = entries[begin:end]
@@ -161,7 +166,10 @@ def _numbered(plan: Plan, facts: Facts) -> Iterator[Move]:
 
 
 def _neighbours(plan: Plan, facts: Facts) -> Iterator[Move]:
-    """Two in a row as one, but for layers, which are alike: few differ."""
+    """Two neighbouring entries merged, except two of one run of layers, which :func:`_numbered` merges all alike.
+
+    Of many pairs only the first and the last are tried.
+    """
     entries = written_out(plan, facts.entries) if _has_movable_entries(plan) else []
     within = {place for begin, end in runs(entries) for place in range(begin, end - 1)}
     pairs = [place for place, _ in enumerate(pairwise(entries)) if place not in within]
@@ -172,7 +180,7 @@ def _neighbours(plan: Plan, facts: Facts) -> Iterator[Move]:
 
 
 def _parted(plan: Plan, facts: Facts) -> Iterator[Move]:
-    """An entry of several by itself, and one of a module with numbered children by these."""
+    """An entry of several selectors split into one for each, and one of a module with numbered children split into these."""
     entries = written_out(plan, facts.entries) if _has_movable_entries(plan) else []
     layers = {place for begin, end in runs(entries) for place in range(begin, end)}
     for place, entry in enumerate(entries):
@@ -197,7 +205,7 @@ def _told(entries: Sequence[Entry]) -> str:
 
 
 def _taken_back(plan: Plan, start: Plan) -> Iterator[Move]:
-    """One key as it was: what another change has made useless is not proposed."""
+    """One changed key set back, so that a change that a later one has made useless is not proposed."""
     for name in ("bucket", "overlap"):
         now, then = getattr(plan, name), getattr(start, name)
         for key in (spec.name for spec in fields(then)):

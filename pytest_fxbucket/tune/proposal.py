@@ -1,4 +1,4 @@
-"""What a better plan changes of the plan file: keys, their new values, and the file's text before and after as a diff."""
+"""The changes that a better plan makes to the plan file: keys, new values, and a diff of the file's text."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ class Proposal:
     new: str
     """As ``old`` where the file cannot be edited."""
     diff: str
-    """Of the file; of a row, and where the file cannot be edited, of the keys that change, as a row writes them."""
+    """Diff of the file's text; for a matrix row, or a file that cannot be edited, of the changed keys as a row has them."""
     problem: str = ""
     """Why the file cannot be edited, as a sentence."""
 
 
 def edits_of(old: Plan, new: Plan) -> Edits:
-    """By table and key what ``new`` has other than ``old``, as a plan file writes it; None for a key that has no meaning there.
+    """By table and key each value of ``new`` that differs from ``old``, as a plan file writes it; None for a key to leave out.
 
-    Of both only ``[bucket]`` and ``[overlap]`` are looked at.
+    Only ``[bucket]`` and ``[overlap]`` are compared.
     """
     found: dict[tuple[str, str], object] = {}
     for table in ("bucket", "overlap"):
@@ -42,7 +42,7 @@ def edits_of(old: Plan, new: Plan) -> Edits:
 
 
 def _unsaid(plan: Plan) -> set[str]:
-    """Keys of [overlap] that stand against the plan's schedule: at their default they are left out."""
+    """Keys of [overlap] that a plan file leaves out: those that the plan's schedule refuses, and those that are None."""
     by_hand = {"prefetch", "defer_reduce", "updates"} if plan.overlap.schedule == "auto" else set[str]()
     return by_hand | {key for key in Overlap.__dataclass_fields__ if getattr(plan.overlap, key) is None}
 
@@ -62,7 +62,7 @@ def _number(value: float) -> float | int:
 
 
 def proposal_of(text: str, old: Plan, new: Plan) -> Proposal:
-    """What becomes of ``text``, the file of ``old``, if it says ``new``."""
+    """The change of ``text``, the plan file of ``old``, with which it says ``new``."""
     name, edits, problem, made = str(old.path), edits_of(old, new), "", text
     if old.matrix_id is not None:
         problem = f'{name}: the keys of row "{old.matrix_id}" stand over those of the plan; write them there by hand'
@@ -77,7 +77,7 @@ def proposal_of(text: str, old: Plan, new: Plan) -> Proposal:
 
 
 def _dotted(plan: Plan, edits: Edits) -> Iterator[str]:
-    """Lines of the keys of ``edits`` as ``plan`` has them."""
+    """A line for each key of ``edits``, with its value in ``plan``."""
     for table, key in edits:
         value = getattr(getattr(plan, table), key)
         if value is not None:

@@ -1,4 +1,4 @@
-"""Scores plans of one model on a cluster: captured once as long as they trace the same, passed and simulated each."""
+"""Scores plans of one model on a cluster: each goes through the pass and is simulated; plans with the same trace share it."""
 
 from __future__ import annotations
 
@@ -23,30 +23,31 @@ if TYPE_CHECKING:
 
 _GIB = 1 << 30
 _AUTO, _CAPTURE = 2.0, 10.0
-"""As measured on large models: a pass that finds its schedule by itself, and a capture, beside a pass by hand."""
+"""Effort of the automatic schedule, and of a capture, in units of a pass with the manual schedule; measured on large models."""
 
 
 @dataclass
 class Simulated:
-    """Simulates plans that differ in buckets and schedule alone from ``start``, on ``cluster``, as rank 0 runs them.
+    """Simulates, on ``cluster`` and as rank 0, plans that differ from ``start`` in buckets and schedule only.
 
-    Of a plan in pipeline stages all ranks along pp are simulated.
+    For a plan with pipeline stages all ranks along pp are simulated.
     """
 
     start: Plan
     cluster: Cluster
     say: Callable[[str], None]
     _first: PlanOnMesh | None = None
-    """The start's step, whose names all others have too."""
+    """The captured start; all other plans have its parameters and modules."""
     _worlds: dict[Hashable, PlanOnMesh] = field(default_factory=dict)
-    """By what is traced. Each was captured for one plan, and others that trace the same go under it."""
+    """Captures by the key of :meth:`_traced`. Each was made for one plan, and others with the same key use it."""
     _keys: dict[Hashable, Hashable] = field(default_factory=dict)
-    """By plan what it traces."""
+    """By plan its key of :meth:`_traced`."""
     _facts: dict[Hashable, Facts] = field(default_factory=dict)
     _largest: int = 0
     _unit: float = 0.0
-    """Seconds of the longest pass and simulation, of a schedule by hand."""
+    """The most seconds that a pass with its simulation took so far, scaled to the manual schedule."""
     _capturing: float = 0.0
+    """The most seconds that a capture took so far."""
 
     def limit(self) -> float:
         """Bytes that a rank may hold: what the plan's ``[checks] memory`` allows, else what the cluster's devices have."""
@@ -69,7 +70,7 @@ class Simulated:
         return score
 
     def effort(self, plan: Plan) -> float:
-        """How much scoring ``plan`` takes beside others: one that traces another step takes much."""
+        """How much work scoring ``plan`` is, relative to others: much if it needs a capture of its own."""
         return _passing(plan) + (0.0 if self._is_captured(plan) else _CAPTURE)
 
     def takes(self, plan: Plan) -> float:
@@ -84,7 +85,7 @@ class Simulated:
         return moves_of(plan, self._facts[key_of(plan)], self.start)
 
     def _base(self, plan: Plan) -> PlanOnMesh:
-        """The step that ``plan`` traces, captured if no plan before it traced the same."""
+        """The captured step of ``plan``; captured now if no earlier plan has the same trace."""
         if self._first is None:
             self._first = self._captured(self.start)
             self._worlds[self._traced(self.start)] = self._first
@@ -127,11 +128,11 @@ class Simulated:
         return self._keys[key]
 
     def _traced_anew(self, plan: Plan) -> Hashable:
-        """What of ``plan``'s buckets and entries the captured step hangs on: plans of one key trace the same.
+        """The parts of ``plan``'s ``[bucket]`` that the captured step depends on: plans with an equal key trace the same step.
 
-        Less than :func:`pytest_fxbucket.capture.last_step.as_traced` leaves: entries say which modules get their inputs cast,
-        which parameters stay gathered, and, where an optimizer asks for it, what it updates together; not what is launched
-        together.
+        Entries decide which modules get their inputs cast, which parameters stay gathered after forward, and, if an optimizer
+        has ``groups = "entry"``, which parameters it updates together. Which ones are launched together does not matter to a
+        capture. This key keeps less than :func:`pytest_fxbucket.capture.last_step.as_traced`.
         """
         world = self._first
         assert world is not None  # the start is scored first

@@ -13,31 +13,31 @@ from pytest_fxbucket.plan.schema import Plan
 from pytest_fxbucket.tune.moves import Move, key_of
 
 LEAST = 0.001
-"""Share of the step that a change must win: less is lost in what the simulator does not know."""
+"""Share of the step time that a change must win; a smaller gain is within the error of the simulation."""
 Ended = Literal["", "time", "stopped"]
-"""Nothing was left to try; the time was over; somebody pressed Ctrl-C."""
+"""Why a search ended, in this order: nothing was left to try; the time was over; somebody pressed Ctrl-C."""
 
 
 @dataclass(frozen=True, slots=True)
 class Score:
-    """What a simulated step comes to."""
+    """The figures of a simulated step by which plans are compared."""
 
     seconds: float
     exposed: float
     peak_bytes: int
     reasons: Mapping[str, float] = field(default_factory=dict)
-    """Seconds of exposure by why."""
+    """Seconds of exposure by reason."""
 
 
 class Scorer(Protocol):
     """Simulates plans."""
 
     def score(self, plan: Plan) -> Score:
-        """Simulate ``plan``. Raises FxbucketError for one that cannot be."""
+        """Simulate ``plan``. Raises FxbucketError for a plan that cannot be simulated."""
         ...
 
     def effort(self, plan: Plan) -> float:
-        """How much scoring ``plan`` takes beside others, above 0; no clock decides what is tried first."""
+        """How much work scoring ``plan`` is, relative to others, above 0; not measured, so that the order of tries is fixed."""
         ...
 
     def takes(self, plan: Plan) -> float:
@@ -61,7 +61,7 @@ class Change:
 
 @dataclass(slots=True)
 class Found:
-    """The best plan so far, and how it was come to."""
+    """The best plan so far, and the changes that led to it."""
 
     plan: Plan
     first: Score
@@ -72,7 +72,7 @@ class Found:
     tried: int = 0
     """Plans that were simulated, beside the first."""
     refused: int = 0
-    """Plans that could not be."""
+    """Plans that could not be simulated."""
     ended: Ended = ""
 
 
@@ -83,10 +83,10 @@ def search(
     time_left: Callable[[], float] = lambda: inf,
     say: Callable[[str], None] = lambda _: None,
 ) -> Found:
-    """Climb from ``plan``: the first move that is better is kept; those are tried first that promise most for their effort.
+    """Climb from ``plan``: the first move that is better is kept, and moves that promise most for their effort are tried first.
 
-    A plan above ``limit`` is better only if it holds less. Raises FxbucketError if ``plan`` itself cannot be simulated, and
-    lets KeyboardInterrupt through until it was; later ones end the search.
+    While the best plan is above ``limit`` bytes, only one that exceeds it by less is better. Raises FxbucketError if ``plan``
+    itself cannot be simulated. A KeyboardInterrupt passes through until ``plan`` is simulated; after that it ends the search.
     """
     say("simulating the plan as it is")
     first = scorer.score(plan)
@@ -103,7 +103,7 @@ def search(
             )
             try:
                 score = scorer.score(move.plan)
-            except FxbucketError:  # what the model or the pass makes impossible
+            except FxbucketError:  # the model or the pass refuses this plan; the search goes on
                 found.refused += 1
                 continue
             found.tried += 1
@@ -116,7 +116,7 @@ def search(
 
 
 def is_better(new: Score, old: Score, limit: float, takes_back: bool = False) -> bool:
-    """Whether ``new`` is to be preferred; with ``takes_back`` as good is enough."""
+    """Whether ``new`` is to be preferred; with ``takes_back`` it need only be as good."""
     least = -LEAST / 10 if takes_back else LEAST
     above, before = max(0.0, new.peak_bytes - limit), max(0.0, old.peak_bytes - limit)
     if above != before:
@@ -127,7 +127,7 @@ def is_better(new: Score, old: Score, limit: float, takes_back: bool = False) ->
 def _next(
     found: Found, scorer: Scorer, known: set[str], often: Mapping[str, int], time_left: Callable[[], float]
 ) -> Move | None:
-    """The most promising move that was not tried and that there is time for; says so if there is none for any."""
+    """The most promising move that was not tried and for which there is time; None if there is none, and ``found`` says why."""
     late = False
     new = [move for move in scorer.moves(found.plan) if key_of(move.plan) not in known]
     for move in _promising(new, found.score, scorer, often):
@@ -139,9 +139,10 @@ def _next(
 
 
 def _promising(moves: Sequence[Move], score: Score, scorer: Scorer, often: Mapping[str, int]) -> list[Move]:
-    """``moves`` by what they may win for the effort; then the easiest, then as they are.
+    """``moves`` sorted by possible gain for the effort, equal ones by effort, then as given.
 
-    One of a kind that was tried before counts for more effort: there may be no time for all, and each kind is to have its turn.
+    The possible gain is the exposure for the reasons that a move helps. A move of a kind that was tried often counts as more
+    effort, so that every kind has its turn even if there is no time for all moves.
     """
 
     def rank(move: Move) -> tuple[float, float]:

@@ -1,4 +1,8 @@
-"""Changes keys of a TOML file and leaves all else as it is, comments too. Refuses what it cannot find."""
+"""Changes keys of a TOML file and leaves all other text as it is, comments too.
+
+The file is edited as lines, by simple patterns. After each edit the text is parsed and compared with the wanted values, so that
+a wrong guess of a pattern is refused and never written.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +20,7 @@ _COMMENT = re.compile(r"""(?:"(?:\\.|[^"\\])*"|'[^']*'|[^"'#])*(#.*)""")
 _WIDTH = 128
 _INDENT = "    "
 Edits = Mapping[tuple[str, str], object]
-"""By table and key the new value; None: the key goes."""
+"""By table and key the new value; None removes the key."""
 
 
 def edited(text: str, edits: Edits, where: str) -> str:
@@ -44,7 +48,7 @@ def tomllib_or_none(text: str) -> dict[str, Any] | None:
 
 
 def _expected(text: str, edits: Edits, last: tuple[str, str]) -> dict[str, Any]:
-    """What is to be read when the edits up to ``last`` are done."""
+    """The parsed content that ``text`` is to have after the edits up to ``last``."""
     found = tomllib.loads(text)
     for (table, key), value in edits.items():
         inside = found.setdefault(table, {})
@@ -86,7 +90,7 @@ def _section(lines: Sequence[str], table: str) -> tuple[int, int]:
 
 
 def _is_header(lines: Sequence[str], place: int) -> bool:
-    """Not a line in the middle of a list or of a string: what stands before it is whole."""
+    """Whether line ``place`` is not in the middle of a list or a string: all text before it is valid TOML by itself."""
     return tomllib_or_none("".join(lines[:place])) is not None
 
 
@@ -95,16 +99,18 @@ def _says(line: str) -> bool:
 
 
 def _value_end(lines: Sequence[str], place: int, end: int) -> int:
-    """Behind the last line of the value that begins in line ``place``; 0 if that begins none."""
+    """One past the last line of the value that begins in line ``place``; 0 if no value begins there."""
     return next((last for last in range(place + 1, end + 1) if tomllib_or_none("".join(lines[place:last])) is not None), 0)
 
 
 def _rewritten(lines: Sequence[str], key: str, value: object) -> list[str]:
-    """The lines of a key with another value; comments within it stand before it, one behind it stays there."""
+    """The lines of a key with another value; comments within the old value move before the key, one behind it stays there."""
+    # A # may be part of a string. The comment behind the value begins at the first # before which the text has the whole value.
     text, ending = "".join(lines), _ending(lines)
     old = tomllib.loads(text)
     hashes = [place for place, char in enumerate(text) if char == "#"]
     behind = next((place for place in hashes if tomllib_or_none(text[:place]) == old), len(text))
+    # Whether a # within the value begins a comment is guessed from the double quotes before it.
     comments = []
     for line in text[:behind].splitlines()[:-1] if "\n" in text[:behind].rstrip() else []:
         found = _COMMENT.fullmatch(line)
@@ -131,7 +137,7 @@ def _key_lines(key: str, value: object, ending: str) -> list[str]:
 
 
 def _with_table(lines: Sequence[str], table: str, key: str, value: object) -> list[str]:
-    """With a new table: behind ``[bucket]``, else at the end."""
+    """``lines`` with a new table: behind ``[bucket]`` if there is one, else at the end."""
     ending = _ending(lines)
     begin, end = _section(lines, "bucket")
     behind = max((place + 1 for place in range(begin, end) if _says(lines[place])), default=begin) if begin >= 0 else len(lines)
@@ -144,5 +150,5 @@ def _ending(lines: Sequence[str]) -> str:
 
 
 def _ended(lines: Sequence[str]) -> list[str]:
-    """``lines``, the last of which may end with the file."""
+    """``lines``, with a line ending behind the last one, which a file may lack."""
     return [*lines[:-1], lines[-1] if lines[-1].endswith("\n") else lines[-1] + _ending(lines)] if lines else []

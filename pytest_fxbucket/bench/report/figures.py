@@ -1,4 +1,4 @@
-"""Figures as plotly takes them, plain data: samples by commit, and one step; and names as figures and pages show them."""
+"""Figures for plotly, as plain data: samples by commit, and one step; and texts that figures and pages share."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 MOST_RUNS = 40
 """Runs in one figure, the latest ones."""
 MOST_POINTS = 120
-"""Samples of a run and variant that are drawn as points; boxes are of all."""
+"""How many samples of a run and variant are drawn as points; boxes are made from all samples."""
 _COLOURS = {"unbucketed": "#8a949e", "bucketed": "#2f6db5", "ratio": "#1b9e77"}
 _OFFSET, _WIDTH = {"unbucketed": -0.18, "bucketed": 0.18, "ratio": 0.0}, 0.3
 
@@ -32,12 +32,12 @@ _SORTS = {
     "wait": ("wait: exposed", ("#e4322b", "#e4322b")),
     "flight": ("in flight", ("#9aa4ad", "#aab3bb")),
 }
-"""Name of each sort of span, and the two shades that neighbours have in turn; in the order of the legend."""
+"""By sort of span its name in the legend, and two shades, which neighbours take in turn; in the order of the legend."""
 _ROW_PX, _FRAME_PX = 24, 96
 
 
 def samples_figure(runs: Sequence[Record], is_newest_ours: bool) -> dict[str, Any]:
-    """plotly's figure of ``runs``, oldest first, plain data; ``is_newest_ours``: the last is this run's."""
+    """The figure of the samples of ``runs``, oldest first; ``is_newest_ours``: the last one is this run."""
     traces = []
     for variant in ("unbucketed", "bucketed"):
         columns = [[sample * 1e3 for sample in run.seconds(variant)] for run in runs]
@@ -111,7 +111,7 @@ def _samples_hover(name: str, column: Sequence[float], run: Record, unit: str) -
 
 
 def _seen(traces: Sequence[Mapping[str, Any]], axis: str) -> list[float]:
-    """Ends of ``axis``: its boxes with their fences, since one outlier would press all of them flat."""
+    """The range of ``axis``: that of its boxes with their fences, since a range for all outliers would press the boxes flat."""
     boxes = [trace for trace in traces if trace["type"] == "box" and trace["yaxis"] == axis]
     low = min(value for box in boxes for value in box["lowerfence"])
     high = max(value for box in boxes for value in box["upperfence"])
@@ -147,9 +147,9 @@ def _rounded(value: float) -> float:
 
 
 def step_figure(spans: Sequence[Span], buckets: Sequence[BucketTime], length_ms: float) -> dict[str, Any]:
-    """plotly's figure of one step, plain data; ``buckets`` of the record tell bytes, ``length_ms`` is the axis's end.
+    """The figure of one step; ``buckets`` of the record give bytes, ``length_ms`` is the end of the time axis.
 
-    ``meta.length_ms`` of the layout is the end that this step alone needs.
+    ``meta.length_ms`` of the layout is the end that an axis for this step alone would have.
     """
     rows = rows_of(spans)
     place = {row: number for number, row in enumerate(rows)}
@@ -238,7 +238,7 @@ def _step_layout(rows: Sequence[Row], length_ms: float, own_ms: float) -> dict[s
 
 
 def _row_name(rows: Sequence[Row], number: int) -> str:
-    """The rank once, at its first row; of lanes that only make room no name."""
+    """A row's label: the rank at its first row only, and the stream at its first lane only."""
     rank, stream, lane = rows[number]
     is_first = number == 0 or rows[number - 1][0] != rank
     return (f"<b>rank {rank}</b>  " if is_first else "") + (escape(stream) if lane == 1 else "")
@@ -249,14 +249,14 @@ def _ms(ns: int) -> float:
 
 
 def picked(column: Sequence[float], most: int) -> list[float]:
-    """At most ``most`` of ``column``, evenly over its length."""
+    """At most ``most`` values of ``column``, spread evenly over its length."""
     if len(column) <= most:
         return list(column)
     return [column[number * len(column) // most] for number in range(most)]
 
 
 def size(count: float | None) -> str:
-    """``1.5 MiB``; a dash of what is not known."""
+    """``1.5 MiB``; a dash for None."""
     return "-" if count is None else human_bytes(count)
 
 
@@ -266,7 +266,7 @@ def commit_text(record: Record) -> str:
 
 
 def machine_text(machine: Machine) -> str:
-    """``AMD EPYC 9B14, 2 cores, x86_64 Linux``; alike GPUs counted."""
+    """``AMD EPYC 9B14, 2 cores, x86_64 Linux``, with equal GPUs counted in front."""
     gpus = [f"{machine['gpus'].count(gpu)} x {gpu}" for gpu in dict.fromkeys(machine["gpus"])]
     cores = counted(machine["cores"], "core")
     return ", ".join([*gpus, machine["cpu"], cores, f"{machine['arch']} {machine['system']}"])

@@ -1,4 +1,4 @@
-"""Writes the report: a page for each plan, which needs nothing but itself, traces beside it, and an index of all."""
+"""Writes the report: a self-contained page for each plan, traces beside it, and an index of all pages."""
 
 from __future__ import annotations
 
@@ -33,17 +33,17 @@ _MOST_BUCKETS = 25
 
 @dataclass(frozen=True, slots=True)
 class ReportInput:
-    """One plan's measurement, and what is shown beside it."""
+    """One plan's measurement, and all else that its page shows."""
 
     record: Record
-    """Of this run."""
+    """The measurement of this run."""
     stored: Sequence[Record] = ()
-    """Of earlier runs of the plan, oldest first."""
+    """Measurements of earlier runs of the plan, oldest first."""
     spans: Mapping[str, tuple[Span, ...]] = field(default_factory=dict)
-    """By variant, one step of all ranks; without any, the page says that there is no timeline. Of one that the record does not
-    have, such as a simulated step, only that step is shown, on a scale of its own."""
+    """By variant one step of all ranks; if empty, the page says that there is no timeline. A variant that the record lacks,
+    such as a simulated step, is shown only as that step, on a time axis of its own."""
     stages: Mapping[str, Any] | None = None
-    """Of a plan with stages their picture, as :func:`pytest_fxbucket.bench.report.stages.picture_of` gives it."""
+    """The picture of the plan's stages, from :func:`pytest_fxbucket.bench.report.stages.picture_of`; None without stages."""
 
 
 def lacks_pictures() -> str:
@@ -55,9 +55,9 @@ def lacks_pictures() -> str:
 
 
 def write_report(folder: Path, plans: Sequence[ReportInput]) -> list[Path]:
-    """Write ``index.html``, and of each plan ``<plan>.html`` and ``<plan>.<variant>.trace.json``; the paths, index first.
+    """Write ``index.html``, and for each plan ``<plan>.html`` and ``<plan>.<variant>.trace.json``; the paths, index first.
 
-    Each file is there whole or not at all, and the same for equal input; others in ``folder`` stay. Raises
+    Each file is written whole or not at all, and equal input gives equal files. Other files in ``folder`` stay. Raises
     :class:`BenchmarkError` without plotly and jinja2, or if ``folder`` cannot be written to.
     """
     if problem := lacks_pictures():
@@ -83,8 +83,9 @@ def write_report(folder: Path, plans: Sequence[ReportInput]) -> list[Path]:
 
 
 def file_names(titles: Sequence[str], taken: Iterable[str] = ()) -> list[str]:
-    """A name for each title: path parts joined by dots, without ``.toml``; where two would meet, both end in a digest."""
+    """A name for each title: path parts joined by dots, without ``.toml``; if two would be equal, both end in a digest."""
     plain = [_plain_name(title) for title in titles]
+    # Compared in lower case, since some file systems do not tell the cases apart.
     lowered = [*(name.lower() for name in taken), *(name.lower() for name in plain)]
     found: list[str] = []
     for number, (title, name) in enumerate(zip(titles, plain, strict=True)):
@@ -151,7 +152,7 @@ def plan_page(given: ReportInput, traces: Mapping[str, str]) -> str:
 
 
 def _variant(record: Record, name: str) -> dict[str, Any]:
-    """What the page says of one variant; a dash of what was not measured."""
+    """The values of one variant for the page; a dash for a value that was not measured."""
     graph = record.graphs.get(name)
     exposed = [one["exposed_s"] for one in record.buckets(name) if one["exposed_s"] is not None]
     return {
@@ -173,10 +174,10 @@ def ratio_text(record: Record, variant: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Runs:
-    """Runs that can be held against each other."""
+    """Runs that are comparable with each other."""
 
     differs: tuple[str, ...]
-    """From this run in what, as clauses; empty for those that can be held against it."""
+    """Clauses on how they differ from this run; empty for the group that is comparable with it."""
     records: tuple[Record, ...]
     """Oldest first."""
 
@@ -199,16 +200,16 @@ def grouped(record: Record, stored: Sequence[Record]) -> list[Runs]:
 
 
 def _kind(record: Record) -> str:
-    """Equal for runs that ``comparable`` has nothing against, and that are of one pass."""
+    """A key that is equal for runs that :func:`comparable` accepts and that are of one pass."""
     kind = (record.title, record.machine, record.backend, record.ranks, record.has_priority, record.workload, record.pass_name)
     return json.dumps(kind, sort_keys=True)
 
 
 def html_page(template: str, title: str, figures: Mapping[str, Mapping[str, Any]] | None = None, **values: Any) -> str:
-    """The page of ``template``; ``figures`` by the id that it names in ``data-figure``.
+    """The page of ``template``, with ``figures`` by the id that the template names in ``data-figure``.
 
-    With figures plotly.js is in it, once. Its policy lets nothing run but its own two scripts, and nothing be loaded: Content
-    Security Policy, level 3, with scripts by their digests, styles and images of the page's own.
+    A page with figures contains plotly.js, once. Its Content Security Policy (level 3) lets only the page's own two scripts
+    run, by their digests, and lets nothing be loaded; styles and images are the page's own.
     """
     from jinja2 import Environment, FileSystemLoader
 

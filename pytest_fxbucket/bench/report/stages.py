@@ -1,4 +1,4 @@
-"""The picture of a plan's stages: a box for each, in the row of its rank, and an arrow for what crosses each cut."""
+"""The picture of a plan's stages: a box for each, in the row of its rank, and an arrow for the values that cross each cut."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ if TYPE_CHECKING:
     from pytest_fxbucket.step.pipelined import Crossing
 
 BOX, GAP = (170, 74), (120, 40)
-"""Width and height of a box, and between two, in pixels."""
+"""(width, height) of a box, and of the gap between two, in pixels."""
 _LEFT, _TOP = 70, 24
 
 
 def write_stages_page(path: Path, name: str, plan: Plan, found: PlannedStages) -> None:
-    """Write the page of the plan ``name``, which needs nothing but itself; it is there whole or not at all.
+    """Write the page of the plan ``name``, which loads no other file; the file is written whole or not at all.
 
     Raises :class:`BenchmarkError` without jinja2, or if ``path`` cannot be written.
     """
@@ -39,7 +39,7 @@ def write_stages_page(path: Path, name: str, plan: Plan, found: PlannedStages) -
 
 
 def picture_of(plan: Plan, found: PlannedStages) -> dict[str, Any]:
-    """What the templates draw: places in pixels, and all text."""
+    """The values for the template: places in pixels, and all text."""
     assert plan.pipeline is not None
     ranks = range(plan.parallel.pp)
     share = f"{100 * found.bubble:.1f} %"

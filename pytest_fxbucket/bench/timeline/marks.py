@@ -1,4 +1,4 @@
-"""Where in a graph launches, waits and each module's compute begin, and what is known of them on a rank's clock: plain data."""
+"""Marks: where in a graph launches, waits and each module's compute begin; and spans: when they ran on a rank. Plain data."""
 
 from __future__ import annotations
 
@@ -30,19 +30,19 @@ class Span:
 
     rank: int
     stream: str
-    """compute: what the rank's own thread does; communication: what is in flight; on a GPU "stream 7"."""
+    """compute: the rank's own thread; communication: collectives in flight; on a GPU a stream, "stream 7"."""
     kind: Kind
-    """launch: the call that starts a collective; wait: the call that blocks until it has ended, which is exposed time;
-    flight: from launch until the end of its wait; compute: everything between."""
+    """launch: the call that starts a collective; wait: the call that blocks until the collective has ended, which is exposed
+    time; flight: from the launch until the end of its wait; compute: everything else."""
     label: str
     """"all_gather layers.3"; of compute the FQN of its module."""
     direction: str
     """forward, backward or optimizer."""
     start_ns: int
-    """Since the step began; on one clock for ranks of one machine."""
+    """Since the step began; ranks of one machine share the clock."""
     end_ns: int
     bucket: int = -1
-    """Index of its bucket in the graph's reading; -1: of none."""
+    """Index of its bucket in the graph's reading; -1 if it belongs to none."""
 
 
 BUCKETED = "bucketed"
@@ -50,18 +50,18 @@ UNBUCKETED = "unbucketed"
 """The variant whose launches the plan's entries do not name: each is of a parameter."""
 
 IN_ONE_CALL = "in_one_call"
-"""The variant of a step whose work crosses iterations that it would be without that."""
+"""The variant, for a step whose work crosses iterations, without the transformation that moves the work."""
 
 ELSEWHERE = "what another graph launched"
-"""Label of a wait in a backward graph for what the forward graph launched."""
+"""Label of a wait in a backward graph for a collective that the forward graph launched."""
 
 
 @dataclass(frozen=True, slots=True)
 class Mark:
-    """From ``node`` on, in graph order and until the next mark's, a rank does this."""
+    """The work that a rank does from ``node`` on, in graph order, up to the node of the next mark."""
 
     node: str
-    """Name of the first node; of a launch or a wait the only one."""
+    """Name of the first node; a launch or a wait has only this one."""
     kind: Kind
     """launch, wait or compute."""
     label: str
@@ -72,29 +72,29 @@ class Mark:
     """Index in the graph's reading; -1 of compute."""
 
     def renumbered(self, first: int) -> Mark:
-        """The same where so many buckets come before."""
+        """The same mark in a numbering of buckets in which ``first`` others come before."""
         return replace(self, bucket=self.bucket + first) if self.bucket >= 0 else self
 
     def span(self, rank: int, stream: str, start_ns: int, end_ns: int, kind: Kind | None = None) -> Span:
-        """Such a stretch of a step; ``kind``: another than the mark's."""
+        """A span of this mark, from ``start_ns`` to ``end_ns``; ``kind`` is given if it is not the mark's own."""
         return Span(rank, stream, kind or self.kind, self.label, self.direction, start_ns, end_ns, self.bucket)
 
 
 def marks_of(world: PlanOnMesh, rank: int, phase: Phase, variant: str) -> tuple[Mark, ...]:
-    """Marks of a graph of rank ``rank``: unbucketed, or (any other ``variant``) as ``world``'s pass made it."""
+    """The marks of a graph of ``rank``: before the pass for the unbucketed variant, else as ``world``'s pass made it."""
     if variant == UNBUCKETED:
         return marks_in(world.reference_reading(rank)[phase], {})
     return marks_in(world.final(rank)[phase].reading, world.entry_of)
 
 
 def marks_in(reading: GraphAnalysis, entry_of: Mapping[str, str]) -> tuple[Mark, ...]:
-    """Marks of the graph that was read; ``entry_of``: entry of each FQN, which names launches (else the FQN does)."""
+    """The marks of a graph; ``entry_of`` has the entry of each FQN, which names launches. Without one the FQN does."""
     assert reading.order is not None
     return tuple(_Walk(reading, reading.order.nodes, labels_of(reading.buckets, entry_of)).marks())
 
 
 def labels_of(buckets: Iterable[Bucket], entry_of: Mapping[str, str]) -> list[str]:
-    """``all_gather layers.3`` of each bucket; the second of a name in its direction ends in ``#2``."""
+    """A label for each bucket, ``all_gather layers.3``; the second of that name in its direction ends in ``#2``."""
     seen: dict[tuple[str, str], int] = {}
     found = []
     for bucket in buckets:
@@ -105,7 +105,7 @@ def labels_of(buckets: Iterable[Bucket], entry_of: Mapping[str, str]) -> list[st
 
 
 class _Walk:
-    """One walk over the nodes, which opens a mark wherever another thing begins."""
+    """One walk over the nodes, which opens a mark at each launch and wait, and where compute's module or direction changes."""
 
     def __init__(self, reading: GraphAnalysis, nodes: tuple[fx.Node, ...], labels: list[str]) -> None:
         self.reading, self.nodes, self.labels = reading, nodes, labels
@@ -124,7 +124,7 @@ class _Walk:
             if node.op in ("placeholder", "output"):
                 continue
             if (communication := self._communication(where, node)) is not None:
-                running = None
+                running = None  # compute after it needs a mark of its own, even in the same module
                 yield communication
                 continue
             if running is None or not _may_stay(node):
@@ -155,17 +155,17 @@ class _Walk:
             return "optimizer"
         if where in self.directions:
             return self.directions[where]
-        # Of a graph without tracers' marks, what stands around a node says.
+        # In a graph whose nodes have no direction in their meta, a node has that of the node before it.
         return direction_of(node) if self.is_marked else self.direction
 
 
 def _may_stay(node: fx.Node) -> bool:
-    """Whether ``node`` goes along with what runs: a view, or the like, of which no module is known."""
+    """Whether ``node`` counts to the module that runs: a view or copy, of no known module and no bucket."""
     return moves_data(node) and not module_of(node) and "fxbucket_entry" not in node.meta
 
 
 def _copied_in(launches: Iterable[fx.Node]) -> set[fx.Node]:
-    """What was made for merged ``launches`` to send."""
+    """The nodes that pack buckets: those with an entry, on the way to ``launches``, without launches and waits themselves."""
     found: set[fx.Node] = set()
     queue = list(launches)
     for node in queue:

@@ -24,16 +24,20 @@ if TYPE_CHECKING:
 
 SIMULATED = "simulated on "
 Marked = Mapping[tuple["Phase", str], Mark]
-"""By graph and node what the node is of."""
+"""By graph and node the mark that the node belongs to."""
 
 
 def simulated_step(world: PlanOnMesh, cluster: Cluster, cost: CostModel | None = None) -> dict[str, tuple[Span, ...]]:
-    """The bucketed step of ``world`` on ``cluster``, on the first rank (with stages on all along pp), as one variant more."""
+    """The bucketed step of ``world`` simulated on ``cluster``, on rank 0 (with stages also on those beside it along pp).
+
+    It is given as the spans of one more variant, by the variant's name.
+    """
     places = [bucketed_step(world, rank) for rank in (world.mesh.ranks(0, "pp") if world.plan.pipeline is not None else [0])]
     if world.plan.pipeline is not None:
         timeline = simulate_stages(places, cluster, cost)
         spans = [span for place, step in enumerate(places) for span in _staged(staged_pieces(timeline, place), step.rank)]
     else:
+        # Buckets are numbered through all graphs, as in the list of a record.
         marked: dict[tuple[Phase, str], Mark] = {}
         first = 0
         for phase, module in places[0].graphs.items():
@@ -45,7 +49,7 @@ def simulated_step(world: PlanOnMesh, cluster: Cluster, cost: CostModel | None =
 
 
 def nodes_of_marks(graph: fx.Graph, marks: Sequence[Mark]) -> Iterator[tuple[str, Mark]]:
-    """Each node from the first mark on, with the last mark at or before it."""
+    """(name of a node, the last mark at or before it), for each node from the first mark on."""
     begins = {mark.node: mark for mark in marks}
     current = None
     for node in graph.nodes:
@@ -55,7 +59,7 @@ def nodes_of_marks(graph: fx.Graph, marks: Sequence[Mark]) -> Iterator[tuple[str
 
 
 def spans_of_pieces(pieces: Sequence[Piece], marked: Marked, rank: int = 0) -> Iterator[Span]:
-    """``pieces`` by what they are of: compute of one mark that follows on itself is one span."""
+    """A span for each of ``pieces``; consecutive compute of one mark on one stream becomes one span."""
     current: Span | None = None
     mark_of_current: Mark | None = None
     for piece in pieces:
@@ -88,20 +92,20 @@ class Piece:
     """A stretch of a simulated step."""
 
     stream: str
-    """compute, host copies, the name of a process group; ``stage 0`` of a step in stages."""
+    """compute, host copies, or the name of a process group; in a step with stages ``stage 0``."""
     kind: Literal["compute", "flight", "launch", "wait"]
     """A flight lasts while its collective communicates, a wait while it blocks compute; a launch is a moment."""
     phase: Phase
-    """The graph; of a step in stages what is done, such as ``forward 0``, of microbatch 0."""
+    """The graph; in a step with stages the work and its microbatch, ``forward 0``."""
     node: str
-    """What runs; of a flight, its launch and its wait the launching node; empty of a step in stages."""
+    """The node that runs; for a flight, its launch and its wait the launching node; empty in a step with stages."""
     start_ns: int
     """Since the step began."""
     end_ns: int
 
 
 def pieces_of(timeline: Timeline) -> Iterator[Piece]:
-    """All stretches of one rank's step: what ran by stream, in order, and then launches, and waits that blocked."""
+    """All pieces of one rank's step: the nodes that ran, in order, then launches, and waits that blocked."""
     for ran in timeline.ran:
         kind: Literal["compute", "flight"] = "compute" if ran.stream in (COMPUTE, COPIES) else "flight"
         yield Piece(ran.stream, kind, ran.phase, ran.node, _ns(ran.start), _ns(ran.end))
@@ -113,7 +117,7 @@ def pieces_of(timeline: Timeline) -> Iterator[Piece]:
 
 
 def staged_pieces(timeline: StagedTimeline, place: int) -> Iterator[Piece]:
-    """What the rank at ``place`` along pp does of its schedule."""
+    """The scheduled work of the rank at ``place`` along pp."""
     for one in timeline.done:
         if one.rank == place:
             yield Piece(f"stage {one.stage}", "compute", f"{WORK[one.kind]} {one.microbatch}", "", _ns(one.start), _ns(one.end))

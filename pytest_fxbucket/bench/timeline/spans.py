@@ -1,6 +1,6 @@
-"""What is made of spans: exposed time of each bucket, what a schedule idles, rows to draw in which none overlaps, and a trace.
+"""Uses of spans: exposed time of each bucket, the bubble of a schedule, rows to draw without overlaps, and a trace file.
 
-Imports no torch: an option of pytest's asks whether a report can be written.
+Imports no torch, since an option of pytest asks at start-up whether a report can be written.
 """
 
 from __future__ import annotations
@@ -26,20 +26,20 @@ _S = 1e-9
 _FIRST = ("host", "compute", "communication")
 _STAGES = re.compile(r"(all stages|stage (\d+))")
 _COLOURS = {"wait": "terrible", "launch": "thread_state_runnable", "flight": "thread_state_iowait"}
-"""Of Chrome's own palette: what is exposed is red."""
+"""Names from Chrome's own palette: exposed time is red."""
 
 
 class Exposed(NamedTuple):
-    """Of one bucket, the median over steps of the slowest rank's."""
+    """Times of one bucket: each is the slowest rank's, and the median over steps."""
 
     exposed_s: float
-    """Seconds that its waits blocked; 0 if nobody waited."""
+    """Seconds that its waits blocked; 0 without a wait."""
     in_flight_s: float
-    """Seconds from its launch to the end of its last wait; 0 if nobody waited."""
+    """Seconds from its launch to the end of its last wait; 0 without a wait."""
 
 
 def exposed(ranks: Sequence[Steps]) -> dict[int, Exposed]:
-    """Of each bucket that was launched, by its index; ``ranks``: the steps of each rank, equally many."""
+    """The times of each launched bucket, by its index; ``ranks`` has the steps of each rank, equally many."""
     of_steps = [(_slowest(step, "wait"), _slowest(step, "flight")) for step in zip(*ranks, strict=True)]
     buckets = {span.bucket for steps in ranks for step in steps for span in step if span.bucket >= 0}
     return {
@@ -49,7 +49,7 @@ def exposed(ranks: Sequence[Steps]) -> dict[int, Exposed]:
 
 
 def middle_step(ranks: Sequence[Steps]) -> tuple[Span, ...]:
-    """Spans, of all ranks, of the step whose length is the median (the earlier of two): the one to draw."""
+    """The spans of all ranks in the step of median length, which is the one to draw; of two middle ones the shorter."""
     steps = [tuple(span for spans in step for span in spans) for step in zip(*ranks, strict=True)]
     if not steps:
         return ()
@@ -58,7 +58,7 @@ def middle_step(ranks: Sequence[Steps]) -> tuple[Span, ...]:
 
 
 def _slowest(step: Iterable[Sequence[Span]], kind: Kind) -> dict[int, int]:
-    """By bucket the longest that any rank's spans of ``kind`` took together."""
+    """By bucket the total time of its spans of ``kind``, on the rank where that is longest."""
     longest: dict[int, int] = {}
     for spans in step:
         took: dict[int, int] = {}
@@ -71,9 +71,10 @@ def _slowest(step: Iterable[Sequence[Span]], kind: Kind) -> dict[int, int]:
 
 
 def rows_of(spans: Iterable[Span]) -> dict[Row, list[Span]]:
-    """Spans by row, in order of rank, stream and lane; within a row none overlaps. As few lanes as can be: first fit by start.
+    """Spans by row, in order of rank, stream and lane; spans of one row do not overlap.
 
-    A rank's own thread stands before what is in flight; other streams follow by their numbers.
+    Lanes are as few as possible, by first fit in order of start. A rank's own thread comes before its communication, and other
+    streams follow by their numbers.
     """
     by_stream: dict[tuple[int, str], list[Span]] = {}
     for span in spans:
@@ -107,17 +108,18 @@ def _place(stream: str) -> tuple[int, int, str]:
 
 @dataclass(frozen=True, slots=True)
 class Drawn:
-    """What of a step is drawn."""
+    """The part of a step that is drawn."""
 
     spans: tuple[Span, ...]
     left_out: tuple[str, ...]
-    """What is not, as sentences; empty if all is drawn."""
+    """Sentences on what is left out; empty if all is drawn."""
 
 
 def drawn(spans: Sequence[Span], most_ranks: int = MOST_RANKS, most_spans: int = MOST_SPANS) -> Drawn:
-    """At most so many ranks and spans: modules' names are cut to two, then ranks left out, then the shortest spans, waits last.
+    """At most ``most_ranks`` ranks and ``most_spans`` spans of a step.
 
-    The rank that ends last is always among those drawn, with the first ones.
+    If there are too many spans, compute is merged by ever shorter module names, down to two parts. Then ranks are left out,
+    then the shortest spans, waits last of all. The rank that ends last is always drawn, beside the first ones.
     """
     ends: dict[int, int] = {}
     for span in spans:
@@ -133,7 +135,7 @@ def drawn(spans: Sequence[Span], most_ranks: int = MOST_RANKS, most_spans: int =
         found = _fewer_ranks(found, ends, ranks)
     shortest = max(0, len(found) - most_spans)
     if shortest:
-        # Waits before all others, since they are what one looks for; of equally long ones, some from everywhere.
+        # Waits are kept first, since a reader looks for them. Of equally long spans some are kept from everywhere in the step.
         weight = [(span.kind != "wait", span.start_ns - span.end_ns, jitter(at)) for at, span in enumerate(found)]
         found = [found[at] for at in sorted(sorted(range(len(found)), key=weight.__getitem__)[:most_spans])]
     left_out = []
@@ -161,7 +163,7 @@ def _fewer_ranks(spans: Sequence[Span], ends: Mapping[int, int], most: int) -> S
 
 
 def merged(spans: Iterable[Span], depth: int) -> list[Span]:
-    """Spans with compute's modules cut to ``depth`` names, and compute of one name in a row on a stream made one span."""
+    """Spans with module names of compute cut to ``depth`` parts; consecutive compute of one name on a stream is one span."""
     result: list[Span] = []
     last: dict[tuple[int, str], int] = {}
     for span in sorted(spans, key=lambda span: (span.rank, span.stream, span.start_ns, span.end_ns)):
@@ -179,12 +181,12 @@ def merged(spans: Iterable[Span], depth: int) -> list[Span]:
 
 
 def chrome_trace(spans: Iterable[Span], about: Mapping[str, str] | None = None) -> dict[str, Any]:
-    """The trace of one step: a process for each rank, a thread for each stream. ``about``: what else is to be said of it.
+    """The trace of one step: a process for each rank, a thread for each stream. ``about`` becomes ``otherData``.
 
     It is in the Trace Event Format (Google, 2016), which Chrome's tracing and Perfetto read: complete events (``X``), metadata
     (``M``), and a flow (``s``, ``f``) from each launch to its wait, in microseconds.
 
-    What is in flight at once on one stream stands on several threads, since a thread's events may not overlap.
+    A stream on which several collectives are in flight at once has several threads, since a thread's events may not overlap.
     """
     rows = rows_of(spans)
     thread = {row: number for number, row in enumerate(rows)}
@@ -196,7 +198,7 @@ def chrome_trace(spans: Iterable[Span], about: Mapping[str, str] | None = None) 
 
 
 def to_json(trace: Mapping[str, Any]) -> str:
-    """``trace`` as text, the same for an equal one."""
+    """``trace`` as text; equal traces give equal text."""
     return json.dumps(trace, sort_keys=True, separators=(",", ":"), ensure_ascii=False) + "\n"
 
 
@@ -230,12 +232,12 @@ def _event(span: Span, tid: int) -> dict[str, Any]:
 
 
 def span_name(kind: Kind, label: str, direction: str) -> str:
-    """What a trace calls a span."""
+    """The name of a span in a trace."""
     return f"{kind} {label}" if kind in ("launch", "wait") else label or f"({direction})"
 
 
 def _flows(rows: Mapping[Row, Iterable[Span]], thread: Mapping[Row, int]) -> Iterator[dict[str, Any]]:
-    """An arrow from each launch to each wait for it; both ends lie within their events, by which viewers find them."""
+    """An arrow from each launch to each of its waits. Each end lies within its event, which is how viewers attach it."""
     launches = {
         (span.rank, span.bucket): (span, thread[row]) for row, spans in rows.items() for span in spans if span.kind == "launch"
     }
@@ -254,24 +256,25 @@ def _us(ns: int) -> float:
     return round(ns / 1000, 3)
 
 
-# What ranks idle while a pipeline schedule runs, read off the lanes of its stages.
+# The share of time that ranks idle while a pipeline schedule runs, from the lanes of its stages.
 
 
 ALL_STAGES = "all stages"
-"""The lane of what a rank does once for all of its stages."""
+"""The lane of the work that a rank does once for all of its stages."""
 SCHEDULED = ("forward", "backward", "input", "weight")
-"""What a schedule orders: its time is from the first of these to the last, on any rank."""
+"""The kinds of work that a schedule orders; the schedule's time is from the first of these to the last, on any rank."""
 
 
 def lane_of(stage: int | None) -> str:
-    """The stream of the spans of ``stage``; None: of all stages."""
+    """The stream of the spans of ``stage``; for None that of all stages."""
     return ALL_STAGES if stage is None else f"stage {stage}"
 
 
 def idle_share(spans: Sequence[Span], ranks: int) -> float | None:
-    """The share of the time of ``ranks`` ranks, from 0 to 1, in which none of a rank's stages computes; None without any span.
+    """The share of all ranks' time, from 0 to 1, in which none of a rank's stages computes; None without scheduled spans.
 
-    Of one step, in the time of its schedule. Gathering and reducing parameters in that time is no idling.
+    ``spans`` are of one step on ``ranks`` ranks, and the time is that of its schedule. Gathering and reducing parameters within
+    that time does not count as idling.
     """
     works = [span for span in spans if span.kind == "compute" and span.stream.startswith("stage ")]
     scheduled = [span for span in works if span.label.partition(" ")[0] in SCHEDULED]
@@ -283,7 +286,7 @@ def idle_share(spans: Sequence[Span], ranks: int) -> float | None:
 
 
 def measured_bubble(ranks: Sequence[Steps]) -> float | None:
-    """The median over steps of what ``ranks`` idled; None if no step was traced."""
+    """The median over steps of the ranks' :func:`idle_share`; None if no step was traced."""
     steps = [[span for spans in step for span in spans] for step in zip(*ranks, strict=True)]
     shares = [share for spans in steps if (share := idle_share(spans, len(ranks))) is not None]
     return median(shares) if shares else None

@@ -1,12 +1,12 @@
 """Runs in the ranks: a step with clocks between its nodes; on a GPU under torch's profiler, since its host sees no kernels.
 
-The clocks are calls in a copy of the graph (some 60 ns each), not an interpreter around it, so that what runs is what is
-measured elsewhere. They return plain integers and touch no tensor.
+The clocks are calls in a copy of the graph (some 60 ns each), not an interpreter around it, so that the code that runs is the
+code that is timed elsewhere. They return plain integers and touch no tensor.
 
-What the profiler saw is read from the JSON that it exports. The format is Kineto's: complete events of category
+The profiler's events are read from the JSON that it exports. The format is Kineto's: complete events of category
 ``user_annotation`` (ours, one around each mark, named by :func:`range_name`), ``cuda_runtime`` and ``cuda_driver`` (a call that
-launches a kernel), ``kernel``, ``gpu_memcpy`` and ``gpu_memset`` (what ran, with the stream). What was launched has the
-``args.correlation`` of its call. Times are microseconds after ``baseTimeNanoseconds``.
+launches a kernel), ``kernel``, ``gpu_memcpy`` and ``gpu_memset`` (work that ran, with its stream). Work has the
+``args.correlation`` of the call that launched it. Times are microseconds after ``baseTimeNanoseconds``.
 """
 
 from __future__ import annotations
@@ -37,18 +37,18 @@ if TYPE_CHECKING:
 
 
 HOST = "host"
-"""Stream of what the CPU does beside a GPU: launches, and waits that block it."""
+"""The stream of the CPU's own work beside a GPU: launches, and waits that block it."""
 Stamps = tuple[int, ...]
-"""Nanoseconds on the rank's clock at each mark, in order, and at the end."""
+"""Nanoseconds on the rank's clock at each mark, in order, and at the end of the graph."""
 Step = tuple[int, tuple[Span, ...]]
-"""When a step began, and its spans; nanoseconds on one clock for all processes of a machine."""
+"""(when a step began, its spans), in nanoseconds on the one clock of all processes of a machine."""
 Firsts = Sequence[int]
-"""A number for a rank's machine, and on its clock the begin of each step."""
+"""From one rank: a number for its machine, then the begin of each step on that machine's clock."""
 _RANGE = re.compile(r"fxbucket:(\d+)")
 _CALLS = ("cuda_runtime", "cuda_driver")
 _WORK = ("kernel", "gpu_memcpy", "gpu_memset")
 _ONE_RUN_NS = 10_000
-"""Kernels of one mark that are no further apart are one span: it is the launch of each that takes this long."""
+"""Kernels of one mark with gaps no longer than this are one span: such a gap is only the time to launch the next kernel."""
 
 
 def traced_steps(
@@ -56,9 +56,9 @@ def traced_steps(
 ) -> tuple[tuple[Span, ...], ...]:
     """Run ``steps`` steps of ``graph_module`` with clocks at ``marks`` (on a GPU, profiled); the spans of each step.
 
-    ``run_step`` runs one step of the graph it is given, whose results are those of ``graph_module``: it lets all ranks begin
-    together and keeps state. All ranks call this alike. Steps begin, on every rank of a machine, when the first of its ranks
-    begins. Raises :class:`BenchmarkError` if the graph lacks a marked node.
+    ``run_step`` runs one step with the graph that it is given, a copy of ``graph_module`` with equal results. It lets all ranks
+    begin together and keeps state. All ranks call this alike. On every rank the times of a step count from when the first rank
+    of its machine began it. Raises :class:`BenchmarkError` if the graph lacks a marked node.
     """
     rank = distributed.get_rank() if distributed.is_initialized() else 0
     if device() == "cpu":
@@ -94,9 +94,9 @@ def with_clocks(graph_module: fx.GraphModule, marks: Sequence[Mark], take: Calla
 
 
 def spans_of(rank: int, marks: Sequence[Mark], stamps: Stamps) -> tuple[Span, ...]:
-    """Spans of one step, by start, from the times of its marks; each launch that is waited for is in flight until then.
+    """Spans of one step, by start, from the times of its marks, on the clock of ``stamps``.
 
-    On the clock of ``stamps``.
+    A collective counts as in flight from its launch to the end of its last wait; one without a wait has no flight.
     """
     spans = []
     launched: dict[int, tuple[Mark, int]] = {}
@@ -119,12 +119,16 @@ def since(begin_ns: int, spans: Sequence[Span]) -> tuple[Span, ...]:
 
 
 def begins_of(mine: Firsts, everybody: Sequence[Firsts]) -> list[int]:
-    """When each step began: when the first rank of my machine did. All processes of one machine share its monotonic clock."""
+    """When each step began on the machine of ``mine``: when its first rank did.
+
+    Only ranks of one machine are compared, since they share its monotonic clock.
+    """
     return [min(column) for column in zip(*(firsts for machine, *firsts in everybody if machine == mine[0]), strict=True)]
 
 
 def shared_begins(firsts: Sequence[int]) -> list[int]:
-    """When each step began on this machine, by when it began on this rank. All ranks call this alike."""
+    """When each step began on this machine; ``firsts`` are the begins on this rank. All ranks call this alike."""
+    # A tensor carries integers only, so the machine is named by 7 bytes of a digest, which fit into int64.
     mine = [int.from_bytes(sha256(_boot_id().encode()).digest()[:7], "big"), *firsts]
     if not distributed.is_initialized():
         return begins_of(mine, [mine])
@@ -135,7 +139,7 @@ def shared_begins(firsts: Sequence[int]) -> list[int]:
 
 
 def _boot_id() -> str:
-    """The machine, until it is started anew; a random one where the system tells none, so that nobody shares its clock."""
+    """A name of the machine until its next boot; a random one if the system has none, so that no other rank shares it."""
     try:
         return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     except OSError:
@@ -143,13 +147,13 @@ def _boot_id() -> str:
 
 
 class Opened(NamedTuple):
-    """A copy of a graph without its output."""
+    """A copy of a graph without its output node."""
 
     graph: fx.Graph
     first: list[fx.Node]
-    """Of each mark the node at which it begins."""
+    """The node at which each mark begins."""
     returned: Any
-    """What the output is to have."""
+    """The argument that the output node is to have."""
 
 
 def opened(graph_module: fx.GraphModule, marks: Sequence[Mark]) -> Opened:
@@ -170,9 +174,10 @@ def opened(graph_module: fx.GraphModule, marks: Sequence[Mark]) -> Opened:
 def profiled_steps(
     graph_module: fx.GraphModule, marks: Sequence[Mark], run_step: Callable[[fx.GraphModule], None], steps: int, rank: int
 ) -> list[Step]:
-    """Run ``steps`` steps, after one that is thrown away since the profiler starts in it; what it saw of each.
+    """Run ``steps`` steps under the profiler; the begin and spans of each.
 
-    Raises :class:`BenchmarkError` if the profiler did not see all of them whole.
+    One step before them is thrown away, since the profiler starts in it. Raises :class:`BenchmarkError` if the profiler did not
+    see all steps whole.
     """
     ranged = with_ranges(graph_module, marks)
     activities = [ProfilerActivity.CPU] + [ProfilerActivity.CUDA] * torch.cuda.is_available()
@@ -241,10 +246,10 @@ def range_name(mark: int) -> str:
 
 
 def steps_of(trace: Mapping[str, Any], marks: Sequence[Mark], rank: int) -> list[Step]:
-    """Each step that ``trace`` has whole.
+    """Each step of which ``trace`` has all ranges.
 
-    A collective is in flight while its kernels run. A wait is exposed from where its stream has run all compute before it
-    until the collective's kernels end. A collective without kernels, as gloo's, blocks the host in its wait.
+    A collective is in flight while its kernels run. A wait is exposed from when compute's stream has run all compute before the
+    wait until the collective's kernels end. A collective without kernels, such as gloo's, blocks the host in its wait.
     """
     base = int(trace.get("baseTimeNanoseconds", 0))
     events = [event for event in trace["traceEvents"] if event.get("ph") == "X"]
@@ -268,7 +273,8 @@ def _ranges(events: Sequence[Mapping[str, Any]], base: int) -> Iterator[Range]:
 
 
 def _work_by_range(events: Sequence[Mapping[str, Any]], ranges: Sequence[Range], base: int) -> dict[int, list[Work]]:
-    """Work by the number of the range in which its launching call stands."""
+    """Kernels and copies, by the number of the range in which the call that launched them lies."""
+    # First each call finds its range by time, then each piece of work its call by the correlation number.
     starts = [one.start for one in ranges]
     called: dict[int, int] = {}
     for event in events:
@@ -292,7 +298,10 @@ def _times(event: Mapping[str, Any], base: int) -> tuple[int, int]:
 
 
 class _Reader:
-    """One step on one rank, mark by mark; ``cursor`` is where compute's stream has got to."""
+    """Makes spans of one step on one rank, mark by mark.
+
+    ``stream`` is the stream with most of compute's kernels, and ``cursor`` the time up to which it has run what came before.
+    """
 
     def __init__(self, rank: int, marks: Sequence[Mark], ranges: Sequence[Range], work: Sequence[Sequence[Work]]) -> None:
         self.rank, self.marks, self.ranges, self.work = rank, marks, ranges, work
@@ -314,6 +323,7 @@ class _Reader:
     def _launch(self, mark: Mark, one: Range, work: Sequence[Work]) -> Iterator[Span]:
         self.launched[mark.bucket] = one.start
         yield mark.span(self.rank, HOST, one.start, one.end)
+        # A launch's range may also hold kernels on compute's stream: only those on another stream, or NCCL's, communicate.
         sending = [each for each in work if each.stream != self.stream or each.name.lower().startswith("nccl")]
         for each in sending:
             self.landed[mark.bucket] = max(self.landed.get(mark.bucket, 0), each.end)
@@ -323,6 +333,7 @@ class _Reader:
     def _wait(self, mark: Mark, one: Range) -> Iterator[Span]:
         landed = self.landed.get(mark.bucket)
         if landed is not None:
+            # The host does not block here. The stream does, from when its earlier work is done: that is the exposed time.
             yield mark.span(self.rank, self.stream, self.cursor, max(self.cursor, landed))
             self.cursor = max(self.cursor, landed)
             return
