@@ -136,7 +136,7 @@ class CapturedStep:
 
     A call writes new values into the model's own parameters and buffers and the optimizers' own state: both ``state_dict()``
     are right after each call, and may be loaded between two. Learning rates are read at each call. If a call fails, model and
-    optimizers are as they were.
+    optimizers are as they were, unless a scheduler raised: it is called when the step has been taken, as in eager.
 
     If a transform moves work into the next call, parameters, state and gradients of what moved are one call behind, and so is
     ``state_dict()``: a call with ``last_step=True`` finishes them, and the one after it begins anew. A call that runs another
