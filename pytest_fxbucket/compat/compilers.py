@@ -88,6 +88,7 @@ def as_whole(gm: fx.GraphModule, inputs: Sequence[Any], compiler: str) -> tuple[
     from torch._inductor.compile_fx import compile_fx
     from torch._inductor.graph import GraphLowering
 
+    # ``compile_fx`` returns no code, but torch calls this hook with it.
     code: list[str] = []
     options = {**moving_nothing(), "fallback_random": True, "compile_threads": 1, "fx_graph_cache": False, "cpp.simdlen": 1}
     saving = GraphLowering.save_output_code

@@ -56,6 +56,7 @@ def _refuse(*_: object) -> NoReturn:
 def _recorded(function: Callable[..., Any], *, swapped: bool = False) -> Callable[..., Any]:
     def call(number: LiveNumber, *others: Any) -> Any:
         nodes = [node_of(number), *(node_of(other) if isinstance(other, torch.SymFloat) else other for other in others)]
+        # Python then asks the other operand, such as a tensor, whose operator is given the number and is traced.
         if not all(isinstance(other, (int, float, torch.SymFloat)) for other in others):
             return NotImplemented
         made = nodes[0].graph.call_function(function, tuple(reversed(nodes) if swapped else nodes))

@@ -186,7 +186,7 @@ class _Launched(list[Any]):
 
 @contextmanager
 def watched_waits(on_wait: Callable[[Sequence[Transfer]], AbstractContextManager[None]]) -> Iterator[None]:
-    """In the block every wait of a running schedule for transfers of a :class:`RankStage` is entered through ``on_wait``."""
+    """In the block each wait of a running schedule for transfers of a :class:`RankStage` runs inside ``on_wait(transfers)``."""
     # A list of works does not say what it waits for, so a subclass of list carries that from the launch to the wait.
     launch, wait = schedules._batch_p2p, schedules._wait_batch_p2p
 

@@ -41,6 +41,7 @@ def trace(
         without_onednn(),
         _use_lazy_graph_module(True),
     ):
+        # The inputs are fake tensors already: mode ``real`` takes them as they are.
         return make_fx(function, dict(decompositions or {}), tracing_mode="real")(*inputs)
 
 

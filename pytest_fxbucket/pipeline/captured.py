@@ -166,6 +166,8 @@ class StagedStep:
         clip = self.model.clip(self.microbatch.parameters)
         if clip is None or mesh.degree("pp") == 1:
             return clip
+        # A rank has norms of its own stages' gradients only. They are gathered over pp and stacked in the order in which one
+        # rank with all gradients would stack them, so that the sum of their squares has the same bits as in the whole step.
         everywhere = {read.fqn for read in self.microbatch.reads}
         names = [self._stacked(self._gradients_at(place)) for place in range(mesh.degree("pp"))]
         for place, own in enumerate(names):
@@ -238,7 +240,7 @@ def _refuse_within_checkpoints(plan: Plan, microbatch: Microbatch, model: ModelT
     calls, modules = microbatch.marks.calls, microbatch.modules
     for fqn in model.forwards.recomputed:
         for cut in model.cuts:
-            ((begin, end),) = calls[modules[cut]]
+            ((begin, end),) = calls[modules[cut]]  # one call: cuts behind modules of several calls are refused before
             within = any(first <= begin and end <= last for first, last in calls.get(modules[fqn], ()))
             if within and modules[cut] != modules[fqn]:
                 raise CaptureError(

@@ -115,6 +115,7 @@ class _Composing:
             for work in BACKWARD:
                 self._part(stage, work)
             self._kept_waiting(stage)
+        # Only if all else fits: a part that could not be put in reads nothing.
         if not self.problems:
             self._unread()
         wanted = [Value("loss", "", (), None)] + [gradient_of(*read) for read in self.staged.microbatch.reads]
@@ -174,6 +175,7 @@ class _Composing:
     def _part(self, stage: int, work: Work) -> None:
         """Inline the graph of ``stage`` for ``work``."""
         step, phase = self.places[self.how.places[stage]], phase_of(stage, work)
+        # A stage has either ``backward`` or its two parts, and no graph for a part that gives nothing.
         if phase not in step.graphs:
             return
         module: fx.GraphModule = self.graphs[self.how.places[stage]][phase]
@@ -205,6 +207,8 @@ class _Composing:
         place, phase = self.how.places[stage], phase_of(stage, "input")
         if phase not in self.places[place].graphs:
             return
+        # Back through the graph from what is sent to the stage before; a gradient that is not met on the way is not needed
+        # there.
         order = order_of(self.graphs[place][phase].graph)
         returned: Any = order.nodes[-1].args[0]
         given = list(zip(self.places[place].outputs[phase], map(order.index.__getitem__, returned), strict=True))
@@ -222,11 +226,13 @@ class _Composing:
         if value.role in ("crossing", "batch"):
             self.read[stage].add(value.fqn)
             return self.have[stage].get(value.fqn)
+        # Parameters and buffers are inputs of the microbatch's graph, the same for all stages, so a tied one stays one input.
         return self.given.get(value.key)
 
     def _copied(self, node: fx.Node, module: fx.GraphModule, copies: dict[fx.Node, fx.Node], phase: str) -> fx.Node:
         made = self.graph.node_copy(node, copies.__getitem__)
         if node.op == "get_attr":
+            # Constants of two parts may have one name, so each gets the name of its phase before its own.
             made.target = f"{phase}_{node.target}".replace(" ", "_").replace(".", "_")
             self.constants[made.target] = held_by(module, str(node.target))
         return made

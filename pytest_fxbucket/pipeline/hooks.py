@@ -40,6 +40,8 @@ class Hooks:
         hooks = modules.forward_pre_hooks(self.model)
         if not hooks:
             return tuple(received)
+        # As ``Module.__call__`` does it: a hook that takes keyword arguments gives both kinds, any other one positional
+        # arguments only, in a tuple or a single one.
         args, kwargs = self._called(received, names)
         for hook, with_kwargs in hooks:
             given = hook(self.model, args, kwargs) if with_kwargs else hook(self.model, args)
@@ -87,6 +89,7 @@ def hooks_of(
         )
     if not any((modules.forward_pre_hooks(model), modules.forward_hooks(model), *modules.backward_hooks(model))):
         return None
+    # The call with numbers in place of its tensors. Its leaves by path then say under which path a stage receives each of them.
     count = iter(range(1 << 30))
     call = exchanged((args, dict(kwargs)), lambda leaf: Place(next(count)) if isinstance(leaf, torch.Tensor) else leaf)
     placed = leaves_of(signature, *call)

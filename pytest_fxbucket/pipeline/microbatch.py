@@ -113,6 +113,7 @@ class _MicrobatchStep(JointStep):
             found = torch.autograd.grad(loss, list(read.values()), allow_unused=True)
             self.namer.end_backward()
             keep_buffers(self.model, self.buffers, self.namer)
+        # A parameter that the loss does not depend on is gathered, but has no gradient to reduce.
         self.gathered = list(reader.whole)
         self.reduced = [one for one, gradient in zip(read, found, strict=True) if gradient is not None]
         return [loss, *(gradient for gradient in found if gradient is not None)]

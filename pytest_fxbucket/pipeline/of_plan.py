@@ -180,6 +180,8 @@ class _Traced:
         def cast_inputs(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any]:
             return each_tensor(cast, args), each_tensor(cast, kwargs)
 
+        # FSDP2 casts parameters as it gathers them, and floating inputs of each unit before its forward. Here no unit is
+        # gathered: all parameters are cast at once, and hooks of units, which come before the model's own, cast inputs.
         for parameter in self.model.parameters():
             parameter.data = cast(parameter.data)
         for fqn in units_of(self.model, plan.bucket.plan):

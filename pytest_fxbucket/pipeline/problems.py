@@ -147,6 +147,7 @@ def _unmatched(table: Table) -> Iterator[str]:
 
 def _crossed(table: Table) -> Iterator[str]:
     """Values that would be taken for others: a rank receives what another one sends in the order in which it was sent."""
+    # By (sender, receiver) the sends of the one and the receives of the other, each in the order of its rank.
     lanes: dict[tuple[int, int], tuple[list[Action], list[Action]]] = defaultdict(lambda: ([], []))
     for own in table.ranks:
         for action in own:

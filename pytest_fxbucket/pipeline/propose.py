@@ -178,6 +178,7 @@ def _run(stages: Stages, batch: tuple[torch.Tensor, ...], clock: Callable[[], fl
             taken[number] = _now(clock, received) - begin
         values = tuple(one for one in pytree.tree_leaves(given) if isinstance(one, torch.Tensor))
         ran.append((stage, received, list(values)))
+    # Backward starts from ones, whatever the model gives: the values do not matter for the time.
     back: list[torch.Tensor | None] = [torch.ones_like(one) if one.requires_grad else None for one in values]
     for number, (stage, received, made) in reversed(list(enumerate(ran))):
         wanted = [one for one in (*received, *stage.parameters()) if one.requires_grad]

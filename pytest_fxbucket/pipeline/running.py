@@ -115,10 +115,13 @@ class PipelinedRun(StepRun):
         results: dict[Key, Any] = {}
         each: dict[str, list[torch.Tensor]] = {}
         for stage in self._stages:
+            # Each loss is its microbatch's share of the step's.
             if losses := [loss for _, loss in sorted(stage.losses.items())]:
                 results["loss", ""] = sum(losses[1:], losses[0])
             for fqn, gradient in stage.gradients.items():
                 each.setdefault(fqn, []).append(gradient)
+        # A tied parameter has several gradients here, in the order of stages, as the inputs of ``ties`` have them; the graph's
+        # sum takes the place of the first.
         results |= {("grad", fqn): gradients[0] for fqn, gradients in each.items()}
         if TIES in self._described:
             results |= _by_key(self._run(TIES, lambda value: each[value.fqn].pop(0)))

@@ -128,6 +128,8 @@ class _Tracing:
         return args, kwargs
 
     def __call__(self, *_: torch.Tensor) -> list[torch.Tensor]:
+        # The inputs are not read: they are the very fakes that the model's modules and the arguments hold, and are traced
+        # there.
         buffers = dict(self.model.named_buffers())
 
         def enter(fqn: str) -> None:

@@ -98,6 +98,7 @@ class Contiguous(nn.Module):
 
 def _order(one: Crossing) -> Sequence[int] | None:
     """Dimensions from the outermost in memory to the innermost; None if memory has gaps, or if elements share memory."""
+    # Dense if from the innermost dimension outwards each stride is the product of the sizes within.
     order = sorted(range(len(one.shape)), key=lambda dim: (-one.strides[dim], dim))
     step = 1
     for dim in reversed(order):
