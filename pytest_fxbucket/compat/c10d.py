@@ -145,7 +145,7 @@ def fake_world(rank: int, world: int) -> Iterator[None]:
 def named_groups(groups: Mapping[str, Sequence[Sequence[int]]], rank: int) -> Iterator[None]:
     """Fake groups of these ranks under these names, as ``rank`` of a fake world, for as long as the block runs."""
     names: list[str] = []
-    # Groups along one dimension of the mesh share a name; this rank is in one of them, which it registers.
+    # Groups along one dimension of a mesh share a name; this rank registers the one that it is in.
     for name, lists in sorted(groups.items()):
         for ranks in lists:
             group = dist.new_group(list(ranks))

@@ -62,9 +62,7 @@ def functions_given(exchange: Callable[[Any], Any]) -> Iterator[None]:
 
 @contextmanager
 def on_in_backward(mode: TorchFunctionMode) -> Iterator[None]:
-    """In the block ``mode`` is on, also where checkpoints compute again in backward, where torch takes function modes off."""
-    # The functions that checkpoints keep to call again are wrapped when they are given. In forward the mode is on already and
-    # must not be entered twice.
+    """In the block ``mode`` is on, and also where checkpoints compute again: torch takes it off as long as backward runs."""
     frame, reentrant = checkpoint._CheckpointFrame, checkpoint.CheckpointFunction
 
     def under_mode(function: Callable[..., Any]) -> Callable[..., Any]:

@@ -38,7 +38,7 @@ class Composed:
     whole: fx.GraphModule | None = None
     """The microbatch's graph, with the same outputs."""
     outputs: tuple[Value, ...] = ()
-    """What each stage receives, the loss, and the gradients, each by the FQN of its parameter and its stage."""
+    """The values that stages receive, the loss, and the gradients, each gradient by the FQN of its parameter and its stage."""
     problems: list[str] = field(default_factory=list)
     """Stages that do not fit together, and modules that are in another stage than the plan's cuts say: a sentence each."""
 

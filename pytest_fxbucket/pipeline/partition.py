@@ -58,7 +58,7 @@ class Parted:
         """What crosses each cut, in the form of the fields of :class:`~pytest_fxbucket.step.pipelined.Pipelined`."""
 
     def part(self, stage: int, work: Work) -> Part:
-        """The one of ``stage`` that does ``work``."""
+        """The part of ``stage`` that does ``work``."""
         if (stage, work) not in self._parts:
             self._parts[stage, work] = self._made(stage, work)
         return self._parts[stage, work]

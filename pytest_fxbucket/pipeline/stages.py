@@ -40,17 +40,17 @@ class Summary:
 
     @property
     def makes(self) -> tuple[Crossing, ...]:
-        """What it sends that it did not receive."""
+        """The values that it sends and did not receive."""
         return tuple(one for one in self.sends if one not in self.receives)
 
     @property
     def passes_on(self) -> tuple[Crossing, ...]:
-        """What it reads, and sends as it received it, since a later stage reads it, too."""
+        """The values that it reads and also sends on as it received them, since a later stage reads them, too."""
         return tuple(one for one in self.sends if one in self.read)
 
     @property
     def bypasses(self) -> tuple[Crossing, ...]:
-        """What it sends as it received it, and does not read."""
+        """The values that it sends on as it received them and does not read itself."""
         return tuple(one for one in self.sends if one in self.receives and one not in self.read)
 
 
@@ -136,7 +136,7 @@ class Stage(nn.Module):
         return tuple(self.graph_module(*[tensor_at(self, fqn) for fqn in self.held], *received))
 
     def restored(self, given: Sequence[torch.Tensor]) -> Any:
-        """What the stage gives, from what :meth:`flat` gave: of the last stage with None, numbers and containers."""
+        """The result of :meth:`forward` from that of :meth:`flat`: the last stage's gets its None, numbers and containers."""
         if self._result is None:
             return tuple(given)
         return exchanged(self._result[0], lambda leaf: given[leaf.number] if isinstance(leaf, Place) else leaf)

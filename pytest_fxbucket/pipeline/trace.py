@@ -61,12 +61,12 @@ class Forward:
 
     @cached_property
     def parameters(self) -> dict[str, torch.Tensor]:
-        """By first FQN."""
+        """Parameters of the model by first FQN."""
         return dict(self.root.named_parameters())
 
     @cached_property
     def buffers(self) -> dict[str, torch.Tensor]:
-        """By first FQN."""
+        """Buffers of the model by first FQN."""
         return dict(self.root.named_buffers())
 
 

@@ -20,7 +20,7 @@ _EXPECTS = 'a list of entries such as ["embed", "layers.[0-3]", "norm+output"]'
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """What a plan puts in one bucket: its text after ranges are written out, and the FQNs or patterns it holds."""
+    """The parameters that a plan puts in one bucket: the entry's text with ranges written out, and its FQNs or patterns."""
 
     name: str
     selectors: tuple[str, ...]

@@ -25,7 +25,7 @@ class ResolvedEntry:
 
 @dataclass(frozen=True, slots=True)
 class Resolution:
-    """What a plan's entries mean on one model.
+    """A plan's entries on one model, with the parameters that they hold.
 
     ``unplanned`` are the parameters in no entry (empty unless they are allowed), ``notes`` sentences on what a reader
     of the plan may not expect.

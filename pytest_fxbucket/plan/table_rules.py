@@ -12,7 +12,7 @@ from pytest_fxbucket.words import nearest, one_or_other, show
 DIRECTIONS = ("forward", "backward")
 
 Places = Mapping[str, Mapping[str, str]]
-"""By direction: the entry that is launched or waited for, to the entry whose compute starts then."""
+"""For each direction, from the entry that is launched or waited for to the entry whose compute starts then."""
 
 
 def places(doc: str) -> Metadata:

@@ -62,7 +62,7 @@ TARGETS = {
     "deepspeed": "deepspeed:DeepSpeedTarget",
     "megatron": "megatron:MegatronTarget",
 }
-"""By name the module in this folder, and its class."""
+"""The module in this folder and its class, by name of the target."""
 
 
 def target_of(name: str) -> Target:
