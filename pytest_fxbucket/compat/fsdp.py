@@ -119,6 +119,7 @@ def units_of(model: nn.Module) -> list[Unit]:
         return []
     from torch.distributed.fsdp import FSDPModule
 
+    # Modules wrapped together share one state. Outer modules come first, so a unit that is inside no unit before it is a root.
     found: dict[int, Unit] = {}
     inside: set[nn.Module] = set()
     for fqn, module in model.named_modules():

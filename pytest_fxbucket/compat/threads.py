@@ -40,6 +40,7 @@ def take_groups() -> Groups:
     """The process groups that this process has now."""
     from torch.distributed import distributed_c10d as c10d
 
+    # Only what this torch has: not every version has each of these names.
     random = sys.modules.get(_DTENSOR_RANDOM)
     return Groups(
         {name: getattr(c10d, name) for name in _GLOBALS if hasattr(c10d, name)},

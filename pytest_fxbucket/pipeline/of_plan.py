@@ -181,7 +181,8 @@ class _Traced:
             return each_tensor(cast, args), each_tensor(cast, kwargs)
 
         # FSDP2 casts parameters as it gathers them, and floating inputs of each unit before its forward. Here no unit is
-        # gathered: all parameters are cast at once, and hooks of units, which come before the model's own, cast inputs.
+        # gathered: all parameters are cast at once, and a hook of each unit, which runs before the unit's own, casts its
+        # inputs.
         for parameter in self.model.parameters():
             parameter.data = cast(parameter.data)
         for fqn in units_of(self.model, plan.bucket.plan):

@@ -82,6 +82,8 @@ def import_as_first(name: str) -> ModuleType:
         if changes := _changes_by.get(name):
             _put(changes)
         return importlib.import_module(name)
+    # What the import changes is the difference between before and after. A setting that only exists afterwards, as when the
+    # import brings torch in, is not counted as changed.
     settings, environ, path = torch_settings_now(), dict(os.environ), list(sys.path)
     module = importlib.import_module(name)
     now = os.environ
