@@ -6,7 +6,7 @@ from itertools import count
 from typing import Literal
 
 Holds = Literal["one", "several", "two"]
-"""Stages on each rank: one; several, as many as every other rank, in a loop round the ranks; two, in a V there and back."""
+"""Stages on each rank. ``one`` is a single stage, ``several`` are equally many in a loop round the ranks, ``two`` are a V."""
 
 SCHEDULES: dict[str, Holds] = {
     "GPipe": "one",
