@@ -53,7 +53,7 @@ __all__ = [
     "without_dispatch_modes",
 ]
 
-# Run on torch 2.11 to 2.15. Work and ProcessGroup may be subclassed in Python; other classes here may not.
+# Of these classes, Work and ProcessGroup may be subclassed in Python, in torch 2.11 to 2.15; the others may not.
 
 
 def c10d_functional() -> Any:
@@ -62,7 +62,7 @@ def c10d_functional() -> Any:
 
 
 def collective(name: str, *arguments: Any) -> torch.Tensor:
-    """What the functional collective ``name`` gives for ``arguments``, waited for."""
+    """The result of the functional collective ``name`` of ``arguments``, after its wait."""
     operators = c10d_functional()
     given: torch.Tensor = operators.wait_tensor(getattr(operators, name)(*arguments))
     return given
@@ -72,7 +72,7 @@ def collective(name: str, *arguments: Any) -> torch.Tensor:
 
 
 def leave_groups_unwrapped() -> Any:
-    """Have new process groups as they are, at whatever level; returns the level, for ``put_back``."""
+    """Keep torch from wrapping new process groups, whatever the debug level is; returns the level, for ``put_back``."""
     level = c10d.get_debug_level()
     if level == c10d.DebugLevel.DETAIL:
         c10d.set_debug_level(c10d.DebugLevel.INFO)
@@ -80,7 +80,7 @@ def leave_groups_unwrapped() -> Any:
 
 
 def put_back(level: Any) -> None:
-    """Let new process groups be as torch was told."""
+    """Set the debug level back to ``level``, as :func:`leave_groups_unwrapped` gave it."""
     c10d.set_debug_level(level)
 
 
@@ -90,7 +90,8 @@ def put_back(level: Any) -> None:
 def forget_meshes() -> None:
     """Make DTensor forget the meshes that it saw.
 
-    It knows them by ranks and names alone: of a job before, it would take the process groups too, which are gone.
+    Its caches tell meshes apart only by ranks and names. A mesh of a later job would find the entry of an earlier one, with
+    process groups that are gone.
     """
     if "torch.distributed.tensor._redistribute" not in sys.modules:
         return
@@ -99,12 +100,13 @@ def forget_meshes() -> None:
     DTensor._op_dispatcher.sharding_propagator.propagate_op_sharding.cache_clear()
     _redistribute._gen_transform_infos.cache_clear()
     torch._C._clear_DTensor_sharding_propagator_cache()
+    # The cache in C++ is one for each thread, and autograd runs the backward of a GPU on a thread of its own.
     if torch.cuda.is_initialized():
         _call_in_backward(torch._C._clear_DTensor_sharding_propagator_cache)
 
 
 def _call_in_backward(function: Callable[[], None]) -> None:
-    """Call ``function`` where autograd runs backward of what is on the GPU: on a thread of its own."""
+    """Call ``function`` on the thread on which autograd runs backward of tensors on the GPU."""
     with torch.inference_mode(False), torch.enable_grad():
         on_gpu = torch.zeros((), device="cuda", requires_grad=True).clone()
         on_gpu.register_hook(lambda _: function())
@@ -127,7 +129,8 @@ def fake_world(rank: int, world: int) -> Iterator[None]:
             "a default process group is up in this process, where tracing needs a fake one of its own; "
             "destroy it (torch.distributed.destroy_process_group) before the plan runs"
         )
-    hook, level = sys.excepthook, leave_groups_unwrapped()  # what wraps a fake group finds nobody to talk to
+    # Unwrapped, since the wrapper of a fake group would talk to ranks that do not exist.
+    hook, level = sys.excepthook, leave_groups_unwrapped()
     dist.init_process_group("fake", rank=rank, world_size=world, store=FakeStore())
     sys.excepthook = hook  # torch's writes the fake rank before each line of a traceback, for as long as the process lives
     try:
@@ -142,6 +145,7 @@ def fake_world(rank: int, world: int) -> Iterator[None]:
 def named_groups(groups: Mapping[str, Sequence[Sequence[int]]], rank: int) -> Iterator[None]:
     """Fake groups of these ranks under these names, as ``rank`` of a fake world, for as long as the block runs."""
     names: list[str] = []
+    # Groups along one dimension of a mesh share a name; this rank registers the one that it is in.
     for name, lists in sorted(groups.items()):
         for ranks in lists:
             group = dist.new_group(list(ranks))
@@ -159,12 +163,12 @@ _kept: list[torch.library.Library] = []
 
 
 def gather_one_by_one() -> None:
-    """Let this process's functional all-gathers over gloo go to gloo each by itself; idempotent.
+    """Have each functional all-gather of this process over gloo run as a single all-gather, not as a coalesced one; idempotent.
 
-    On torch 2.13 they go as coalesced ones (ProcessGroupGloo::allgather_coalesced), and a process that has several of those in
+    torch 2.13 runs them as coalesced ones (ProcessGroupGloo::allgather_coalesced). A process that has several of those in
     flight at once now and then writes to memory that was freed: it dies by SIGABRT ("unaligned tcache chunk detected") or
-    SIGSEGV after some thousands of them, on two ranks and without anything of ours (compare pytorch issue 65231). The other
-    way gives the same bytes.
+    SIGSEGV after some thousands of them, on two ranks and without anything of ours (compare pytorch issue 65231). A single
+    all-gather gives the same bytes.
     """
     if _kept:
         return
@@ -177,7 +181,7 @@ def gather_one_by_one() -> None:
         _, work = gather(outputs[0], inputs[0], group, async_op)
         return work
 
-    library.impl("allgather_into_tensor_coalesced_", each, "CPU", allow_override=True)  # as above
+    library.impl("allgather_into_tensor_coalesced_", each, "CPU", allow_override=True)
     _kept.append(library)
 
 
@@ -192,7 +196,7 @@ _TWIN = ":gather"
 DEFAULT = "0"
 """Name of the default group, under every back end."""
 _made: Counter[tuple[int, str]] = Counter()
-"""How often (rank, group) was made in this process: a store still has the addresses of those that are gone."""
+"""How often (rank, group) was made in this process: the store still has the addresses of groups that are gone."""
 
 
 def group_ranks(name: str) -> tuple[int, ...]:
@@ -236,9 +240,9 @@ def make_group(name: str, ranks: Sequence[int], like: str = "") -> None:
     members, rank = list(ranks), dist.get_rank()
     back_end = dist.get_backend(group_called(like) if like else dist.group.WORLD)
     _made[rank, name] += 1
-    # A name says what a group is, not which one: its first rank tells those along one dimension apart in the store.
+    # Groups along one dimension have one name on different ranks: in the store the first rank tells them apart.
     store = PrefixStore(f"{name} {members[0]} {_made[rank, name]}", distributed_c10d._get_default_store())
-    # What new_group does, but for the name, which it does not let one choose.
+    # As torch's ``new_group`` does it, which does not let one choose the name. Members alone take part: no other rank is asked.
     made, _ = distributed_c10d._new_process_group_helper(
         len(members), members.index(rank), members, back_end, store, cast(Any, name), timeout=default_pg_timeout
     )
@@ -248,7 +252,7 @@ def make_group(name: str, ranks: Sequence[int], like: str = "") -> None:
 
 
 def connect(group: Any) -> None:
-    """Let the members of ``group``, which is NCCL's, find each other now, and not in their first collective; all must ask."""
+    """Connect the members of the NCCL group ``group`` now, not in their first collective; all of them must call it."""
     gpu = torch.device("cuda", torch.cuda.current_device())
     group._get_backend(gpu).eager_connect_single_device(gpu)
 

@@ -1,4 +1,4 @@
-"""What ``torch.compile`` offers to compilers of others: AOT autograd, inductor, and what is being compiled.
+"""The parts of ``torch.compile`` that a compiler of somebody else uses: AOT autograd, inductor, the compilation that goes on.
 
 ``torch._dynamo.backends``, ``torch._functorch``, ``torch._inductor.compile_fx`` and ``torch.autograd``'s engine, in torch 2.11
 to 2.15.
@@ -35,9 +35,9 @@ def aot(gm: fx.GraphModule, inputs: Sequence[Any], compiler: Compiler) -> Compil
 
 
 def mark_backward(graph: fx.Graph) -> None:
-    """Mark each node of a backward that is compiled apart as such: torch 2.11 and 2.12 leave launches without a mark.
+    """Mark each node of a backward graph as backward: torch 2.11 and 2.12 leave launches in it without the mark.
 
-    It is known by the tangents that it takes.
+    A graph of backward is known by the tangents among its inputs.
     """
     if any(str(node.target).startswith("tangents") for node in graph.find_nodes(op="placeholder")):
         for node in graph.nodes:
@@ -45,7 +45,7 @@ def mark_backward(graph: fx.Graph) -> None:
 
 
 def eager(gm: fx.GraphModule, _: Sequence[Any]) -> Compiled:
-    """Run ``gm`` as it is; inputs are given up as soon as they were read for the last time."""
+    """Run ``gm`` as it is; it frees each input as soon as the input was read for the last time."""
     from torch._dynamo.backends.debugging import boxed_nop
 
     compiled: Compiled = boxed_nop(gm, [])
@@ -75,11 +75,11 @@ def inductor(gm: fx.GraphModule, inputs: Sequence[Any], post_grad_pass: object, 
 
 
 def as_whole(gm: fx.GraphModule, inputs: Sequence[Any], compiler: str) -> tuple[Compiled, list[str]]:
-    """``gm``, a graph that a plan's step was traced to, compiled by ``aot_eager`` or ``inductor``; and the code it wrote.
+    """``gm``, the traced graph of a plan's step, compiled by ``aot_eager`` or ``inductor``; and the code that inductor wrote.
 
-    Inductor moves no launches behind its passes, draws as eager does, and keeps no graph: one of its cache has no code to read.
-    What it writes for CPUs takes one element at a time: the last ones of a loop over vectors round otherwise than the others,
-    and where loops end depends on what was fused.
+    Inductor moves no launches behind its passes, draws random numbers as eager does, and uses no cache, since a cached graph
+    has no code to read. Its code for CPUs is not vectorized (``cpp.simdlen``): the last elements of a loop over vectors round
+    otherwise than the others, and where loops end depends on what was fused.
     """
     if compiler == "aot_eager":
         return aot(gm, inputs, eager), []
@@ -88,6 +88,7 @@ def as_whole(gm: fx.GraphModule, inputs: Sequence[Any], compiler: str) -> tuple[
     from torch._inductor.compile_fx import compile_fx
     from torch._inductor.graph import GraphLowering
 
+    # ``compile_fx`` returns no code, but torch calls this hook with it.
     code: list[str] = []
     options = {**moving_nothing(), "fallback_random": True, "compile_threads": 1, "fx_graph_cache": False, "cpp.simdlen": 1}
     saving = GraphLowering.save_output_code
@@ -116,19 +117,19 @@ def moving_launches() -> list[str]:
 
 
 def moving_nothing() -> dict[str, Any]:
-    """Inductor's options with which it moves none."""
+    """Inductor's options with which it moves no launches and no waits."""
     return dict.fromkeys(_movers(), False)
 
 
 def _movers() -> list[str]:
-    """Those that this torch has."""
+    """The settings among :data:`_MOVERS` that this torch has."""
     from torch._inductor import config
 
     return [name for name in _MOVERS if hasattr(config, name)]
 
 
 def inductor_decompositions() -> Mapping[Any, Callable[..., Any]]:
-    """Operators that inductor has no code for, since it breaks them down before its post-grad passes."""
+    """Decompositions of operators that inductor breaks down before its post-grad passes, since it has no code for them."""
     from torch._inductor.decomposition import select_decomp_table
 
     table: Mapping[Any, Callable[..., Any]] = select_decomp_table()
@@ -142,7 +143,7 @@ def is_whole() -> bool:
 
 
 def graph_of_dynamo() -> fx.Graph | None:
-    """The graph of dynamo's that is compiled just now; None in a backward that is compiled when it first runs."""
+    """The graph that dynamo compiles just now; None in a backward that is compiled when it first runs."""
     translator = _translator()
     graph: fx.Graph | None = translator.output.graph if translator is not None else None
     return graph
@@ -151,6 +152,7 @@ def graph_of_dynamo() -> fx.Graph | None:
 def _translator() -> Any:
     from torch._dynamo.symbolic_convert import InstructionTranslator
 
+    # Dynamo has no current translator, and no attribute for it, while it compiles nothing on this thread.
     try:
         return InstructionTranslator.current_tx()
     except AttributeError:
@@ -158,14 +160,14 @@ def _translator() -> Any:
 
 
 def compile_id() -> str:
-    """Of what dynamo compiles just now, as torch's logs write it; of its own graph where a backward is compiled later."""
+    """Id of the compilation that goes on, as torch's logs write it; a backward compiled later has the id of its own graph."""
     from torch._guards import CompileContext
 
     return str(CompileContext.current_compile_id())
 
 
 def compilation() -> object | None:
-    """What dynamo has of the compilation that goes on, also when it goes on in the first backward; None outside of one."""
+    """Dynamo's context of the compilation that goes on, in the first backward too; None if nothing is compiled."""
     from torch._guards import TracingContext
 
     context: object | None = TracingContext.try_get()
@@ -180,7 +182,7 @@ def in_backward() -> bool:
 
 
 def at_end_of_backward(do: Callable[[], None]) -> None:
-    """Call ``do()`` when the ``backward()`` that runs now has reached all gradients; it raises what ``do`` raises."""
+    """Call ``do()`` when the ``backward()`` that runs now has made all gradients; ``backward()`` raises what ``do`` raises."""
     import torch
 
     torch.autograd.Variable._execution_engine.queue_callback(do)

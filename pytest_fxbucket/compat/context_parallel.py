@@ -17,9 +17,9 @@ _SEQUENCE = 2
 def ring_attention(
     kernel: Kernel, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, group: dist.ProcessGroup, is_causal: bool
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Attention of parts of a sequence, in order of ranks, each (batch, heads, sequence, head_dim), and its logsumexp.
+    """Attention over a sequence whose parts are on ranks in order, each (batch, heads, sequence, head_dim); and its logsumexp.
 
-    ``kernel(query, key, value, is_causal=...)`` gives those of one block.
+    ``kernel(query, key, value, is_causal=...)`` gives attention and logsumexp of one block.
     """
     with _from_neighbour_to_neighbour():
         out, logsumexp = _attention._templated_ring_attention(group, _SEQUENCE, kernel, query, key, value, is_causal)
@@ -33,9 +33,9 @@ def ring_attention_backward(
     group: dist.ProcessGroup,
     is_causal: bool,
 ) -> tuple[torch.Tensor, ...]:
-    """Gradients of queries, keys and values; ``kept`` are those, and what :func:`ring_attention` gave for them.
+    """Gradients of queries, keys and values; ``kept`` are the three, and what :func:`ring_attention` gave for them.
 
-    ``kernel`` takes each by its name, ``gradient`` as ``grad_out``, and gives the gradients of one block.
+    ``kernel`` takes all of these by name, ``gradient`` as ``grad_out``, and gives the gradients of one block.
     """
     given: Any = (group, _SEQUENCE, kernel, gradient, "grad_out", *kept, is_causal)
     with _from_neighbour_to_neighbour():
@@ -44,7 +44,7 @@ def ring_attention_backward(
 
 @contextmanager
 def _from_neighbour_to_neighbour() -> Iterator[None]:
-    """While inside, sequences are in order of ranks, and keys and values are sent on, not gathered."""
+    """In the block parts of a sequence are in order of ranks, and keys and values go from rank to rank, not gathered."""
     options = _attention._cp_options
     before = options.enable_load_balance, options.rotate_method
     options.enable_load_balance, options.rotate_method = False, _attention._RotateMethod.ALL_TO_ALL

@@ -1,6 +1,6 @@
-"""What AOT autograd says of what goes into its graphs and out of them; in torch 2.11 to 2.15.
+"""AOT autograd's descriptors of the inputs and outputs of its graphs; in torch 2.11 to 2.15.
 
-``torch._functorch._aot_autograd.descriptors`` has the classes, which are told by their names here.
+Their classes are in ``torch._functorch._aot_autograd.descriptors``, and are told by their names here.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ _KINDS: dict[str, Kind] = {
 
 
 def described(desc: Any) -> tuple[Kind, str]:
-    """What an input or output is, and of which parameter, buffer or place.
+    """The kind of an input or output, and its parameter, buffer or position.
 
-    A DTensor goes in as its local tensor, which is it, and as other parts of it ("part"), which no tensor is.
+    A DTensor goes in taken apart: its local tensor counts as the DTensor itself, its other parts are of kind "part".
     """
     name = type(desc).__name__
     if name.startswith("SubclassGetAttr"):
@@ -35,7 +35,7 @@ def described(desc: Any) -> tuple[Kind, str]:
 
 
 def outputs_described(output: fx.Node) -> list[Any]:
-    """Of each returned value what AOT autograd says of it; empty where it says nothing."""
+    """AOT autograd's descriptor of each returned value; empty if it has left none."""
     return list(output.meta.get("desc") or ())
 
 

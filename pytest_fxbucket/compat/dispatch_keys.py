@@ -14,9 +14,9 @@ _KEYS = torch._C.DispatchKey
 
 
 def above_autograd(function: Callable[..., Result]) -> Callable[..., Result]:
-    """``function`` as if it was called outside of every operator: what it computes has gradients.
+    """``function`` called as if outside of every operator: autograd records what it computes.
 
-    A dispatch mode calls an operator below autograd, also one that is made of others.
+    A dispatch mode is called below autograd, also for an operator that is made of others.
     """
 
     @wraps(function)
@@ -24,7 +24,8 @@ def above_autograd(function: Callable[..., Result]) -> Callable[..., Result]:
         now = torch._C._dispatch_tls_local_exclude_set()
         if not now.has(_KEYS.AutogradOther):
             return function(*args, **kwargs)
-        seen = torch._C.DispatchKeySet(_KEYS.Python).add(_KEYS.PythonTLSSnapshot)  # modes see what they saw
+        # Excluded keys are those of a thread outside of operators, except for Python's: the same modes as now see the calls.
+        seen = torch._C.DispatchKeySet(_KEYS.Python).add(_KEYS.PythonTLSSnapshot)
         with torch._C._ForceDispatchKeyGuard(torch._C._dispatch_tls_local_include_set(), _outside() | (now & seen)):
             return function(*args, **kwargs)
 
@@ -33,7 +34,7 @@ def above_autograd(function: Callable[..., Result]) -> Callable[..., Result]:
 
 @cache
 def _outside() -> torch._C.DispatchKeySet:
-    """What a thread leaves out that is in no operator."""
+    """Dispatch keys that a thread excludes outside of every operator, asked of a new thread."""
     found: list[torch._C.DispatchKeySet] = []
     thread = threading.Thread(target=lambda: found.append(torch._C._dispatch_tls_local_exclude_set()))
     thread.start()

@@ -26,7 +26,7 @@ def spec_of(tensor: torch.Tensor) -> Any:
 
 
 def of_local(local: torch.Tensor, spec: Any, *, requires_grad: bool = False) -> torch.Tensor:
-    """The DTensor of ``spec`` that has ``local`` inside; ``local`` itself without ``spec``."""
+    """The DTensor of ``spec`` with ``local`` as its local tensor; ``local`` itself if ``spec`` is None."""
     if spec is None:
         return local
     from torch.distributed.tensor import DTensor

@@ -24,7 +24,7 @@ unseen = torch._C._DisableTorchDispatch
 
 
 def unwatched(function: Callable[..., Any]) -> Callable[..., Any]:
-    """``function``, of whose calls of torch's functions no mode sees more than the operators."""
+    """``function`` with function modes off: of its calls of torch's functions, modes see only the operators."""
 
     def run(*args: Any) -> Any:
         with torch._C.DisableTorchFunction():
@@ -50,7 +50,7 @@ def fresh_like(fake: FakeTensor) -> FakeTensor:
 
 
 def symbolic_rows(mode: FakeTensorMode, tensor: torch.Tensor) -> FakeTensor:
-    """A fake tensor like ``tensor``, whose first size is symbolic; equal ones are one symbol."""
+    """A fake tensor like ``tensor``, whose first size is symbolic; tensors with equal first sizes share a symbol."""
     from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, StatelessSymbolicContext
 
     mode.shape_env = mode.shape_env or ShapeEnv()
@@ -58,11 +58,11 @@ def symbolic_rows(mode: FakeTensorMode, tensor: torch.Tensor) -> FakeTensor:
     return mode.from_tensor(tensor, static_shapes=False, symbolic_context=StatelessSymbolicContext(dynamic_sizes=sizes))
 
 
-# Fake tensors that lie in memory as the CPU's kernels lay them, where torch's do not; in torch 2.11 to 2.15.
+# Fake tensors with the strides that the CPU's kernels give, where torch's fake tensors have others; in torch 2.11 to 2.15.
 #
-# Some pointwise operators have fake results by a decomposition, which takes operands in another order than the kernel does.
-# While tracing, a reshape becomes a view where strides allow one: by wrong strides the graph then fails on real tensors, or
-# sums in another order than eager mode does.
+# torch makes fake results of some pointwise operators by a decomposition, which takes operands in another order than the kernel
+# does. While tracing, a reshape becomes a view if strides allow one. With wrong strides the graph then fails on real tensors,
+# or sums in another order than eager mode does.
 
 
 OTHERWISE = frozenset(
@@ -74,11 +74,14 @@ OTHERWISE = frozenset(
         *("smooth_l1_loss_backward", "softplus_backward", "special_xlog1py", "xlogy"),
     )
 )
-"""Each gives tensors of the shape that its operands broadcast to. Found by calling all of aten with transposed operands."""
+"""Operators whose fake results have other strides than the kernel's; results have the shape that the operands broadcast to.
+
+Found by calling all of aten with transposed operands.
+"""
 
 
 class KernelFakeMode(FakeTensorMode):
-    """A fake mode that asks the kernel itself, on tensors of a few elements, how those operators lay their results."""
+    """A fake mode that learns the strides of results of :data:`OTHERWISE` from the kernels, run on a few elements."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Mapping[str, Any] | None = None) -> Any:
         kwargs = kwargs or {}
@@ -86,6 +89,7 @@ class KernelFakeMode(FakeTensorMode):
         if getattr(func, "_schema", None) is None or func._schema.name not in OTHERWISE:
             return given
         operands = [value for value in pytree.tree_leaves((args, kwargs)) if isinstance(value, torch.Tensor)]
+        # If all operands are contiguous, it makes no difference in which order they are taken.
         if all(operand.is_contiguous() or operand.device.type != "cpu" for operand in operands):
             return given
         with unseen(), torch.no_grad():
@@ -104,20 +108,20 @@ class KernelFakeMode(FakeTensorMode):
 
 
 def _small(value: Any) -> Any:
-    """Zeros for a fake tensor, in as many dimensions, laid in the same order, but of few elements."""
+    """Real zeros for a fake tensor: the same dimensions in the same order in memory, each of two elements at most."""
     if not isinstance(value, torch.Tensor):
         return value
     sizes = [min(size, 2) for size in value.shape]
     order = sorted(range(value.dim()), key=lambda d: value.stride(d))
     strides, step = [0] * value.dim(), 1
     for d in order:
-        strides[d] = step if value.stride(d) or sizes[d] == 1 else 0
+        strides[d] = step if value.stride(d) or sizes[d] == 1 else 0  # an expanded dimension stays expanded
         step *= sizes[d] if strides[d] else 1
     return torch.zeros(max(step, 1), dtype=value.dtype).as_strided(sizes, strides)
 
 
 def _dense(shape: Sequence[int], small: torch.Tensor) -> list[int]:
-    """Strides of a tensor of ``shape`` without gaps whose dimensions lie in the order of those of ``small``."""
+    """Strides of a dense tensor of ``shape`` whose dimensions lie in memory in the order of those of ``small``."""
     strides, step = [1] * len(shape), 1
     for d in sorted(reversed(range(len(shape))), key=small.stride):
         strides[d] = step
@@ -133,9 +137,9 @@ Change = Callable[["nn.Module", str, "torch.Tensor"], "torch.Tensor"]
 
 @contextmanager
 def on_registration(change: Change) -> Iterator[None]:
-    """While inside, ``change(module, name, parameter)`` says what a module gets where a parameter is put in its place.
+    """In the block each parameter that a module gets is replaced by what ``change(module, name, parameter)`` gives.
 
-    Heard are registration and ``Module._apply``, which gives meta parameters memory (``to_empty``).
+    A module gets parameters by registration and by ``Module._apply``, which gives meta parameters memory (``to_empty``).
     """
 
     def registered(module: nn.Module, name: str, parameter: Any) -> Any:
@@ -159,10 +163,10 @@ def on_registration(change: Change) -> Iterator[None]:
 
 @contextmanager
 def computing_without_values() -> Iterator[FakeTensorMode]:
-    """While inside, operators on fake tensors of the mode that is given, and on real ones beside them, give fake ones.
+    """In the block operators on fake tensors of the given mode, with real tensors beside them or not, give fake tensors.
 
-    What initialises a fake tensor is told that there is nothing more to do where it asks for a value; other code that asks gets
-    torch's exception. ``Module.to`` and the like work on modules of such parameters.
+    An initialiser that asks for a value is given 0 or False, with which it has nothing more to do; other code that asks gets
+    torch's exception. ``Module.to`` and the like work on modules with fake parameters.
     """
     mode = FakeTensorMode(allow_non_fake_inputs=True)
     swap = torch.utils.swap_tensors
@@ -198,7 +202,7 @@ class _Valueless(TorchDispatchMode):
 
 
 def _in_initialiser() -> bool:
-    """Whether a function whose name ends with one underscore asks, torch's sign of writing in place: ``trunc_normal_``."""
+    """Whether a caller writes in place by torch's naming: its name ends with one underscore, as ``trunc_normal_`` does."""
     frame = sys._getframe()
     while frame is not None:
         name = frame.f_code.co_name
@@ -220,14 +224,14 @@ def storage_key(tensor: torch.Tensor) -> int:
 
 
 def grouped(tensors: Sequence[torch.Tensor]) -> list[list[torch.Tensor]]:
-    """``tensors`` by device and dtype, in torch's own order, which is none that one can see."""
+    """``tensors`` grouped by device and dtype, the groups in the order that torch's own grouping gives."""
     groups = _group_tensors_by_device_and_dtype([list(tensors)]).values()
     return [[tensor for tensor in lists[0] if tensor is not None] for lists, _ in groups]
 
 
 @contextmanager
 def takes_fake_tensors() -> Iterator[None]:
-    """While inside, what asks whether foreach calls can take its tensors decides for fake ones as for real ones."""
+    """In the block torch decides for fake tensors as for real ones whether foreach calls can take them."""
     _foreach_supported_types.append(FakeTensor)
     try:
         yield
@@ -250,7 +254,7 @@ def has_kernel(operator: torch._ops.OpOverload, device_type: str) -> bool:
 
 @contextmanager
 def of_any_dtype() -> Iterator[None]:
-    """In the block products of float32 experts and the like can be traced: fake kernels know CUDA's bfloat16 alone."""
+    """In the block ``_grouped_mm`` can be traced in float32 and the like: its fake kernel takes only CUDA's bfloat16."""
     from torch import _meta_registrations
 
     meta: Any = _meta_registrations

@@ -1,4 +1,4 @@
-"""What ``torch.distributed.fsdp.fully_shard`` made of a model's modules, read from its states; in torch 2.11 to 2.15."""
+"""How ``torch.distributed.fsdp.fully_shard`` shards a model's modules, read from its states; in torch 2.11 to 2.15."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ _FSDP = "torch.distributed.fsdp._fully_shard"
 
 
 class Ranks(NamedTuple):
-    """A process group by its name, and of how many ranks it is."""
+    """A process group: its name, and the number of its ranks."""
 
     name: str
     size: int
 
 
 class Reduction(NamedTuple):
-    """How gradients are divided: multiplied before, reduced over shards and over copies, divided behind."""
+    """How gradients are averaged: times ``before``, reduced by ``ops`` over shards and over copies, divided by ``after``."""
 
     before: float
     ops: tuple[str, str]
@@ -37,22 +37,22 @@ class Shard:
     parameter: torch.Tensor
     """The DTensor that modules and optimizers have between steps."""
     shape: torch.Size
-    """Of what ranks of its group hold together."""
+    """Shape of the gathered parameter, which the ranks of its group hold together."""
     padded: torch.Size
-    """Of what each holds, with padding."""
+    """Shape of each rank's shard, with padding."""
     inner: Any
-    """Spec of what is gathered, if that is a DTensor too."""
+    """Spec of the gathered parameter, if that is a DTensor too."""
     over: Ranks
-    """The ranks that it is sharded over."""
+    """The ranks that the parameter is sharded over."""
     copies: Ranks | None
-    """Those that hold the same, if there are any."""
+    """The ranks that hold copies of this rank's shard, if there are any."""
     summed_in: torch.dtype | None
-    """dtype that its gradient is summed in over other dimensions of a mesh; None: its own."""
+    """dtype in which its gradient is summed over other dimensions of a mesh; None: the gradient's own."""
     held: Any
     group: Any
 
     def reduction(self, dtype: torch.dtype) -> Reduction:
-        """How gradients that are reduced in ``dtype`` are divided."""
+        """How gradients that are reduced in ``dtype`` are averaged."""
         from torch.distributed.fsdp._fully_shard._fsdp_collectives import _get_gradient_divide_factors
 
         info, divisor = self.held.mesh_info, self.group.gradient_divide_factor
@@ -60,6 +60,7 @@ class Shard:
         before, after, *_ = _get_gradient_divide_factors(
             info.shard_process_group, copies, dtype, "cpu", divisor, self.group.force_sum_reduction_for_comms
         )
+        # torch gives no factors where NCCL itself averages, by ``avg`` or by a premultiplied sum.
         if before is not None or after is not None:
             return Reduction(1 / (before or 1), ("sum", "sum"), after or 1)
         if divisor is None:
@@ -88,14 +89,14 @@ class Shard:
         return reduced
 
     def stored(self) -> torch.Tensor:
-        """What this rank holds, with padding; what is without it lies in the same memory."""
+        """This rank's shard with padding; the shard without padding lies in the same memory."""
         found: torch.Tensor = self.held._sharded_param_data
         return found.view(self.padded)
 
 
 @dataclass(frozen=True, slots=True)
 class Unit:
-    """Modules whose parameters are gathered together."""
+    """Modules whose parameters ``fully_shard`` gathers together."""
 
     modules: tuple[nn.Module, ...]
     is_root: bool
@@ -106,18 +107,19 @@ class Unit:
     """dtype that floating inputs are cast to."""
     output_dtype: torch.dtype | None
     reshards: bool
-    """Whether what is gathered for forward is gathered once more for backward."""
+    """Whether parameters are gathered for backward once more, after they were for forward."""
 
 
 def units_of(model: nn.Module) -> list[Unit]:
-    """Each unit of ``model``, in order of modules; no module keeps what it has gathered.
+    """Each unit of ``model``, in order of modules; all modules are resharded.
 
-    Raises :class:`CaptureError` for what no graph takes over.
+    Raises :class:`CaptureError` for settings of ``fully_shard`` that a graph cannot take over.
     """
     if _FSDP not in sys.modules:
         return []
     from torch.distributed.fsdp import FSDPModule
 
+    # Modules wrapped together share one state. Outer modules come first, so a unit that is inside no unit before it is a root.
     found: dict[int, Unit] = {}
     inside: set[nn.Module] = set()
     for fqn, module in model.named_modules():
@@ -140,9 +142,11 @@ def _unit(fqn: str, state: Any, *, is_root: bool) -> Unit:
     held = [(group, one) for group in groups for one in group.fsdp_params]
     reduced = policy.reduce_dtype
     if reduced is None and policy.param_dtype is not None and held and makes_gradients_to_reduce():
-        reduced = held[0][1].sharded_param.dtype  # before torch 2.15 in what autograd made them in
+        # From torch 2.15 on the dtype of the shards; before, that in which autograd made the gradients.
+        reduced = held[0][1].sharded_param.dtype
     shards = tuple(_shard(where, group, one, reduced) for group, one in held)
-    stays = is_root and state._auto_reshard_after_forward  # torch settles that of the root in its first forward
+    # torch settles in the first forward that the root stays gathered by default; the states do not say so before.
+    stays = is_root and state._auto_reshard_after_forward
     reshards = not stays and any(group.post_forward_mesh_info is not None for group in groups)
     cast = policy.param_dtype if policy.cast_forward_inputs else None
     return Unit(tuple(state._modules), is_root, shards, policy.param_dtype, reduced, cast, policy.output_dtype, reshards)
@@ -194,7 +198,7 @@ def own_hooks(module: nn.Module) -> Iterator[tuple[Any, int]]:
                 yield table, number
 
 
-# In which dtype gradients are made, which torch 2.15 changed.
+# The dtype in which autograd makes gradients of parameters, which torch 2.15 changed.
 
 
 def makes_gradients_to_reduce() -> bool:
@@ -205,9 +209,9 @@ def makes_gradients_to_reduce() -> bool:
 
 
 def gradients_of_parameters(model: nn.Module) -> None:
-    """Have ``fully_shard`` make gradients in the parameter's dtype, and add up those of several backwards in ``reduce_dtype``.
+    """Have ``fully_shard`` make gradients in the parameter's dtype, and add them over several backwards in ``reduce_dtype``.
 
-    All torch before 2.15 does so: nothing is changed there.
+    torch before 2.15 does so by itself, and nothing is changed there.
     """
     from torch.distributed.fsdp import FSDPModule
 
@@ -230,7 +234,8 @@ def _of_parameters(group: Any) -> None:
         before(*given)
         for leaf in leaves():
             if leaf.grad is not None and leaf.grad.dtype != leaf.dtype:
-                # Autograd adds to a gradient that is there already in its dtype.
+                # A sum of earlier backwards. Autograd would add to it in its dtype, so it is put aside until this backward
+                # ends.
                 earlier[leaf], leaf.grad = leaf.grad, None
             leaf.grad_dtype = leaf.dtype
 
@@ -238,7 +243,7 @@ def _of_parameters(group: Any) -> None:
     def post_backward(*given: Any) -> None:
         for leaf in leaves():
             made, sum_before = leaf.grad, earlier.pop(leaf, None)
-            leaf.grad_dtype = None  # any
+            leaf.grad_dtype = None  # any dtype: a sum in ``reduce_dtype`` may be put there
             if sum_before is not None:
                 leaf.grad = sum_before if made is None else sum_before.add_(made)
             elif made is not None and not group.reduce_grads:

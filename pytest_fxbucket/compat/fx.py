@@ -11,23 +11,24 @@ import torch
 from torch import fx
 
 inputs_of: Callable[[fx.Node], Mapping[fx.Node, None]] = attrgetter("_input_nodes")
-"""As ``node.all_input_nodes``, each once and in order, at a tenth of the cost; it changes with the node."""
+"""Like ``node.all_input_nodes``, each node once and in order, at a tenth of the cost; the mapping is live, not a copy."""
 
 
 def made_of(node: fx.Node, by: str) -> Any:
-    """An item of ``meta["from_node"]``: that the pass ``by`` made a node in place of ``node``."""
+    """An item of ``meta["from_node"]``, which says that the pass ``by`` made a node in place of ``node``."""
     from torch.fx.traceback import NodeSource, NodeSourceAction
 
     return NodeSource(node, by, [NodeSourceAction.CREATE, NodeSourceAction.REPLACE])
 
 
-# What calling a graph module runs (``torch.fx.GraphModule``, its hooks and its code generator, in torch 2.11 to 2.15).
+# The code that a call of a graph module runs (``torch.fx.GraphModule``, its hooks, its code generator; torch 2.11 to 2.15).
 
 
 def why_not_its_graph(module: object) -> str:
     """Why calling ``module`` would run something else than its graph, as a clause; empty if it would not."""
     if not isinstance(module, fx.GraphModule):
         return ""
+    # fx compiles a graph's code under this file name, as the forward of a class that the one module has for itself.
     forward: Any = type(module).forward
     code: CodeType | None = getattr(forward, "__code__", None)
     if "forward" in vars(module) or code is None or not code.co_filename.startswith("<eval_with_key>"):
@@ -40,7 +41,7 @@ def why_not_its_graph(module: object) -> str:
 
 
 def uncompiled(root: torch.nn.Module | dict[str, Any], graph: fx.Graph) -> fx.GraphModule:
-    """``graph`` as a module that is compiled when first called, most of what one costs (``torch.fx._lazy_graph_module``)."""
+    """``graph`` as a module that is compiled when first called, which is most of its cost (``torch.fx._lazy_graph_module``)."""
     from torch.fx._lazy_graph_module import _LazyGraphModule
 
     return _LazyGraphModule(root, graph)
@@ -51,7 +52,7 @@ def uncompiled(root: torch.nn.Module | dict[str, Any], graph: fx.Graph) -> fx.Gr
 
 
 def parameter_named(node: fx.Node) -> str | None:
-    """FQN of the parameter that the input ``node`` is, as its tracer spells it; None if it says of no parameter."""
+    """FQN of the parameter that the input ``node`` is, as its tracer spells it; None if the tracer names no parameter."""
     described: Any = node.meta.get("desc")
     if type(described).__name__ == "ParamAOTInput":
         return str(described.target)
@@ -68,12 +69,12 @@ def requires_grad(node: fx.Node) -> bool:
 
 
 def computed(node: fx.Node) -> bool:
-    """Whether the input ``node`` of a backward graph is what the forward graph computed, or a gradient."""
+    """Whether the input ``node`` of a backward graph is a value that the forward graph computed, or a gradient."""
     return "original_aten" in node.meta or type(node.meta.get("desc")).__name__ == "TangentAOTInput"
 
 
 def gradients_named(output: fx.Node, count: int) -> list[str | None]:
-    """Of each of ``count`` returned values: FQN of the parameter whose gradient the tracer says it is; else None."""
+    """For each of ``count`` returned values the FQN of the parameter whose gradient it is by the tracer's word; else None."""
     described: Any = output.meta.get("desc")
     if not isinstance(described, (list, tuple)) or len(described) != count:
         return [None] * count
@@ -81,11 +82,13 @@ def gradients_named(output: fx.Node, count: int) -> list[str | None]:
     return [str(one.target) if type(one).__name__ == "ParamAOTInput" else None for one in of]
 
 
-# ``fxbucket::after``: a tensor as it is, once others are computed. It keeps an order of nodes through later compilers.
+# ``fxbucket::after`` gives a tensor as it is, and makes its readers depend on other tensors too: it keeps an order of nodes
+# through later compilers.
 #
 # torch's own operator for this, ``control_deps`` (``torch._inductor.fx_passes.control_dependencies``, in torch 2.11 to 2.15),
-# breaks the graph under dynamo and is traced away by AOT autograd, so it only holds what inductor is given directly. A view
-# that is an operator of its own goes through all of them, and none moves its readers before it, or what it reads behind it.
+# breaks the graph under dynamo and is traced away by AOT autograd, so it only works in graphs given to inductor directly. A
+# view by an operator of our own survives dynamo, AOT autograd and inductor. None of them moves readers of the view before it,
+# or what it reads behind it.
 
 
 # A list, since inductor moves an operator next to its only reader (reorder_for_locality), but never an item of a list.
@@ -93,12 +96,12 @@ _SCHEMA = "after(Tensor(a -> *) x, Tensor[] done) -> Tensor(a)[]"
 
 
 def _after(x: torch.Tensor, done: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-    """``[x]``, its storage and all; ``done`` need only exist."""
+    """``[x]`` as a view on the same storage; ``done`` are not read, they need only be computed before."""
     return [torch.ops.aten.alias.default(x)]
 
 
 def _functional(context: Any, x: torch.Tensor, done: Sequence[torch.Tensor]) -> Any:
-    """As it is: functionalization refuses views that are no ATen operators, unless told."""
+    """Functionalize by calling the operator as it is: torch refuses views that are no ATen operators, unless it is told how."""
     with context.redispatch_to_next():
         result = after(*context.unwrap_tensors((x, list(done))))
     return context.wrap_tensors(result)

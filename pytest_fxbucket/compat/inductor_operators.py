@@ -6,5 +6,5 @@ from importlib import import_module
 
 
 def register_inductor_operators() -> None:
-    """Let ``torch.ops.prims`` have them, such as ``prims::fma``: torch registers them when inductor is imported."""
+    """Register inductor's operators under ``torch.ops.prims``, such as ``prims::fma``: torch does so on import of inductor."""
     import_module("torch._inductor.inductor_prims")

@@ -1,7 +1,7 @@
 """Numbers that a graph computes: Python's arithmetic on them becomes nodes (``torch.SymFloat``, in torch 2.11 to 2.15).
 
-torch hands a SymFloat to a dispatch mode wherever an operator takes a number, alone or in a list. It asks the number's ``node``
-what kind it is, and no more, unless somebody wants its value. With torch's own symbols each number costs a sympy expression.
+torch hands a SymFloat to a dispatch mode wherever an operator takes a number, alone or in a list. torch asks the number's
+``node`` only for its kind, unless somebody wants its value. With torch's own symbols each number costs a sympy expression.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from pytest_fxbucket.errors import CaptureError
 
 
 class _Kind:
-    """What torch asks of a SymFloat's node."""
+    """Stands for a SymFloat's symbolic node: it has the methods that torch calls on it."""
 
     def __init__(self, node: fx.Node) -> None:
         self.node = node
@@ -56,6 +56,7 @@ def _refuse(*_: object) -> NoReturn:
 def _recorded(function: Callable[..., Any], *, swapped: bool = False) -> Callable[..., Any]:
     def call(number: LiveNumber, *others: Any) -> Any:
         nodes = [node_of(number), *(node_of(other) if isinstance(other, torch.SymFloat) else other for other in others)]
+        # Python then asks the other operand, such as a tensor, whose operator is given the number and is traced.
         if not all(isinstance(other, (int, float, torch.SymFloat)) for other in others):
             return NotImplemented
         made = nodes[0].graph.call_function(function, tuple(reversed(nodes) if swapped else nodes))

@@ -28,9 +28,9 @@ _OF_RNNS = ("_flat_weights", "_flat_weight_refs")
 
 @contextmanager
 def with_parameters(model: nn.Module, places: Callable[[Mapping[str, Any]], dict[str, Any]]) -> Iterator[None]:
-    """In the block each module of ``model`` has ``places`` of its parameters instead of them.
+    """In the block each module of ``model`` has, in place of its parameters, what ``places`` makes of them.
 
-    An RNN keeps lists of them, which it makes anew when it finds others in their places.
+    An RNN keeps lists of its parameters too, and makes them anew when it finds other parameters; they are put back as well.
     """
     before = [(module, module._parameters) for module in model.modules()]
     kept = [(module, {name: vars(module)[name] for name in _OF_RNNS if name in vars(module)}) for module, _ in before]
@@ -114,7 +114,7 @@ def each_tensor(change: Callable[[torch.Tensor], torch.Tensor], given: Any) -> A
     return _apply_to_tensors(change, given)
 
 
-# What torch does to every module and every new tensor, by its private tables (torch 2.11 to 2.15).
+# Private tables of torch that change every module and every new tensor: global hooks, the default device (torch 2.11 to 2.15).
 
 
 _TABLES = (
@@ -132,13 +132,13 @@ _FLAG = "_global_is_full_backward_hook"
 
 
 def module_hooks() -> dict[str, Any]:
-    """All of them, by table."""
+    """All global hooks of modules, by table."""
     found: dict[str, Any] = {name: dict(getattr(module, name)) for name in _TABLES if hasattr(module, name)}
     return {**found, _FLAG: getattr(module, _FLAG, None)}
 
 
 def set_module_hooks(hooks: dict[str, Any]) -> None:
-    """Have those that :func:`module_hooks` gave, and no others."""
+    """Put ``hooks``, as :func:`module_hooks` gave them, in place of all global hooks of modules."""
     for name, entries in hooks.items():
         if name == _FLAG:
             setattr(module, name, entries)
@@ -164,7 +164,7 @@ def is_compiled(module: nn.Module) -> bool:
 
 @contextmanager
 def uncompiled() -> Iterator[None]:
-    """In the block what torch.compile wraps runs as if it did not, under a tracer too."""
+    """In the block modules and functions that torch.compile wraps run as if they were not wrapped, under a tracer too."""
     if "torch._dynamo" not in sys.modules:  # nothing was compiled
         yield
         return

@@ -39,12 +39,12 @@ def schedule_class(name: str) -> type[Any]:
 
 
 def has_one_stage_a_rank(name: str) -> bool:
-    """Say whether the schedule's class takes a single stage."""
+    """Say whether the schedule has a single stage on each rank."""
     return issubclass(schedule_class(name), schedules.PipelineScheduleSingle)
 
 
 def steps_of_ranks(name: str, stages: int, pp: int, microbatches: int) -> tuple[list[list[Step]], Mapping[int, int]]:
-    """What each of ``pp`` ranks does in order, and the rank of each stage. No process group is asked.
+    """The steps of each of ``pp`` ranks in order, and the rank of each stage. No process group is needed.
 
     Raises what the class raises for numbers that it cannot take.
     """
@@ -59,11 +59,12 @@ def steps_of_ranks(name: str, stages: int, pp: int, microbatches: int) -> tuple[
 
 
 def _only_waits(action: Any) -> bool:
-    """Whether ``action`` waits for what another began, which since 2.15 is an action of its own."""
+    """Whether ``action`` only waits for what another action began; torch has such actions from 2.15 on."""
     return str(action.computation_type.value).startswith("WAIT_")
 
 
 def _step(action: Any) -> Step:
+    # An overlapped action has no stage and microbatch that mean anything: it gets those of its first part.
     parts = tuple(_step(part) for part in action.sub_actions or ())
     first = parts[0] if parts else Step("", action.stage_index, action.microbatch_index)
     return Step(action.computation_type.value, first.stage, first.microbatch, parts)
@@ -71,7 +72,7 @@ def _step(action: Any) -> Step:
 
 @dataclass
 class _Numbers:
-    """What constructors ask of a stage."""
+    """A stage that has what constructors of schedules read, which is numbers."""
 
     stage_index: int
     num_stages: int
@@ -90,7 +91,7 @@ class _Numbers:
 
 
 class _Noted(NamedTuple):
-    """In the place of a ``P2POp``."""
+    """Stands for a ``P2POp``: the send or receive, and the stage at its other end."""
 
     step: Step
     peer: int
@@ -132,9 +133,10 @@ class _Noting(_Numbers):
 
 
 def _run_alone(made: type[Any], rank: int, stages: int, microbatches: int) -> list[Step]:
-    """What the schedule's own code does on ``rank``, with nothing computed and nothing sent."""
+    """The steps that the schedule's own code takes on ``rank``; nothing is computed and nothing sent."""
     stage = _Noting(rank, stages, rank, stages)
     schedule = made(stage, microbatches, loss_fn=_nothing)
+    # Needs tensors, which a stage that only notes does not have. The assertion fails if torch renames one of them.
     for name in ("_initialize_stage", "_maybe_compute_loss", "_maybe_get_loss", "_update_losses"):
         assert callable(getattr(schedule, name)), name
         setattr(schedule, name, _nothing)
@@ -142,7 +144,8 @@ def _run_alone(made: type[Any], rank: int, stages: int, microbatches: int) -> li
 
     def note(transfers: Sequence[_Noted], desc: str | None = None) -> list[Any]:
         nonlocal batches
-        together = len({step.kind[:4] for step, _ in transfers}) > 1  # torch launches sends alone, or receives, one by one
+        # As torch's ``_batch_p2p``: only sends together with receives are one ``batch_isend_irecv``.
+        together = len({step.kind[:4] for step, _ in transfers}) > 1
         stage.steps += [step._replace(batch=batches if together else None) for step, _ in transfers]
         batches += together
         return []
@@ -156,7 +159,7 @@ def _nothing(*_: Any, **__: Any) -> None:
     pass
 
 
-# The same schedules on ranks: stages of our own, which torch's classes ask for what is to be sent, received and computed.
+# The same schedules on ranks: torch's classes drive stages of our own, which compute and say what is sent and received.
 
 
 class Transfer(NamedTuple):
@@ -167,7 +170,7 @@ class Transfer(NamedTuple):
     direction: str
     """forward or backward"""
     stage: int
-    """The one of this rank."""
+    """The stage on this rank that sends or receives."""
     microbatch: int
 
 
@@ -176,14 +179,15 @@ class _Launch(dist.P2POp):
 
 
 class _Launched(list[Any]):
-    """What torch waits for together."""
+    """Works that torch waits for together, with the transfers that they are of."""
 
     transfers: tuple[Transfer, ...] = ()
 
 
 @contextmanager
 def watched_waits(on_wait: Callable[[Sequence[Transfer]], AbstractContextManager[None]]) -> Iterator[None]:
-    """Have every wait of a running schedule for transfers of a :class:`RankStage` stand within ``on_wait``."""
+    """In the block each wait of a running schedule for transfers of a :class:`RankStage` runs inside ``on_wait(transfers)``."""
+    # A list of works does not say what it waits for, so a subclass of list carries that from the launch to the wait.
     launch, wait = schedules._batch_p2p, schedules._wait_batch_p2p
 
     def launched(transfers: list[dist.P2POp], desc: str | None = None) -> list[Any]:
@@ -203,17 +207,17 @@ def watched_waits(on_wait: Callable[[Sequence[Transfer]], AbstractContextManager
 
 
 class RankStage(_PipelineStageBase):
-    """A stage that has nothing of a module: whoever derives from it computes, and says what crosses."""
+    """A stage of torch's schedules without a module: a subclass computes, and says what is sent and received."""
 
     def __init__(self, index: int, stages: int, device: str, group: str, places: Mapping[int, int]) -> None:
         """``group`` is the name of the process group, empty if this rank has all stages; ``places`` has the rank of each."""
         its = group_called(group) if group else group_alone()
         super().__init__(torch.nn.Module(), index, stages, torch.device(device), its)
         self.stage_index_to_group_rank = dict(places)
-        self.args_recv_info = {0: ()}  # torch looks whether neighbours alone talk to each other
+        self.args_recv_info = {0: ()}  # torch reads it to refuse transfers between stages that are no neighbours
 
     def sent(self, tensor: torch.Tensor, stage: int, of: Transfer | None = None) -> Any:
-        """The launch that sends ``tensor``, contiguous, to ``stage``; ``of``: what is watched is told of it."""
+        """The launch that sends ``tensor``, contiguous, to ``stage``; ``of`` is what :func:`watched_waits` is told of it."""
         return self._launch(dist.isend, tensor, stage, of)
 
     def received(self, tensor: torch.Tensor, stage: int, of: Transfer | None = None) -> Any:
@@ -229,7 +233,7 @@ class RankStage(_PipelineStageBase):
         assert self.group is not None
         return dist.get_global_rank(self.group, self.stage_index_to_group_rank[stage])
 
-    # What torch prepares for stages whose shapes it does not know.
+    # Nothing to prepare: torch's own stages learn shapes and connect to neighbours here, and ours know what crosses beforehand.
 
     def _prepare_forward_infra(self, *_: Any, **__: Any) -> Any:
         return None
@@ -245,7 +249,7 @@ class RankStage(_PipelineStageBase):
 
 
 def schedule_on_ranks(name: str, stages: Sequence[RankStage], microbatches: int, unshard: Callable[[int], None]) -> Any:
-    """torch's schedule ``name`` of this rank's ``stages``; where it gathers parameters itself, ``unshard`` gets the stage."""
+    """torch's schedule ``name`` of this rank's ``stages``; if the schedule gathers parameters, it calls ``unshard(stage)``."""
     made, loss = schedule_class(name), _loss_as_it_is
     if has_one_stage_a_rank(name):
         return made(stages[0], microbatches, loss_fn=loss, scale_grads=False)
@@ -257,10 +261,11 @@ def schedule_on_ranks(name: str, stages: Sequence[RankStage], microbatches: int,
 
 def run_schedule(schedule: Any, microbatches: int) -> None:
     """Run one step of it."""
-    with torch.enable_grad():  # it asks for that, though no stage of ours needs it
+    # torch demands enabled gradients and a target tensor, though our stages compute gradients and the loss in graphs.
+    with torch.enable_grad():
         schedule.step(target=torch.zeros(microbatches), return_outputs=False)
 
 
 def _loss_as_it_is(loss: torch.Tensor, _: torch.Tensor) -> torch.Tensor:
-    """The last stage gives it."""
+    """Give the loss as it is: the last stage has computed it."""
     return loss

@@ -1,7 +1,7 @@
-"""What torch keeps for one rank in a process that plays several (private names of torch 2.11 to 2.15).
+"""Process groups of one rank, put in and taken out in a process that plays several (private names of torch 2.11 to 2.15).
 
 Torch has a thread isolation mode for its registry of process groups, for tests of its own. It is not used here: a rank may run
-on several threads (autograd's, its own), and sees its groups on all of them.
+on several threads (autograd's, its own), and must see its groups on all of them.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from functools import wraps
 from typing import Any, cast
 
-# Module globals behind torch.distributed.distributed_c10d._world, which has no more than properties for them.
+# Globals of torch.distributed.distributed_c10d, for which its ``_world`` has properties only.
 _GLOBALS = (
     "_pg_map",
     "_pg_names",
@@ -28,18 +28,19 @@ _DTENSOR_RANDOM = "torch.distributed.tensor._random"
 
 @dataclass(frozen=True, slots=True)
 class Groups:
-    """The process groups of one rank, by all of torch's tables; none, to begin with."""
+    """The process groups of one rank, as all of torch's tables have them; by default there are none."""
 
     tables: dict[str, Any] = field(default_factory=lambda: {name: _nothing(name) for name in _GLOBALS})
     world: dict[str, Any] = field(default_factory=lambda: {name: _nothing(name) for name in _OF_WORLD})
     dtensor_random: Any = None
-    """Which random numbers DTensor draws depends on the rank's mesh."""
+    """DTensor's tracker of random numbers; what it draws depends on the rank's mesh."""
 
 
 def take_groups() -> Groups:
     """The process groups that this process has now."""
     from torch.distributed import distributed_c10d as c10d
 
+    # Only what this torch has: not every version has each of these names.
     random = sys.modules.get(_DTENSOR_RANDOM)
     return Groups(
         {name: getattr(c10d, name) for name in _GLOBALS if hasattr(c10d, name)},
@@ -49,7 +50,7 @@ def take_groups() -> Groups:
 
 
 def put_groups(groups: Groups) -> None:
-    """Let ``groups`` be those of this process, and no others."""
+    """Make ``groups`` the process groups of this process, in place of all others."""
     from torch._C._distributed_c10d import _register_process_group, _set_global_rank, _unregister_all_process_groups
     from torch.distributed import distributed_c10d as c10d
 
@@ -57,6 +58,7 @@ def put_groups(groups: Groups) -> None:
         setattr(c10d, name, value)
     for name, value in groups.world.items():
         setattr(c10d._world, name, value)
+    # Python's tables are not all: functional collectives find groups by name in a registry in C++.
     _unregister_all_process_groups()
     for group, name in groups.tables["_pg_names"].items():
         _register_process_group(name, group)
@@ -74,9 +76,9 @@ def _nothing(name: str) -> Any:
 
 
 def let_python_groups_gather_into_given_tensors() -> None:
-    """Lead the ``_out`` forms of the functional collectives, which torch gives to a C++ back end only, to Python groups too.
+    """Make the ``_out`` forms of functional collectives work on Python groups; torch has them for C++ back ends only.
 
-    For all of this process, and for good. Idempotent.
+    It holds for all of this process, and for good. Idempotent.
     """
     import torch
     import torch.distributed._functional_collectives
@@ -111,9 +113,9 @@ def let_python_groups_gather_into_given_tensors() -> None:
 
 
 def leave_python_groups_unrecorded() -> None:
-    """Keep the flight recorder of torch 2.15 from Python groups: it asks for the name that a C++ back end of theirs would have.
+    """Keep the flight recorder of torch 2.15 from Python groups: it asks for the name of a C++ back end, which they lack.
 
-    For all of this process, and for good. Idempotent.
+    It holds for all of this process, and for good. Idempotent.
     """
     from torch.distributed import distributed_c10d as c10d
 
@@ -123,17 +125,18 @@ def leave_python_groups_unrecorded() -> None:
 
     @wraps(attach)
     def attach_to_others(group: Any, *rest: Any) -> None:
-        if vars(c10d.ProcessGroup)["_device_types"].__get__(group):  # not what a class in Python says instead
+        # The base class's own property, past what a class in Python has in its place: it lists devices of C++ back ends.
+        if vars(c10d.ProcessGroup)["_device_types"].__get__(group):
             attach(group, *rest)
 
     c10d._maybe_attach_flight_recorder = attach_to_others  # type: ignore[attr-defined]  # torch declares it nowhere
 
 
 def guard_devices() -> None:
-    """Have this thread, which outlives the ranks', own the guard that torch puts in place of CUDA's where there is no GPU.
+    """Have this thread own the guard that torch puts in place of CUDA's without a GPU; threads of ranks end before this one.
 
-    A CUDA build of torch 2.11 keeps there what belongs to the first thread that enters a FakeTensorMode, as DTensor does, and
-    dies by SIGSEGV in the next one once that has ended.
+    In a CUDA build of torch 2.11 the guard belongs to the first thread that enters a FakeTensorMode, as DTensor does. Once that
+    thread has ended, the next one that needs the guard dies by SIGSEGV.
     """
     import torch
 
@@ -141,5 +144,5 @@ def guard_devices() -> None:
         torch._C._ensureCUDADeviceGuardSet()
 
 
-# Kept alive: what a library registers goes with it.
+# Kept alive: when a library is collected, what it registered is gone.
 _libraries: list[Any] = []

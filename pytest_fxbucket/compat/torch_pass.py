@@ -1,7 +1,7 @@
 """torch's own manual pass (``torch._inductor.fx_passes.overlap_manual_scheduling``, in torch 2.11 to 2.15), on any install.
 
-It estimates a roofline that it then discards, and the estimate imports triton, which a CPU install lacks: the estimate is
-replaced by 0.0 while the pass runs.
+The pass estimates a roofline and then discards it. The estimate imports triton, which a CPU install lacks, so it is replaced by
+0.0 while the pass runs.
 """
 
 from __future__ import annotations
@@ -33,7 +33,8 @@ def torch_manual_overlap_bucketing(
         mock.patch(estimate.format("transfer"), return_value=0.0),
         mock.patch(estimate.format("compute"), return_value=0.0),  # torch 2.12's asks for a GPU
     ):
-        mode: Any = {} if bucket_mode is None else {"bucket_mode": bucket_mode}  # torch 2.11's has one alone
+        # Left out if it is None: torch 2.11 has a single mode.
+        mode: Any = {} if bucket_mode is None else {"bucket_mode": bucket_mode}
         passed: fx.GraphModule = manual_overlap_bucketing(gm, list(module_bucket_plans), **mode)
     return passed
 

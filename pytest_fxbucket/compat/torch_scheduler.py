@@ -1,7 +1,7 @@
 """torch's automatic overlap scheduler (``torch._inductor.fx_passes.overlap_scheduling``, in torch 2.13), on any install.
 
-What an install without a GPU needs: its roofline imports triton, also where a caller's own estimate is used in its place, so
-that is replaced by 0.0; and it counts no memory of the CPU, where fake values live, so its memory limits count that too.
+An install without a GPU needs two changes. The roofline imports triton even if a caller's own estimate is used, so it is
+replaced by 0.0. The memory limits count no memory of the CPU, where fake values live, so they are made to count it.
 """
 
 from __future__ import annotations
@@ -20,21 +20,21 @@ if TYPE_CHECKING:
     from torch import fx
 
 Milliseconds = Callable[["fx.Node", int | None], float | None]
-"""What a node takes; of a launch also what it would take for other bytes: torch asks for 0, and takes that for its latency."""
+"""Milliseconds of a node; with a number, of a launch of so many bytes. torch asks for 0 bytes and takes that as the latency."""
 _MODULE = "torch._inductor.fx_passes.overlap_scheduling"
 _TALKERS = ("torch._inductor.fx_passes.fsdp", "torch._inductor.augmented_graph_helper")
 _TRACE = "torch.__trace"
-"""torch writes whole graphs out for it as long as it has a handler, and be it one that nobody reads."""
+"""torch writes whole graphs to this logger as long as it has a handler, even one that nobody reads."""
 
 
 @dataclass(frozen=True, slots=True)
 class TorchAccount:
-    """What the scheduler says of its schedule, before it puts launches together."""
+    """What the scheduler says of its schedule, before it merges launches into buckets."""
 
     exposed_ms: float
     peak_before: int
     peak: int
-    """Bytes, of its own liveness."""
+    """Bytes, by the scheduler's own account of what is alive."""
 
 
 def torch_schedule_overlap(
@@ -42,8 +42,9 @@ def torch_schedule_overlap(
 ) -> tuple[fx.GraphModule, TorchAccount | None]:
     """torch's ``schedule_overlap_bucketing(gm, custom_runtime_estimation=milliseconds, **keywords)``, and its account.
 
-    ``held``: inputs that live throughout, which torch knows by their names alone; others it frees behind their last reader.
-    Changes ``gm``, also where it raises, which it does as it likes. Process groups of the graph must be there.
+    ``held`` are inputs that live throughout: torch knows them only by names, so they are renamed ``primals_<number>``; other
+    inputs it frees behind their last reader. ``gm`` is changed, even if torch raises, which may be any exception. Process
+    groups of the graph must be there.
     """
     from torch._inductor.fx_passes import overlap_scheduling
     from torch._inductor.fx_passes.memory_estimator import MemoryTracker
@@ -61,22 +62,24 @@ def torch_schedule_overlap(
                 inside.enter_context(mock.patch(estimate.format(what), return_value=0.0))
             inside.enter_context(mock.patch.object(overlap_scheduling, "MemoryTracker", counting))
             said = inside.enter_context(_heard())
-            # With the other estimator it makes real tensors of every product's sizes and times those on a GPU.
+            # The other estimator makes real tensors of the sizes of every matrix product and times them on a GPU.
             keywords = {"compute_estimator": "analytical", "collective_estimator": "analytical", **keywords}
             made = overlap_scheduling.schedule_overlap_bucketing(gm, custom_runtime_estimation=milliseconds, **keywords)
     finally:
-        overlap_scheduling.get_group_name.cache_clear()  # by node: it would keep every graph that it ever saw
+        overlap_scheduling.get_group_name.cache_clear()  # a cache by node, which would keep every graph alive
     return made, said[-1] if said else None
 
 
 @contextmanager
 def _heard() -> Iterator[list[TorchAccount]]:
-    """What the scheduler logs of its results while inside."""
+    """In the block the accounts that the scheduler logs are put into the list."""
+    # The scheduler tells its figures in a log line only, at level INFO. It is not passed on to other loggers.
     found: list[TorchAccount] = []
 
     class Ear(logging.Handler):
         def emit(self, record: logging.LogRecord) -> None:
             if str(record.msg).startswith("Overlap scheduling results") and isinstance(record.args, tuple):
+                # The last six arguments: peak bytes before and after, exposed ms, and three more times.
                 *_, before, after, exposed, _, _, _ = record.args
                 assert isinstance(before, int)
                 assert isinstance(after, int)
@@ -103,7 +106,7 @@ def schedule_overlap_bucketing(
     pre_bucketing_fsdp_collectives: bool = True,
     custom_runtime_estimation: Milliseconds | None = None,
 ) -> fx.GraphModule:
-    """torch's own, by these of its keywords; without seconds of the caller's own each node takes a millisecond."""
+    """torch's own function with these keywords; without an estimate of the caller's each node takes a millisecond."""
     made, _ = torch_schedule_overlap(
         gm,
         custom_runtime_estimation or (lambda node, size: 1.0),

@@ -41,6 +41,7 @@ def trace(
         without_onednn(),
         _use_lazy_graph_module(True),
     ):
+        # The inputs are fake tensors already: mode ``real`` takes them as they are.
         return make_fx(function, dict(decompositions or {}), tracing_mode="real")(*inputs)
 
 
@@ -64,9 +65,9 @@ def quiet(name: str) -> Iterator[None]:
 
 @contextmanager
 def without_onednn() -> Iterator[None]:
-    """Recurrent layers run, and are traced, as what they compute: oneDNN's have a workspace that a traced backward lacks.
+    """In the block recurrent layers run, and are traced, without oneDNN, whose workspace a traced backward lacks.
 
-    ``torch.backends.mkldnn.flags`` would warn of other settings that it sets besides.
+    ``torch.backends.mkldnn.flags`` is not used: it sets other settings too, and warns of them.
     """
     import torch
 
@@ -79,7 +80,7 @@ def without_onednn() -> Iterator[None]:
 
 
 def quiet_structured_log() -> AbstractContextManager[None]:
-    """Heard by those alone who ask torch for it: it does not propagate, and pytest listens to all such loggers."""
+    """Silence torch's structured log unless ``TORCH_TRACE`` asks for it; pytest listens to loggers that do not propagate."""
     return nullcontext() if os.environ.get("TORCH_TRACE") else quiet("torch.__trace")
 
 
@@ -91,7 +92,7 @@ def is_fake(value: object) -> bool:
 
 
 def looks_at_values(error: BaseException) -> bool:
-    """Whether ``error`` was raised since code asked for values, which fake tensors have not."""
+    """Whether ``error`` was raised because code asked for values, which fake tensors do not have."""
     from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException
 
     asked = isinstance(error, DataDependentOutputException | DynamicOutputShapeException)
@@ -99,7 +100,7 @@ def looks_at_values(error: BaseException) -> bool:
 
 
 def untraceable(error: BaseException) -> str | None:
-    """What tracing cannot do about ``error``, in words; None for an error of the user's own."""
+    """Why tracing raises ``error`` where running would not, as a sentence; None for an error of the user's own."""
     from torch._subclasses.fake_tensor import DynamicOutputShapeException
 
     if isinstance(error, DynamicOutputShapeException):
@@ -118,7 +119,10 @@ _TWO_DTYPES = re.compile(
 
 
 def refused_eagerly(error: BaseException) -> str | None:
-    """That torch has no kernel for a dtype, or for two, in words; None for another error. Real and fake tensors raise it."""
+    """A sentence if ``error`` says that torch has no kernel for a dtype, or for two together; None for any other error.
+
+    Real tensors raise it as fake ones do.
+    """
     if not isinstance(error, NotImplementedError | RuntimeError):
         return None
     said = text_of(error)
@@ -170,7 +174,7 @@ def autograd_number(grad_fn: Any) -> int:
 
 @contextmanager
 def untraced(fake_mode: FakeTensorMode) -> Iterator[None]:
-    """Inside, ``fake_mode`` alone is on, and hooks on saved tensors (of checkpointing, say) do not hear of any."""
+    """In the block only ``fake_mode`` is on, and hooks on saved tensors, such as those of checkpoints, see none."""
     import torch
     from torch.utils._python_dispatch import _disable_current_modes
 
@@ -188,9 +192,9 @@ def untraced(fake_mode: FakeTensorMode) -> Iterator[None]:
 
 @contextmanager
 def caches_unversioned() -> Iterator[None]:
-    """While inside, what a selective checkpoint keeps may be of another version, since tracing counts versions on.
+    """In the block a selective checkpoint does not compare versions of the tensors that it keeps: tracing raises versions.
 
-    What it leaves for the nodes of later graphs of the process is taken back.
+    Afterwards fx's ``traceback.current_meta`` is as before: what checkpoints leave there would get onto nodes of later graphs.
     """
     from torch.fx import traceback
     from torch.utils import checkpoint

@@ -36,11 +36,11 @@ _MODULES = {
     "split_stages": "split",
     "table_problems": "problems",
 }
-"""In this folder, by what they have; all else is in stages."""
+"""Module of this folder by the name that it has; all other names are in ``stages``."""
 
 
 def __getattr__(name: str) -> Any:
-    """They bring torch in: only where they are asked for."""
+    """Import on first use: the names bring torch in."""
     if name in __all__:
         return getattr(import_module(f"{__name__}.{_MODULES.get(name, 'stages')}"), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

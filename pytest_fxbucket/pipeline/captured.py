@@ -31,7 +31,7 @@ from pytest_fxbucket.step.roles import Parameter, StepGraph, Value
 Described = tuple[fx.GraphModule, tuple[Value, ...], tuple[Value, ...]]
 """A graph with its inputs and outputs."""
 _IN_TWO_PARTS = ("InterleavedZeroBubble", "ZBVZeroBubble", "DualPipeV")
-"""Schedules that run what the stage before waits for apart from gradients of weights."""
+"""Schedules that run backward in two parts: ``input``, which the stage before waits for, and ``weight``."""
 
 
 @dataclass(frozen=True)
@@ -44,13 +44,14 @@ class StagedStep:
     parted: Parted
     pipelined: Pipelined
     whole: StepGraph
-    """The step that is not in stages."""
+    """The same step traced without stages."""
     _of_stages: dict[int, dict[Work, Described]] = field(default_factory=dict)
+    """Graphs that a stage runs once a step; the same on all its ranks, so each is traced once."""
     _updates: dict[tuple[str, ...], list[tuple[Clip | None, TracedUpdate]]] = field(default_factory=dict)
-    """By FQNs of gradients, with how they are clipped."""
+    """Traced updates by the FQNs of their gradients, each with how it clips them."""
 
     def under(self, plan: Plan, mesh: Mesh) -> StagedStep:
-        """The same stages in the schedule of ``plan``, which traces the same."""
+        """The same traced stages under the schedule of ``plan``, another plan that traces the same step."""
         with fake_mesh(mesh, 0):
             return replace(self, plan=plan, pipelined=_pipelined(plan, mesh, self.microbatch, self.parted))
 
@@ -62,6 +63,7 @@ class StagedStep:
             once = self._once(stage)
             graphs |= {phase_of(stage, "unshard"): once["unshard"]} if "unshard" in once else {}
             for work in self._works:
+                # A part that gives nothing is left out: in the first stage nobody waits for ``input``, so all is in ``weight``.
                 part = self.parted.part(stage, work)
                 if part.outputs:
                     graphs[phase_of(stage, work)] = part.graph_module, part.inputs, part.outputs
@@ -82,17 +84,17 @@ class StagedStep:
 
     @cached_property
     def optimizing(self) -> Optimizing | None:
-        """What makes the optimizers."""
+        """How the plan's optimizers are made; None for a plan without any."""
         return self.model.optimizing(self.microbatch.parameters) if self.plan.optimizer else None
 
     @cached_property
     def _reads(self) -> list[list[Read]]:
-        """Of each stage."""
+        """Parameters that each stage reads, in order of first reads."""
         return _by_stage(self.microbatch.gathered, self.pipelined.stages)
 
     @cached_property
     def _made(self) -> list[list[Read]]:
-        """Gradients of each stage."""
+        """Parameters that each stage makes gradients of, in the order in which backward makes them."""
         return _by_stage(_as_made(self.microbatch), self.pipelined.stages)
 
     @property
@@ -100,7 +102,7 @@ class StagedStep:
         return ("forward", "input", "weight") if self.pipelined.schedule in _IN_TWO_PARTS else ("forward", "backward")
 
     def _once(self, stage: int) -> dict[Work, Described]:
-        """What ``stage`` runs once a step, gathers and reductions; nothing where there is nothing to do."""
+        """The graphs that ``stage`` runs once a step: gathers and reductions, each only if the stage has any."""
         if stage not in self._of_stages:
             self._of_stages[stage] = _once(self.microbatch, self._reads[stage], self._made[stage])
         return self._of_stages[stage]
@@ -124,7 +126,10 @@ class StagedStep:
         return [parameter.fqn for parameter in self.microbatch.parameters if parameter.fqn in found]
 
     def _ties(self, place: int, mesh: Mesh) -> Described | None:
-        """Sums the gradients of what several stages read, from the last stage to the first."""
+        """The graph that sums gradients of tied parameters over the stages that read them; None if the rank sums none."""
+        # Sums go from the last stage to the first, which is the order of the whole step's backward. Where the stages of a tie
+        # are on several ranks, each stage's gradient is gathered by itself, and every rank adds them in that order, so all get
+        # the same bits. All ranks along pp take part in those gathers, with zeros for stages that they do not have.
         tied, places, group = dict(self.pipelined.ties), self.pipelined.places, mesh.group("pp")
         by_fqn = {parameter.fqn: parameter for parameter in self.microbatch.parameters}
         inputs: list[Value] = []
@@ -161,6 +166,8 @@ class StagedStep:
         clip = self.model.clip(self.microbatch.parameters)
         if clip is None or mesh.degree("pp") == 1:
             return clip
+        # A rank has norms of its own stages' gradients only. They are gathered over pp and stacked in the order in which one
+        # rank with all gradients would stack them, so that the sum of their squares has the same bits as in the whole step.
         everywhere = {read.fqn for read in self.microbatch.reads}
         names = [self._stacked(self._gradients_at(place)) for place in range(mesh.degree("pp"))]
         for place, own in enumerate(names):
@@ -176,19 +183,21 @@ class StagedStep:
 
     def _stacked(self, fqns: Sequence[str]) -> list[str]:
         """``fqns`` in the order in which norms of their gradients are stacked: those of one dtype side by side."""
+        # The order of the groups is torch's own and cannot be told beforehand, so torch is asked, with a fake for each
+        # gradient.
         by_fqn = {parameter.fqn: parameter for parameter in self.microbatch.parameters}
         with FakeTensorMode():
             fakes = {fqn: torch.empty(by_fqn[fqn].shard_shape, dtype=by_fqn[fqn].dtype) for fqn in fqns}
         if not fakes:
-            return []  # which torch does not group
+            return []  # torch's grouping does not take an empty list
         names = {id(fake): fqn for fqn, fake in fakes.items()}
         return [names[id(fake)] for group in grouped(list(fakes.values())) for fake in group]
 
 
 def capture_stages(plan: Plan, mesh: Mesh, whole: StepGraph) -> StagedStep:
-    """The stages of ``plan``, whose step not in stages is ``whole``, as the ranks of ``mesh`` have them.
+    """The stages of ``plan`` as the ranks of ``mesh`` have them; ``whole`` is the plan's step without stages.
 
-    Raises :class:`StageError` for cuts that do not part the model, :class:`CaptureError` for what stages cannot have. The
+    Raises :class:`StageError` for cuts that do not part the model, :class:`CaptureError` for a step that cannot be staged. The
     plan's folders must be on ``sys.path``.
     """
     with fake_mesh(mesh, 0), model_traced(plan, mesh, 0) as model:
@@ -211,6 +220,7 @@ def _pipelined(plan: Plan, mesh: Mesh, microbatch: Microbatch, parted: Parted) -
 
 
 def _refuse_cuts(microbatch: Microbatch, cuts: Sequence[str]) -> None:
+    # The trace has marked nodes with their stages already. Only the refusals are wanted here, not the places.
     nodes = list(microbatch.graph_module.graph.nodes)
     calls, work = microbatch.marks.calls, []
     for place, node in enumerate(nodes):
@@ -230,7 +240,7 @@ def _refuse_within_checkpoints(plan: Plan, microbatch: Microbatch, model: ModelT
     calls, modules = microbatch.marks.calls, microbatch.modules
     for fqn in model.forwards.recomputed:
         for cut in model.cuts:
-            ((begin, end),) = calls[modules[cut]]
+            ((begin, end),) = calls[modules[cut]]  # one call: cuts behind modules of several calls are refused before
             within = any(first <= begin and end <= last for first, last in calls.get(modules[fqn], ()))
             if within and modules[cut] != modules[fqn]:
                 raise CaptureError(

@@ -1,6 +1,7 @@
-"""The stages of all ranks along ``pp``, put together into one graph again: what each is given is what the others send it.
+"""The stages of all ranks along ``pp``, put together into one graph again: each receives what the others send it.
 
-It is to be the graph of the microbatch that they were parted from; on the way is found what no stage receives, or nobody reads.
+That graph is to compute what the microbatch's graph computes, which the stages were parted from. On the way are found values
+that a stage reads and does not receive, and values that it receives and nobody reads.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from pytest_fxbucket.words import times
 
 BACKWARD: tuple[Work, ...] = ("backward", "input", "weight")
 PART = "fxbucket_part"
-"""Key of what a node of a composed graph is of: the phase of its stage."""
+"""Key in ``meta`` of the phase that a node of a composed graph comes from, such as ``stage 0 forward``."""
 WORKS: tuple[Work, ...] = ("forward", *BACKWARD)
 
 
@@ -33,17 +34,17 @@ class Composed:
     """One microbatch's forward and backward through all stages."""
 
     graph_module: fx.GraphModule | None
-    """Takes what the microbatch's graph takes; None where ``problems`` leave none."""
+    """The composed graph, which takes the inputs of the microbatch's graph; None if ``problems`` do not let it be composed."""
     whole: fx.GraphModule | None = None
     """The microbatch's graph, with the same outputs."""
     outputs: tuple[Value, ...] = ()
-    """What each stage receives, the loss, and the gradients, each by the FQN of its parameter and its stage."""
+    """The values that stages receive, the loss, and the gradients, each gradient by the FQN of its parameter and its stage."""
     problems: list[str] = field(default_factory=list)
-    """What does not fit together or is not where the plan cuts, a sentence each."""
+    """Stages that do not fit together, and modules that are in another stage than the plan's cuts say: a sentence each."""
 
 
 def composed(staged: StagedStep, places: Sequence[StepGraph], graphs: Sequence[Mapping[str, Any]]) -> Composed:
-    """Put the stages of ``places`` together, the step of each rank along ``pp`` with the graphs by phase that it runs."""
+    """Put the stages together: ``places`` are the steps of the ranks along ``pp``, ``graphs`` each rank's graphs by phase."""
     how = places[0].pipelined
     assert how is not None
     if odd := next((place for place, step in enumerate(places) if step.pipelined != how), None):
@@ -52,12 +53,12 @@ def composed(staged: StagedStep, places: Sequence[StepGraph], graphs: Sequence[M
 
 
 def gradient_of(fqn: str, stage: int) -> Value:
-    """The gradient of a parameter as one stage reads it, among a composed graph's outputs."""
+    """The output of a composed graph that is the gradient of a parameter in one of the stages that read it."""
     return Value("unreduced", f"{fqn} of stage {stage}", (), None)
 
 
 def _disagreement(how: Pipelined, other: Pipelined | None, place: int) -> str:
-    """What two ranks along ``pp`` do not mean alike."""
+    """A sentence on where two ranks along ``pp`` describe the stages differently."""
     begin = f"ranks 0 and {place} of pp do not agree"
     if other is None:
         return f"{begin}: rank {place} has no pipeline stages"
@@ -88,15 +89,20 @@ class _Composing:
         for node, value in zip(microbatch.graph_module.graph.find_nodes(op="placeholder"), microbatch.inputs, strict=True):
             self.given[value.key] = made = self.graph.placeholder(node.name)
             made.meta = dict(node.meta)
+        # By stage: nodes of the composed graph under the names that values have when they cross; the names that the stage has
+        # read or sent on; and what it has received.
         self.have: list[dict[str, fx.Node]] = [{} for _ in how.places]
         self.read: list[set[str]] = [set() for _ in how.places]
         self.received: list[dict[str, Crossing]] = [{} for _ in how.places]
         self.results: dict[Key, fx.Node] = {}
         self.crossed: dict[str, str] = {}
-        """What stages receive, among the results, to its name in the microbatch's graph."""
+        """Names of received values among the results, each to the value's name in the microbatch's graph."""
         self.problems: list[str] = []
 
     def run(self) -> Composed:
+        # One microbatch in time order: forward through the stages, then back. To cross a cut is to hand the sender's node to
+        # the receiver, so a stage computes with what was really sent. Received values are outputs too, beside loss and
+        # gradients: each can then be compared with the value of its name in the microbatch's graph.
         count = self.how.stages
         self.have[0] = {name: node for (role, name), node in self.given.items() if role == "batch"}
         for stage in range(count):
@@ -109,6 +115,7 @@ class _Composing:
             for work in BACKWARD:
                 self._part(stage, work)
             self._kept_waiting(stage)
+        # Only if all else fits: a part that could not be put in reads nothing.
         if not self.problems:
             self._unread()
         wanted = [Value("loss", "", (), None)] + [gradient_of(*read) for read in self.staged.microbatch.reads]
@@ -124,7 +131,7 @@ class _Composing:
         return Composed(graph_module, self._whole(), tuple(wanted), self._beyond_cuts())
 
     def _beyond_cuts(self) -> list[str]:
-        """Modules that run in other stages than the plan's cuts say, a sentence each."""
+        """A sentence for each module that runs in another stage than the plan's cuts say."""
         microbatch, pipeline, found = self.staged.microbatch, self.staged.plan.pipeline, dict[str, str]()
         assert pipeline is not None
         calls, phases = microbatch.marks.calls, {phase_of(stage, "forward"): stage for stage in range(self.how.stages)}
@@ -132,7 +139,8 @@ class _Composing:
         for node in self.graph.nodes:
             fqn, stage = module_of(node), phases.get(node.meta.get(PART, ""))
             if stage is None or fqn not in calls or node.target is torch.ops.aten.detach.default:
-                continue  # what is read of a tied parameter has the name of its first module
+                continue  # a stage reads a tied parameter by a detach that is named after the first module that has it
+            # Cuts up to the begin of its first call are before a module, cuts from the end of its last call on are behind it.
             first, last = bisect_right(ends, calls[fqn][0][0]), bisect_left(ends, calls[fqn][-1][1])
             if not first <= stage <= last:
                 said = f"stage {first}" if first == last else f"stages {first} to {last}"
@@ -167,6 +175,7 @@ class _Composing:
     def _part(self, stage: int, work: Work) -> None:
         """Inline the graph of ``stage`` for ``work``."""
         step, phase = self.places[self.how.places[stage]], phase_of(stage, work)
+        # A stage has either ``backward`` or its two parts, and no graph for a part that gives nothing.
         if phase not in step.graphs:
             return
         module: fx.GraphModule = self.graphs[self.how.places[stage]][phase]
@@ -194,10 +203,12 @@ class _Composing:
                 self.results[named.key] = copies[node]
 
     def _kept_waiting(self, stage: int) -> None:
-        """Find gradients of weights that the stage before would wait for, and does not need."""
+        """Find gradients of weights in ``input`` that nothing sent back needs: the stage before would wait for them in vain."""
         place, phase = self.how.places[stage], phase_of(stage, "input")
         if phase not in self.places[place].graphs:
             return
+        # Back through the graph from what is sent to the stage before; a gradient that is not met on the way is not needed
+        # there.
         order = order_of(self.graphs[place][phase].graph)
         returned: Any = order.nodes[-1].args[0]
         given = list(zip(self.places[place].outputs[phase], map(order.index.__getitem__, returned), strict=True))
@@ -215,11 +226,13 @@ class _Composing:
         if value.role in ("crossing", "batch"):
             self.read[stage].add(value.fqn)
             return self.have[stage].get(value.fqn)
+        # Parameters and buffers are inputs of the microbatch's graph, the same for all stages, so a tied one stays one input.
         return self.given.get(value.key)
 
     def _copied(self, node: fx.Node, module: fx.GraphModule, copies: dict[fx.Node, fx.Node], phase: str) -> fx.Node:
         made = self.graph.node_copy(node, copies.__getitem__)
         if node.op == "get_attr":
+            # Constants of two parts may have one name, so each gets the name of its phase before its own.
             made.target = f"{phase}_{node.target}".replace(" ", "_").replace(".", "_")
             self.constants[made.target] = held_by(module, str(node.target))
         return made
@@ -232,7 +245,10 @@ class _Composing:
 
 
 def _other_layout(made: fx.Node, said: Crossing) -> str | None:
-    """What is said of a crossing value, and what it is, if that is another; kernels are given it as it is said."""
+    """The layout that ``said`` has for a value that crosses, and the layout that it has; None if they agree.
+
+    The receiver gives kernels the value in the layout of ``said``.
+    """
     value = made.meta.get("val")
     if not isinstance(value, torch.Tensor):
         return None
@@ -244,7 +260,7 @@ def _other_layout(made: fx.Node, said: Crossing) -> str | None:
 
 
 def parameter_problems(staged: StagedStep, places: Sequence[StepGraph]) -> list[str]:
-    """What of parameters is not in one stage, or summed over those that share it: a sentence each."""
+    """Parameters that are not gathered, reduced, tied, summed or updated where they should be: a sentence each."""
     how, problems = staged.pipelined, list[str]()
     tied = dict(how.ties)
     reduced: dict[str, list[int]] = {}
@@ -266,7 +282,7 @@ def parameter_problems(staged: StagedStep, places: Sequence[StepGraph]) -> list[
 
 
 def _lost(staged: StagedStep, places: Sequence[StepGraph], reduced: Mapping[str, Sequence[int]]) -> list[str]:
-    """What a stage reads and does not gather, or makes a gradient of and does not reduce."""
+    """Parameters that a stage reads and does not gather, or makes a gradient of and does not reduce once."""
     how, problems = staged.pipelined, list[str]()
     for stage, place in enumerate(how.places):
         step = places[place]
@@ -282,7 +298,7 @@ def _lost(staged: StagedStep, places: Sequence[StepGraph], reduced: Mapping[str,
 
 
 def _rank_lost(staged: StagedStep, place: int, step: StepGraph) -> list[str]:
-    """What the rank at ``place`` updates and has no gradient of, or the other way round."""
+    """Parameters that the rank at ``place`` updates without reading them in any stage, or reads and does not update."""
     how = staged.pipelined
     own = {read.fqn: read.stage for read in sorted(staged.microbatch.reads, reverse=True) if how.places[read.stage] == place}
     wanted = [value.fqn for values in staged.whole.outputs.values() for value in values if value.role == "param"]

@@ -18,11 +18,12 @@ def cut_places(cuts: Any, calls: Mapping[str, Sequence[Call]], modules: Mapping[
     """The place of each of ``cuts``, ascending: nodes from there on are of the next stage.
 
     ``modules`` gives the name in ``calls`` of each module path; ``work`` are the places of the nodes that compute. Raises
-    :class:`StageError` for what does not part the graph.
+    :class:`StageError` for cuts that do not part the graph.
     """
     if isinstance(cuts, str) or not isinstance(cuts, Sequence) or not cuts or not all(isinstance(cut, str) for cut in cuts):
         raise StageError(f"cuts is {show(cuts)}, expected a list of module paths, such as {_example(modules)}")
     places = [_place(cut, calls, modules, work) for cut in cuts]
+    # Cuts are compared by how much work is before them: two different places with nothing that computes between are one cut.
     ranks = [bisect_left(work, place) for place in places]
     in_order = [cut for _, cut in sorted(zip(ranks, cuts, strict=True), key=lambda pair: pair[0])]
     for (rank, cut), (next_rank, next_cut) in pairwise(zip(ranks, cuts, strict=True)):
@@ -47,9 +48,9 @@ def cut_places(cuts: Any, calls: Mapping[str, Sequence[Call]], modules: Mapping[
 
 
 def modules_to_cut_behind(calls: Mapping[str, Sequence[Call]], work: Sequence[int]) -> dict[str, int]:
-    """FQNs of modules that are called once, with work before and behind their ends; each with how much comes before.
+    """FQNs of modules that are called once, with work before and behind their ends; each with how much of ``work`` is before.
 
-    What is around others comes first.
+    A module comes before the modules inside it.
     """
     ends = {fqn: bisect_left(work, calls[fqn][0][1]) for fqn in calls if fqn and len(calls[fqn]) == 1}
     return {fqn: ends[fqn] for fqn in sorted(ends, key=lambda fqn: (fqn.count("."), fqn)) if 0 < ends[fqn] < len(work)}
@@ -78,7 +79,7 @@ def _place(cut: str, calls: Mapping[str, Sequence[Call]], modules: Mapping[str, 
 
 
 def _instead(fqn: str, calls: Mapping[str, Sequence[Call]], work: Sequence[int]) -> str:
-    """What to cut behind: what ends next to the first call of ``fqn``; if it has none, what is in it or around it."""
+    """What to cut behind instead: modules that end next to the first call of ``fqn``; without a call one in it or around it."""
     ends = modules_to_cut_behind(calls, work)
     if not ends:
         return "no module of the model is a place for a cut"

@@ -17,7 +17,7 @@ from pytest_fxbucket.words import some
 
 
 def hang_of(table: Table) -> str | None:
-    """Who waits for whom for ever, in a sentence; of a table whose transfers match."""
+    """A sentence on which ranks wait for each other for ever, for a table whose transfers match; None if all ranks end."""
     posted = _Played(table, blocking=False)
     if posted.waiting:
         return f"{_ring(posted)}, where transfers between two ranks run in the order in which each launches them"
@@ -42,14 +42,17 @@ class _Played:
     def __init__(self, table: Table, *, blocking: bool) -> None:
         self.table, self.blocking = table, blocking
         self.waiting: dict[int, Action] = {}
-        """What each rank that does not end waits at."""
+        """For each rank that does not end the transfer that it waits for."""
         self._queues: dict[tuple[int, int], list[list[Action]]] = defaultdict(list)
-        """Launches of a rank towards another that are not over, the first first."""
+        """By (rank, other rank) the launches that are not over, in order; each is the list of what is left of a batch."""
         self._open: dict[tuple[int, str, int, int | None], Action] = {}
-        """Launched, and not over."""
+        """Transfers that are launched and not over."""
         self._launches = [[list(group) for _, group in groupby(own, _launch(own))] for own in table.ranks]
+        # For each rank the launch that it is at, and whether it has posted its transfers and waits for them.
         self._at = [0] * table.pp
         self._begun = [False] * table.pp
+        # Ranks take turns, each as far as it gets: a list in any(), so that all have their turn. When none moves, each has
+        # ended or waits for ever.
         moved = True
         while moved:
             moved = any([self._run(rank) for rank in range(table.pp)])
@@ -81,7 +84,7 @@ class _Played:
         return (self._at[rank], self._begun[rank]) != start
 
     def _awaited(self, action: Action) -> list[Action]:
-        """What is not over and ``action`` waits for."""
+        """Transfers that ``action`` waits for and that are not over."""
         if action.kind in TRANSFERS:
             own = self._launches[action.rank][self._at[action.rank]]
             return [one for one in own if _key(one) in self._open] if self.blocking else []
@@ -100,7 +103,9 @@ class _Played:
             self._deliver(launch[0].rank, peer)
 
     def _deliver(self, one: int, other: int) -> None:
-        """Let all that can pass between two ranks pass."""
+        """Let every transfer between two ranks pass that can."""
+        # Only the first launch of each rank can pass, and of a batch its first send and its first receive. A send of one rank
+        # passes with a receive of the other: what they carry matches, as the table was checked for that.
         queues = self._queues[one, other], self._queues[other, one]
         while all(queues):
             fronts = [{action.kind in SENDS: action for action in reversed(queue[0])} for queue in queues]
@@ -119,7 +124,7 @@ class _Played:
 
 
 def _launch(own: tuple[Action, ...]) -> Callable[[Action], tuple[str, int]]:
-    """A key that is equal for neighbours of one batch, and for nothing else."""
+    """A key for ``groupby``: equal for neighbours that are launched in one batch, and for nothing else."""
     places = {id(action): index for index, action in enumerate(own)}
     return lambda action: ("alone", places[id(action)]) if action.batch is None else ("batch", action.batch)
 

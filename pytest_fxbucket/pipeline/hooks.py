@@ -1,6 +1,6 @@
-"""Hooks of the whole model, on its stages, with its own arguments and outputs: the first stage and the last one run them.
+"""Hooks of the whole model: the first and the last stage run them, with the model's own arguments and outputs.
 
-They are no part of the graph: the forward is traced without them. Hooks of modules within the model are traced as they are.
+They are no part of the stages' graphs, since forward is traced without them. Hooks of modules inside the model are traced.
 """
 
 from __future__ import annotations
@@ -27,19 +27,21 @@ class Hooks:
     call: Any
     """Positional and keyword arguments, with a place for each tensor."""
     paths: Mapping[int, str]
-    """Of the places, by number."""
+    """Path in the arguments of each place in ``call``, by the place's number."""
     signature: inspect.Signature
     leaves: Mapping[str, Any]
-    """Of the traced arguments, by path."""
+    """Leaves of the traced arguments, by path."""
 
     def entered(self, received: Sequence[torch.Tensor], names: Sequence[str]) -> tuple[torch.Tensor, ...]:
-        """What the first stage receives, by ``names``, behind the hooks before forward.
+        """What the first stage receives, in the order of ``names``, after the model's hooks before forward have run.
 
-        Raises :class:`StageError` where a hook gives arguments that the stages are not of.
+        Raises :class:`StageError` if a hook gives arguments that the stages were not traced for.
         """
         hooks = modules.forward_pre_hooks(self.model)
         if not hooks:
             return tuple(received)
+        # As ``Module.__call__`` does it: a hook that takes keyword arguments gives both kinds, any other one positional
+        # arguments only, in a tuple or a single one.
         args, kwargs = self._called(received, names)
         for hook, with_kwargs in hooks:
             given = hook(self.model, args, kwargs) if with_kwargs else hook(self.model, args)
@@ -52,7 +54,7 @@ class Hooks:
         return tuple(leaves[name] for name in names)
 
     def left(self, output: Any, received: Sequence[torch.Tensor], names: Sequence[str]) -> Any:
-        """What the model gives behind the hooks that run after forward; ``received`` has all of the batch."""
+        """What the model gives after its hooks behind forward, which get the arguments: ``received`` has all of the batch."""
         for hook, with_kwargs in modules.forward_hooks(self.model):
             args, kwargs = self._called(received, names)
             given = hook(self.model, args, kwargs, output) if with_kwargs else hook(self.model, args, output)
@@ -60,7 +62,7 @@ class Hooks:
         return output
 
     def behind_backward(self) -> BackwardHook | None:
-        """Runs the hooks behind backward, on the first stage: with the model's input gradients, and those of what it sends."""
+        """Runs the hooks behind backward, on the first stage: with gradients of the model's inputs and of what it sends."""
         hooks, _ = modules.backward_hooks(self.model)
         return BackwardHook(self.model, hooks, []) if hooks else None
 
@@ -87,6 +89,7 @@ def hooks_of(
         )
     if not any((modules.forward_pre_hooks(model), modules.forward_hooks(model), *modules.backward_hooks(model))):
         return None
+    # The call with numbers in place of its tensors. Its leaves by path then say under which path a stage receives each of them.
     count = iter(range(1 << 30))
     call = exchanged((args, dict(kwargs)), lambda leaf: Place(next(count)) if isinstance(leaf, torch.Tensor) else leaf)
     placed = leaves_of(signature, *call)

@@ -1,4 +1,4 @@
-"""One microbatch on whole parameters as one graph, of which each node knows its stage; and what gathers and reduces them."""
+"""One microbatch on whole parameters as one graph whose nodes know their stages, and graphs that gather and reduce."""
 
 from __future__ import annotations
 
@@ -40,14 +40,14 @@ class Microbatch:
     count: int
     """How many microbatches a step has."""
     modules: Mapping[str, str]
-    """Every FQN of a module, to the one that ``marks`` have it by."""
+    """Every FQN of a module, to the FQN that ``marks`` have for that module."""
     model: Any
 
 
 def trace_microbatch(model: ModelTraced) -> Microbatch:
     """Trace the first microbatch of ``model``; the others are alike.
 
-    Raises :class:`CaptureError` for what stages cannot have.
+    Raises :class:`CaptureError` for a step that cannot be in stages.
     """
     step, graph_module = traced_joint(model.built, lambda: model.step(_MicrobatchStep))
     return Microbatch(
@@ -65,7 +65,7 @@ def trace_microbatch(model: ModelTraced) -> Microbatch:
 
 
 class _MicrobatchStep(JointStep):
-    """The step's first microbatch as a function of flat tensors, with whole parameters in place of their parts."""
+    """The step's first microbatch as a function of flat tensors, with whole parameters in place of shards."""
 
     def __init__(self, *arguments: Any) -> None:
         super().__init__(*arguments)
@@ -76,6 +76,8 @@ class _MicrobatchStep(JointStep):
             )
         self.reduced: list[Read] = []
         self.gathered: list[Read] = []
+        # Inputs of a whole step are shards and all of the batch. A microbatch takes what ``unshard`` has gathered once a step,
+        # and its own rows: tensors by themselves, not views of the batch, in the strides that the rows have there.
         before_batch = len(self.inputs) - len(self.tensors)
         with self.fake_mode:
             whole = [self._whole(parameter) for parameter in self.parameters]
@@ -95,7 +97,7 @@ class _MicrobatchStep(JointStep):
         return torch.empty(parameter.local_shape, dtype=dtype, requires_grad=parameter.trainable)
 
     def first_rows(self, leaves: Sequence[Any]) -> Sequence[Any]:
-        """They have no others."""
+        """All of ``leaves``: they are the rows of one microbatch."""
         return leaves
 
     def __call__(self, *inputs: torch.Tensor) -> list[torch.Tensor]:
@@ -111,13 +113,14 @@ class _MicrobatchStep(JointStep):
             found = torch.autograd.grad(loss, list(read.values()), allow_unused=True)
             self.namer.end_backward()
             keep_buffers(self.model, self.buffers, self.namer)
+        # A parameter that the loss does not depend on is gathered, but has no gradient to reduce.
         self.gathered = list(reader.whole)
         self.reduced = [one for one, gradient in zip(read, found, strict=True) if gradient is not None]
         return [loss, *(gradient for gradient in found if gradient is not None)]
 
 
 class _WholeReader(Reader):
-    """Each stage has a leaf of its own of what is whole already."""
+    """Gathers nothing: parameters are whole already, and each stage gets a leaf of its own of each that it reads."""
 
     def _gathered(self, read: Read) -> torch.Tensor:
         whole = self._parts[read.fqn]
@@ -135,7 +138,7 @@ def _refuse_early(read: Read, gradient: torch.Tensor) -> None:
 
 
 def trace_unshard(microbatch: Microbatch, reads: Sequence[Read]) -> tuple[fx.GraphModule, tuple[Value, ...], tuple[Value, ...]]:
-    """Parts of the parameters of ``reads`` to whole ones, in order."""
+    """Trace the graph that gathers the parameters of ``reads``: from shards to whole parameters, in order."""
     by_fqn = {parameter.fqn: parameter for parameter in microbatch.parameters}
     parameters = [by_fqn[read.fqn] for read in reads]
 
@@ -150,7 +153,7 @@ def trace_unshard(microbatch: Microbatch, reads: Sequence[Read]) -> tuple[fx.Gra
 
 
 def trace_reduce(microbatch: Microbatch, reads: Sequence[Read]) -> tuple[fx.GraphModule, tuple[Value, ...], tuple[Value, ...]]:
-    """Sums of the gradients of ``reads`` to the parts of their averages over ranks, in order."""
+    """Trace the graph that reduces the gradients of ``reads``: from sums over microbatches to shards of averages over ranks."""
     by_fqn = {parameter.fqn: parameter for parameter in microbatch.parameters}
     parameters = [by_fqn[read.fqn] for read in reads]
 
@@ -158,6 +161,7 @@ def trace_reduce(microbatch: Microbatch, reads: Sequence[Read]) -> tuple[fx.Grap
         parameter, travel = by_fqn[fqn], microbatch.travels[fqn]
         return travel.reduce(travel.to_reduce(None, gradient), torch.Size(parameter.shard_shape)).to(parameter.dtype)
 
+    # The dtype of a sum is found by adding fakes as ranks add microbatches: the first gradient is cast, a second one is added.
     returned: Any = microbatch.graph_module.graph.output_node().args[0]
     made = {read: node.meta["val"] for read, node in zip(microbatch.reads, returned[1:], strict=True)}
     sums = []
@@ -185,7 +189,7 @@ def _each(
     *,
     backward: bool,
 ) -> fx.GraphModule:
-    """What ``function`` gives for each of ``inputs``, which are like the fake ``tensors``, named after its module."""
+    """Trace ``function`` on each of ``inputs``, whose fakes are ``tensors``; nodes are named after the parameter's module."""
     namer = NodeNamer(microbatch.model)
 
     def all_of_them(*tensors: torch.Tensor) -> list[torch.Tensor]:

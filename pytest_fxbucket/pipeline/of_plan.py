@@ -1,4 +1,4 @@
-"""The stages of a plan: its model cut where ``[pipeline]`` says, or where cuts are proposed; without ranks."""
+"""The stages of a plan, without running any ranks: its model is cut where ``[pipeline]`` says, or at proposed cuts."""
 
 from __future__ import annotations
 
@@ -37,31 +37,31 @@ class PlannedStage:
 
     summary: Summary
     rank: int
-    """Place along ``pp`` of the rank that has it."""
+    """Place along ``pp`` of the rank that has the stage."""
     parameters: int
-    """Elements, before they are sharded; a tied parameter counts in each stage that reads it."""
+    """Elements of its parameters before they are sharded; a tied parameter counts in each stage that reads it."""
     parameter_bytes: int
-    """Of the parameters as they are stored."""
+    """Bytes of its parameters in the dtype in which they are stored."""
 
 
 @dataclass(frozen=True, slots=True)
 class PlannedStages:
-    """All stages of a plan, what crosses them, and what their schedule idles."""
+    """All stages of a plan, what crosses the cuts, and how much ranks idle under the schedule."""
 
     cuts: tuple[str, ...]
     by: str
-    """What the cuts were proposed by; empty where the plan names them."""
+    """The balance by which cuts were proposed; empty if the plan names the cuts."""
     stages: tuple[PlannedStage, ...]
     ties: Mapping[str, tuple[int, ...]]
-    """FQN of each parameter or buffer that several stages read, and which."""
+    """FQN of each parameter or buffer that several stages read, with those stages."""
     unread: tuple[str, ...]
     """FQNs of parameters and buffers that forward does not read, which are in no stage."""
     repeated: Mapping[str, int]
-    """FQN of each module that forward calls more than once, behind which no stage can end, and how many times."""
+    """FQN of each module that forward calls more than once, with the number of calls; no stage can end behind it."""
     bubble: float
     """The share of the ranks' time that they idle where backward takes twice as long as forward and transfers take none."""
     by_the_book: float | None
-    """The same by ``(pp - 1) / (microbatches + pp - 1)``, of the schedules that it is of."""
+    """The same share by ``(pp - 1) / (microbatches + pp - 1)``, for schedules that the formula is for; None for others."""
 
     def hops(self) -> list[tuple[int, bool, tuple[Crossing, ...]]]:
         """For each cut the stage before it, whether its two stages are on two ranks, and what crosses it in forward."""
@@ -75,21 +75,22 @@ class PlannedStages:
 
     @property
     def sent_bytes(self) -> int:
-        """Those of :attr:`crossing_bytes` that go from one rank to another."""
+        """The part of :attr:`crossing_bytes` that goes from one rank to another."""
         return sum(value.bytes for _, is_sent, values in self.hops() for value in values if is_sent)
 
 
 def planned_stages(plan: Plan, say: Callable[[str], None] = lambda _: None) -> PlannedStages:
     """The stages of ``plan``, of one microbatch of its first batch; the plan's folders must be on ``sys.path``.
 
-    ``param_dtype`` is taken as capture takes it: parameters and floating inputs of the units are cast. Raises
-    :class:`PlanError` for a plan without ``[pipeline]``, :class:`StageError` for cuts that do not part the model, and what
-    capture raises of a model that cannot be built or traced.
+    ``param_dtype`` is applied as in capture: parameters and floating inputs of the units are cast. Raises :class:`PlanError`
+    for a plan without ``[pipeline]``, :class:`StageError` for cuts that do not part the model, and what capture raises for a
+    model that cannot be built or traced.
     """
     pipeline = plan.pipeline
     if pipeline is None or plan.model is None:
         raise PlanError(f"{plan.path} has no [pipeline]; add one, as in stages = 4, with pp = 4 in [parallel]")
     traced = _Traced.of(plan, say)
+    # Before the cast: bytes are counted in the dtype of storage, crossing values in the dtype of compute.
     sizes = {fqn: (one.numel(), one.numel() * one.element_size()) for fqn, one in traced.model.named_parameters()}
     traced.compute_in_param_dtype(plan)
     say(f"cutting it into {plan.stages} stages")
@@ -110,7 +111,7 @@ def planned_stages(plan: Plan, say: Callable[[str], None] = lambda _: None) -> P
 
 
 def batch_rows(plan: Plan) -> list[int]:
-    """Dimension 0 of each tensor of the plan's first batch; 1 of one without dimensions. Its folders must be on the path."""
+    """Size of dimension 0 of each tensor in the plan's first batch, 1 for a scalar. The plan's folders must be on the path."""
     assert plan.model is not None
     _, batch, _ = import_model(plan.model, str(plan.path))
     data = first_batch(batch, plan.model.batch, mesh_with(plan.degrees, plan.parallel.ep), 0)
@@ -118,9 +119,9 @@ def batch_rows(plan: Plan) -> list[int]:
 
 
 def with_cuts(plan: Plan) -> Plan:
-    """``plan`` with cuts where it asks for a number of stages; the plan's folders must be on ``sys.path``.
+    """``plan`` with cuts written out if it asks for a number of stages; the plan's folders must be on ``sys.path``.
 
-    Raises :class:`PlanError` where they would differ from run to run, and what :func:`planned_stages` raises.
+    Raises :class:`PlanError` if the cuts would differ from run to run, and what :func:`planned_stages` raises.
     """
     pipeline = plan.pipeline
     if pipeline is None or pipeline.cuts:
@@ -139,7 +140,7 @@ def with_cuts(plan: Plan) -> Plan:
 
 @dataclass
 class _Traced:
-    """A plan's model, and what its first microbatch gives it."""
+    """A plan's model, and the arguments that its first microbatch calls it with."""
 
     model: nn.Module
     args: tuple[Any, ...]
@@ -147,7 +148,7 @@ class _Traced:
 
     @classmethod
     def of(cls, plan: Plan, say: Callable[[str], None]) -> _Traced:
-        """Build it."""
+        """Build the model of ``plan`` and its first microbatch."""
         assert plan.model is not None
         factory, batch, _ = import_model(plan.model, str(plan.path))
         torch.manual_seed(plan.run.seed)
@@ -164,7 +165,7 @@ class _Traced:
         return trace_forward(self.model, self.args, self.kwargs, hooked=True)
 
     def proposed(self, forward: Forward, count: int, balance: str) -> list[str]:
-        """Cuts of ``forward``, which is left as it is."""
+        """Proposed cuts of ``forward``, which is left as it is: seconds are measured on another trace."""
         return cuts_of_forward(forward, count, balance, partial(seconds_of_parts, self.forward, self.args, self.kwargs))
 
     def compute_in_param_dtype(self, plan: Plan) -> None:
@@ -179,6 +180,9 @@ class _Traced:
         def cast_inputs(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any]:
             return each_tensor(cast, args), each_tensor(cast, kwargs)
 
+        # FSDP2 casts parameters as it gathers them, and floating inputs of each unit before its forward. Here no unit is
+        # gathered: all parameters are cast at once, and a hook of each unit, which runs before the unit's own, casts its
+        # inputs.
         for parameter in self.model.parameters():
             parameter.data = cast(parameter.data)
         for fqn in units_of(self.model, plan.bucket.plan):
@@ -187,7 +191,7 @@ class _Traced:
 
 
 def _repeated(forward: Forward) -> dict[str, int]:
-    """By their first calls, what is around others first."""
+    """Modules that are called more than once, in order of first calls, a module before those inside it; with their calls."""
     calls = {fqn: calls for fqn, calls in forward.calls.items() if fqn and len(calls) > 1}
     return {fqn: len(calls[fqn]) for fqn in sorted(calls, key=lambda fqn: (calls[fqn][0][0], fqn.count(".")))}
 

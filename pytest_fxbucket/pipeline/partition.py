@@ -42,8 +42,10 @@ class Part:
 
 
 class Parted:
-    """All parts of a microbatch: for each stage forward and backward, and of backward input and weight. Each is made when asked
-    for, since a rank has few of them."""
+    """All parts of a microbatch: for each stage forward and backward, and backward's two halves, input and weight.
+
+    Each part is made when it is asked for, since a rank has few of them.
+    """
 
     def __init__(self, timed: _Timed) -> None:
         self._timed, self._stages = timed, timed.stages
@@ -53,10 +55,10 @@ class Parted:
         self.forward, self.backward = (
             tuple(tuple(map(described.__getitem__, flow)) for flow in flows) for flows in (forward, self._gives)
         )
-        """What crosses each cut; as :class:`~pytest_fxbucket.step.pipelined.Pipelined` has them."""
+        """What crosses each cut, in the form of the fields of :class:`~pytest_fxbucket.step.pipelined.Pipelined`."""
 
     def part(self, stage: int, work: Work) -> Part:
-        """The one of ``stage`` that does ``work``."""
+        """The part of ``stage`` that does ``work``."""
         if (stage, work) not in self._parts:
             self._parts[stage, work] = self._made(stage, work)
         return self._parts[stage, work]
@@ -83,7 +85,7 @@ def part_microbatch(microbatch: Microbatch, stages: int) -> Parted:
 
 
 class _Timed:
-    """A graph whose nodes have times: ``stage`` forward, ``2 * stages - 1 - stage`` backward."""
+    """A graph whose nodes have times: ``stage`` in forward, ``2 * stages - 1 - stage`` in backward."""
 
     def __init__(self, microbatch: Microbatch, stages: int) -> None:
         self.microbatch, self.stages, self.graph = microbatch, stages, microbatch.graph_module.graph
@@ -94,6 +96,7 @@ class _Timed:
         self.order = order_of(self.graph)
         self.times = self._times()
         if across := self._written_across():
+            # The rewrite puts nodes in and takes the order of writes out, so order and times are found anew.
             make_functional(self.graph, across)
             self.order = order_of(self.graph)
             self.times = self._times()
@@ -106,6 +109,9 @@ class _Timed:
         self._refuse_late_gradients()
 
     def _times(self) -> dict[fx.Node, int]:
+        # A node runs at the time that it is marked with, but no earlier than anything that must stay before it, order that
+        # edges do not carry included. So times never descend along the order, and each part can run behind all parts of earlier
+        # times.
         times: dict[fx.Node, int] = {}
         for index, node in enumerate(self.order.nodes):
             stage = node.meta.get(STAGE)
@@ -145,16 +151,19 @@ class _Timed:
         for node, made in self.times.items():
             if node in self.everywhere or node.op == "get_attr":
                 continue
+            # Forward up to the last stage that reads the value at any time. The range is empty for a value made in backward,
+            # whose time is beyond all stages.
             read = [(time, self.stage_at(time)) for time in uses.get(node, ())]
             for cut in range(made, max((stage for _, stage in read), default=0)):
                 forward[cut].append(node)
+            # Back from the stage that made it to the first that reads it in backward, be it made in forward or in backward.
             first = min((stage for time, stage in read if time >= self.stages), default=self.stages)
             for cut in range(first, self.stage_at(made)):
                 backward[cut].append(node)
         return forward, backward
 
     def _uses(self) -> dict[fx.Node, set[int]]:
-        """Times at which each node is read."""
+        """Times at which each node is read. The last stage gives the loss, and a stage gives its gradients in its backward."""
         uses: dict[fx.Node, set[int]] = {self.loss: {self.stages - 1}}
         for node, time in self.times.items():
             for source in node.all_input_nodes:
@@ -164,7 +173,7 @@ class _Timed:
         return uses
 
     def made_of(self, wanted: Iterable[fx.Node], among: Sequence[fx.Node]) -> set[fx.Node]:
-        """Those ``among`` a stage's backward that ``wanted``, by the stage before, are made of."""
+        """Nodes ``among`` those of a stage's backward that the values ``wanted`` by the stage before are computed from."""
         needed = {self.order.index[node] for node in wanted}
         for index in sorted((self.order.index[node] for node in among), reverse=True):
             if index in needed:
@@ -199,7 +208,7 @@ class _Timed:
             copies[node].meta = dict(node.meta)
 
         def copy_of(node: fx.Node) -> fx.Node:
-            if node not in copies:  # an attribute: all others are there already
+            if node not in copies:  # an attribute of the graph: nodes of every other kind were copied before
                 copies[node] = graph.node_copy(node)
                 constants[str(node.target)] = held_by(self.microbatch.graph_module, str(node.target))
             return copies[node]
@@ -215,7 +224,7 @@ class _Timed:
     def _results(
         self, stage: int, work: Work, own: Collection[fx.Node], done: Collection[fx.Node]
     ) -> list[tuple[Value, fx.Node]]:
-        """What a part gives to no other one."""
+        """The loss and the gradients that a part gives, which no other part takes."""
         if work == "forward":
             value = Value("loss", "", (), self.loss.meta["val"].dtype)
             return [(value, self.loss)] if stage == self.stages - 1 else []
@@ -227,7 +236,7 @@ class _Timed:
         return found
 
     def _is_read_elsewhere(self, node: fx.Node, own: Collection[fx.Node], stage: int) -> bool:
-        """Whether another part takes ``node``: one that reads it, or gives it as a gradient."""
+        """Whether another part takes ``node``: a part that reads it, or one of another stage that gives it as a gradient."""
         if any(user not in own and user.op != "output" for user in node.users):
             return True
         return any(other != stage for other in self._gradient_of.get(node, ()))
@@ -239,7 +248,7 @@ class _Timed:
         value = node.meta["val"]
         return Value("crossing", node.name, tuple(getattr(value, "shape", ())), getattr(value, "dtype", None))
 
-    # What would be other than in the whole step.
+    # Refused: graphs of which the parts would compute something else than the whole step does.
 
     def _refuse_draws(self) -> None:
         for node in self.graph.nodes:
@@ -264,6 +273,7 @@ class _Timed:
         writing = {node: written for node in self.times if (written := written_arguments(node))}
         if not writing:
             return []
+        # Each stage has parameters and buffers of its own, so a write to one must be seen by a single part.
         kept = {storage: node for node in self.everywhere for storage in order.storages(node)}
         made: dict[int, int] = {}
         for node, time in self.times.items():

@@ -1,4 +1,4 @@
-"""Whether the table of a schedule can run: all ranks' sends and receives against each other, and what needs what."""
+"""Whether the table of a schedule can run: sends of all ranks against receives, and every action against what it needs."""
 
 from __future__ import annotations
 
@@ -25,21 +25,21 @@ _COMPUTES = (FORWARD, BACKWARD, INPUT_GRADS, WEIGHT_GRADS)
 
 
 def table_problems(table: Table) -> tuple[str, ...]:
-    """What is wrong with ``table``, a sentence each; nothing is run. Empty: it ends, on all ranks, and everything runs once.
+    """What is wrong with ``table``, a sentence each; nothing is run. Empty: it ends on all ranks, and everything runs once.
 
-    Looked for: stages on other ranks, forwards and backwards that do not run once, what runs before what it needs, sends and
-    receives that do not match or match another value, and ranks that wait for each other.
+    Looked for are actions of a stage that another rank has, forwards and backwards that do not run once, actions before what
+    they need, sends and receives that do not match or match another value, and ranks that wait for each other.
     """
     found = [*_misplaced(table), *_not_once(table), *_too_early(table)]
     transfers = [*_unmatched(table)] or [*_crossed(table)]
     found += transfers
-    if not transfers and (hang := hang_of(table)):  # else it would be said twice
+    if not transfers and (hang := hang_of(table)):  # transfers that do not match would hang, and that is said already
         found.append(hang)
     return tuple(found)
 
 
 def _misplaced(table: Table) -> Iterator[str]:
-    """Actions of stages that another rank has, or that there are not."""
+    """Actions of stages that are on another rank, or that do not exist."""
     for rank, actions in enumerate(table.ranks):
         for action in leaves(actions):
             if not 0 <= action.stage < table.stages:
@@ -74,6 +74,7 @@ def _too_early(table: Table) -> Iterator[str]:
     gathers = any(one.kind == "UNSHARD" for actions in table.ranks for one in actions)
     for rank, actions in enumerate(table.ranks):
         done: set[tuple[str, int, int | None]] = set()
+        # Tables of schedules with one stage a rank have no gathers, so nothing counts as sharded there.
         sharded = set(range(table.stages)) if gathers else set()
         reduced: set[int] = set()
         for action in leaves(actions):
@@ -94,7 +95,7 @@ def _too_early(table: Table) -> Iterator[str]:
 
 
 def _needed(action: Action, table: Table, done: set[tuple[str, int, int | None]]) -> str | None:
-    """What ``action`` needs and is not ``done`` on its rank."""
+    """An action that ``action`` needs and that is not ``done`` on its rank; None if there is none."""
     stage, microbatch = action.stage, action.microbatch
 
     def lacks(stage: int, *kinds: str) -> str | None:
@@ -103,6 +104,7 @@ def _needed(action: Action, table: Table, done: set[tuple[str, int, int | None]]
         return str(Action(action.rank, kinds[0], stage, microbatch))
 
     def given(other: int, receive: str, *kinds: str) -> str | None:
+        # A value of a neighbour stage: computed here if that stage is on this rank, else received.
         if not 0 <= other < table.stages:
             return None
         here = table.owners[other] == action.rank
@@ -123,7 +125,7 @@ def _needed(action: Action, table: Table, done: set[tuple[str, int, int | None]]
 
 
 def _unmatched(table: Table) -> Iterator[str]:
-    """Sends without a receive, and receives without a send, by (kind, stage, microbatch) on the rank of the other end."""
+    """Sends without a receive and receives without a send: both ends must have as many of the same stage and microbatch."""
     there = Counter((a.rank, a.kind, a.stage, a.microbatch) for own in table.ranks for a in own if a.kind in TRANSFERS)
     for own in table.ranks:
         for action in own:
@@ -144,7 +146,8 @@ def _unmatched(table: Table) -> Iterator[str]:
 
 
 def _crossed(table: Table) -> Iterator[str]:
-    """Values that would be taken for others: what one rank sends another arrives in the order in which it was sent."""
+    """Values that would be taken for others: a rank receives what another one sends in the order in which it was sent."""
+    # By (sender, receiver) the sends of the one and the receives of the other, each in the order of its rank.
     lanes: dict[tuple[int, int], tuple[list[Action], list[Action]]] = defaultdict(lambda: ([], []))
     for own in table.ranks:
         for action in own:

@@ -1,6 +1,6 @@
 """Cuts that balance stages: a contiguous partition whose largest part is as small as can be, by dynamic programming.
 
-What parts cost is parameters, FLOPs, or seconds that are measured here.
+The cost of a part is its parameters, its FLOPs, or its seconds, which are measured here.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ Balance = Literal["parameters", "flops", "seconds"]
 def proposed_cuts(model_or_graph: nn.Module, count: int, example_inputs: Any, by: Balance = "parameters") -> list[str]:
     """Cuts for ``count`` stages that make the largest one as small as can be.
 
-    By elements of parameters, by FLOPs of forward, or by seconds of forward and backward, which are measured here and now on
-    ``example_inputs``, each the median of several runs. They are behind the outermost numbered modules (those of a
+    Size is elements of parameters, FLOPs of forward, or seconds of forward and backward. Seconds are measured here and now on
+    ``example_inputs``, each the median of several runs. Cuts are behind the outermost numbered modules (those of a
     ``ModuleList`` or ``Sequential``), or, where these are too few, behind modules of any kind. A parameter that several stages
-    read counts in each. The same model gives the same cuts, but for those by seconds.
+    read counts in each. The same model gives the same cuts, except by seconds.
     """
     if by not in get_args(Balance):
         raise StageError(f'by is {show(by)}, expected "parameters", "flops" or "seconds"')
@@ -48,7 +48,7 @@ def proposed_cuts(model_or_graph: nn.Module, count: int, example_inputs: Any, by
 
 
 def cuts_of_forward(forward: Forward, count: int, by: str, seconds_of: Callable[[Sequence[str]], Sequence[float]]) -> list[str]:
-    """The same of a forward that is traced already; ``seconds_of`` gives what the stages of some cuts take."""
+    """Like :func:`proposed_cuts`, for a traced forward; ``seconds_of`` gives the seconds of each stage that given cuts make."""
     ends = _ends(forward, outermost=True)
     if len(ends) < count - 1:
         ends = _ends(forward, outermost=False)
@@ -56,6 +56,8 @@ def cuts_of_forward(forward: Forward, count: int, by: str, seconds_of: Callable[
         most = f"; {len(ends) + 1} is the most" if ends else ""
         raise StageError(f"the model has {counted(len(ends), 'module')} to cut behind, too few for {count} stages{most}")
     places = sorted(ends)
+    # Parts lie between all places where a cut may be, and a stage is a run of parts. Parameters and FLOPs are counted for each
+    # run as a whole, since its parts may read the same parameter. Seconds are measured for each part and added up.
     if by == "seconds":
         parts = seconds_of([ends[place] for place in places])
         costs: list[list[Any]] = [list(accumulate(parts[first:])) for first in range(len(parts))]
@@ -65,10 +67,12 @@ def cuts_of_forward(forward: Forward, count: int, by: str, seconds_of: Callable[
 
 
 def smallest_largest(costs: Sequence[Sequence[float]], count: int) -> list[int]:
-    """Behind which parts to cut, for ``count`` runs of parts of which the costliest costs least; the earliest of equal ones.
+    """Indices of the parts to cut behind, so that of ``count`` runs of parts the costliest costs least; earlier cuts win ties.
 
     ``costs[i][j]`` is what the parts from ``i`` to ``i + j`` cost together, no less than a run within them.
     """
+    # best[end]: for the parts from 0 to end in so many runs the cost of the costliest, and the cuts. A round adds one run: its
+    # begin is tried behind each part, beside the best of the round before. Tuples compare cuts too, which settles ties.
     size = len(costs)
     best: list[tuple[float, list[int]]] = [(costs[0][end], []) for end in range(size)]
     for cuts in range(count - 1):
@@ -91,7 +95,7 @@ def _ends(forward: Forward, outermost: bool) -> dict[int, str]:
         around = fqn.split(".")
         is_inner = any(".".join(around[:depth]) in numbered for depth in range(1, len(around)))
         if not outermost or (fqn in numbered and not is_inner):
-            found.setdefault(work[before], fqn)  # of several that end there the outermost
+            found.setdefault(work[before], fqn)  # of several modules that end there the outermost, which comes first
     return found
 
 
@@ -116,7 +120,7 @@ def _flops(forward: Forward, places: Sequence[int]) -> list[list[int]]:
 
 
 def _of_runs(parts: Sequence[set[Any]], cost: Callable[[set[Any]], int]) -> list[list[int]]:
-    """For each part what it costs alone, with the next one, and so on: the cost of what they have together."""
+    """For each part the costs of the runs that begin there, shortest first; what several parts of a run have counts once."""
     found = []
     for begin in range(len(parts)):
         together, costs = set[Any](), list[int]()
@@ -133,7 +137,7 @@ def _of_runs(parts: Sequence[set[Any]], cost: Callable[[set[Any]], int]) -> list
 
 
 RUNS = 5
-"""That are measured, behind one that is not."""
+"""Runs that are measured, behind a first one that is not."""
 
 
 def seconds_of_parts(
@@ -162,7 +166,8 @@ def seconds_of_parts(
 
 
 def _run(stages: Stages, batch: tuple[torch.Tensor, ...], clock: Callable[[], float]) -> list[float]:
-    """One run: seconds of each stage, its backward with what comes back from the next."""
+    """One run: seconds of each stage, forward and backward; its backward starts from the gradients that the next one gives."""
+    # Each stage receives detached leaves, so that its backward ends at its own inputs and can be timed by itself.
     taken, values = [0.0] * len(stages), batch
     ran: list[tuple[Stage, tuple[torch.Tensor, ...], list[torch.Tensor]]] = []
     for number, stage in enumerate(stages):
@@ -173,6 +178,7 @@ def _run(stages: Stages, batch: tuple[torch.Tensor, ...], clock: Callable[[], fl
             taken[number] = _now(clock, received) - begin
         values = tuple(one for one in pytree.tree_leaves(given) if isinstance(one, torch.Tensor))
         ran.append((stage, received, list(values)))
+    # Backward starts from ones, whatever the model gives: the values do not matter for the time.
     back: list[torch.Tensor | None] = [torch.ones_like(one) if one.requires_grad else None for one in values]
     for number, (stage, received, made) in reversed(list(enumerate(ran))):
         wanted = [one for one in (*received, *stage.parameters()) if one.requires_grad]

@@ -14,19 +14,19 @@ from pytest_fxbucket.step.pipelined import Crossing, Pipelined, Work
 from pytest_fxbucket.step.roles import Value
 
 Run = Callable[[int, Work, int | None, Callable[[Value], Any]], list[tuple[Value, Any]]]
-"""Runs the graph of a stage for some work on a microbatch, or once a step, on what the callable gives for each input."""
+"""Runs a stage's graph for some work, on a microbatch or (None) once a step; the callable gives the tensor of each input."""
 Kept = Mapping[tuple[str, str], Any]
-"""Parameters, buffers and the like, by role and name."""
+"""Inputs of the rank's step, such as parameters and buffers, by role and name."""
 
 Crossed = tuple[str, int, int, str]
-"""Direction, the stage that makes it, microbatch, name."""
+"""Identity of a value that crossed a cut: direction, the stage that sends it, microbatch, name."""
 
 
 class Stage(RankStage):
-    """A stage that torch's schedule asks; ``run`` runs its graphs."""
+    """A stage as torch's schedule drives it: torch says what comes next, ``run`` runs the stage's graphs."""
 
     def __init__(self, index: int, how: Pipelined, device: str, run: Run, sums: Mapping[str, Value], asked: list[str]) -> None:
-        """``sums`` are the gradients that are reduced, by FQN, as they are summed; ``asked`` gets what torch asks for."""
+        """``sums``: gradients to reduce by FQN, in the dtype of their sums; ``asked`` gets each action that torch asks for."""
         super().__init__(index, how.stages, device, how.group, dict(enumerate(how.places)))
         self._run, self._sums, self._asked = run, sums, asked
         self._receives, self._sends = _around(how.forward, index)
@@ -42,7 +42,7 @@ class Stage(RankStage):
         self.totals: dict[str, torch.Tensor] = {}
         """Sums of gradients, not reduced, by FQN."""
         self.gradients: dict[str, torch.Tensor] = {}
-        """Reduced ones."""
+        """Reduced gradients, by FQN."""
 
     def begin(self, kept: Kept, rows: Sequence[Mapping[str, torch.Tensor]]) -> None:
         """Forget the step before; ``rows`` are the tensors of the batch for each microbatch, by name."""
@@ -56,33 +56,37 @@ class Stage(RankStage):
             made = self._run(self.stage_index, "unshard", None, lambda value: self._kept[value.key])
             self._whole = {value.fqn: tensor for value, tensor in made}
 
-    # What torch's schedules ask for.
+    # The methods that torch's schedules call.
 
     def forward_one_chunk(self, fwd_chunk_id: int, *_: Any, **__: Any) -> Any:
-        """The loss, of the last stage; else what it sends."""
+        """Run forward; give the loss in the last stage, what is sent on in others."""
         self._note("F", fwd_chunk_id)
         self.unshard()
         self._compute("forward", fwd_chunk_id)
         return self.losses[fwd_chunk_id] if self.is_last else self._named(fwd_chunk_id, self._sends)
 
     def backward_one_chunk(self, bwd_chunk_id: int, *_: Any, full_backward: bool = True, **__: Any) -> None:
-        """Backward, or what the stage before waits for."""
+        """Run all of backward, or only the part that the stage before waits for."""
         self._note("B" if full_backward else "I", bwd_chunk_id)
+        # A stage has a graph either for ``backward`` or for its parts ``input`` and ``weight``; work without a graph does
+        # nothing.
         self._compute("backward", bwd_chunk_id)
         self._compute("input", bwd_chunk_id)
         if full_backward:
             self._rest_of_backward(bwd_chunk_id)
 
     def backward_weight_one_chunk(self, bwd_chunk_id: int, *_: Any, **__: Any) -> None:
-        """The rest of backward."""
+        """Run the part of backward that no other stage waits for."""
         self._note("W", bwd_chunk_id)
         self._rest_of_backward(bwd_chunk_id)
 
     def _rest_of_backward(self, microbatch: int) -> None:
-        """Gradients are added up in the order of microbatches, whatever the schedule's is."""
+        """Run the weight gradients; add up gradients in the order of microbatches, whatever order the schedule has."""
         self._compute("weight", microbatch)
+        # Sums of floats depend on their order, so a microbatch that is early waits in ``_made`` for those before it. The empty
+        # name marks a microbatch that has all its gradients.
         done = self._made[microbatch]
-        done[""] = torch.empty(0)  # nothing is missing
+        done[""] = torch.empty(0)
         while self._summed in self._made and "" in self._made[self._summed]:
             for fqn, gradient in self._made.pop(self._summed).items():
                 if fqn:
@@ -101,7 +105,7 @@ class Stage(RankStage):
         self.gradients = {value.fqn: tensor for value, tensor in made}
 
     def crossed(self) -> Iterator[tuple[bool, Crossed, torch.Tensor]]:
-        """What crossed the cuts around the stage in the step: whether it was received here, which it is, its values."""
+        """Every value that crossed the cuts around the stage: whether it was received here, its identity, its tensor."""
         flows = (
             (False, "forward", self.stage_index, self._sends),
             (True, "forward", self.stage_index - 1, self._receives),
@@ -114,37 +118,37 @@ class Stage(RankStage):
                     yield received, (direction, stage, microbatch, one.name), self._value(one.name, microbatch)
 
     def clear_runtime_states(self) -> None:
-        """:meth:`begin` has."""
+        """Do nothing: :meth:`begin` clears what the step before left."""
 
     def release_fwd_send_outputs(self, fwd_chunk_id: int) -> None:
-        """What was sent is kept until the step ends: it is compared (torch 2.15)."""
+        """Do nothing: sent values are kept until the step ends, to be compared. torch calls this from 2.15 on."""
 
     def get_fwd_recv_ops(self, fwd_chunk_id: int) -> list[Any]:
-        """Of what the stage before sends."""
+        """The receives of what the stage before sends."""
         return [] if self.is_first else self._receiving("forward", fwd_chunk_id, self._receives, self.stage_index - 1)
 
     def get_fwd_send_ops(self, fwd_chunk_id: int) -> list[Any]:
-        """To the next stage."""
+        """The sends to the next stage."""
         return [] if self.is_last else self._sending("forward", fwd_chunk_id, self._sends, self.stage_index + 1)
 
     def get_bwd_recv_ops(self, bwd_chunk_id: int) -> list[Any]:
-        """Of what the next stage sends back."""
+        """The receives of what the next stage sends back."""
         return [] if self.is_last else self._receiving("backward", bwd_chunk_id, self._gets, self.stage_index + 1)
 
     def get_bwd_send_ops(self, bwd_chunk_id: int) -> list[Any]:
-        """Back to the stage before."""
+        """The sends back to the stage before."""
         return [] if self.is_first else self._sending("backward", bwd_chunk_id, self._gives, self.stage_index - 1)
 
     def set_local_fwd_input(self, prev_stage_outputs: Any, mb_index: int) -> None:
-        """The stage before is on this rank, too."""
+        """Take what the stage before sends, where it is on this rank, too."""
         self._values[mb_index] |= _own(self._receives, prev_stage_outputs)
 
     def get_local_bwd_output(self, mb_index: int) -> tuple[Any, ...]:
-        """The stage before is on this rank, too."""
+        """What is sent back to the stage before, where it is on this rank, too."""
         return self._named(mb_index, self._gives)
 
     def set_local_bwd_input(self, next_stage_bwd_outputs: tuple[Any, ...], mb_index: int) -> None:
-        """The next stage is on this rank, too."""
+        """Take what the next stage sends back, where it is on this rank, too."""
         self._values[mb_index] |= _own(self._gets, next_stage_bwd_outputs)
 
     def _note(self, kind: str, microbatch: int | None = None) -> None:
@@ -189,6 +193,8 @@ class Stage(RankStage):
         self._note(f"RECV_{direction[0].upper()}", microbatch)
         launches, of = [], Transfer("receive", direction, self.stage_index, microbatch)
         for one in flow:
+            # The receiver makes the memory in the strides that were traced, gaps included, and receives into its bytes. A value
+            # without elements is not sent at all.
             memory = torch.empty(_span(one), dtype=one.dtype, device=self.device)
             self._values[microbatch][one.name] = memory.as_strided(one.shape, one.strides)
             if one.bytes:
@@ -197,7 +203,7 @@ class Stage(RankStage):
 
 
 def _around(flows: Sequence[tuple[Crossing, ...]], index: int) -> tuple[tuple[Crossing, ...], tuple[Crossing, ...]]:
-    """What crosses the cuts before and behind the stage ``index``."""
+    """What crosses the cut before the stage ``index``, and what crosses the cut behind it."""
     return flows[index - 1] if index else (), flows[index] if index < len(flows) else ()
 
 
@@ -227,5 +233,5 @@ def wire(tensor: torch.Tensor, said: Crossing) -> torch.Tensor:
 
 
 def _span(one: Crossing) -> int:
-    """Elements from the first to the last, in memory."""
+    """How many elements the memory of ``one`` has from its first to its last element, gaps included."""
     return 1 + sum((size - 1) * stride for size, stride in zip(one.shape, one.strides, strict=True)) if one.bytes else 0

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from pytest_fxbucket.step.roles import Key, Value
 
 _ONCE: tuple[Work, ...] = ("unshard", "reduce")
-"""Work of a stage that is done once a step."""
+"""Work that a stage does once a step."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,18 +36,19 @@ class PipelinedTask:
     how: Pipelined
     graphs: tuple[PhaseGraph, ...]
     order: tuple[str, ...]
-    """What the rank's schedule is to ask of its stages, by the table that was checked."""
+    """Actions that torch's schedule must ask of the rank's stages, in order, by the table that was checked."""
 
     @classmethod
     def of(cls, how: Pipelined, place: int, graphs: Iterable[PhaseGraph]) -> PipelinedTask:
         """The task of the rank at ``place`` along pp."""
         table = table_of(how.schedule, how.stages, max(how.places) + 1, how.microbatches)
+        # Without gathers: a stage gathers once a step, however often the table says UNSHARD and RESHARD.
         order = (action.token for action in leaves(table.ranks[place]) if action.kind not in GATHERS)
         return cls(how, tuple(graphs), tuple(order))
 
 
 class PipelinedRun(StepRun):
-    """Takes steps of ``task``, whose inputs and outputs are what this rank has of the step."""
+    """Runs steps of ``task``, whose inputs and outputs are this rank's share of the step's."""
 
     def __init__(
         self, graphs: Mapping[str, fx.GraphModule], pipelined: PipelinedTask, state: list[torch.Tensor], task: StepTask
@@ -71,7 +72,7 @@ class PipelinedRun(StepRun):
         return took
 
     def taken(self, batch: Sequence[torch.Tensor], step: str) -> Took:
-        """Take a step, without what it leaves in the state; ``step`` ends its marks."""
+        """Take a step without updating the state; ``step`` is the end of the marks that it leaves."""
         self._step = step
         kept, others = iter(self.state), iter(batch)
         given = [next(kept) if value.role in KEPT else next(others) for value in self.task.inputs]
@@ -90,12 +91,12 @@ class PipelinedRun(StepRun):
         return Took(given, [results[value.key] for value in self.task.outputs], {})
 
     def crossed(self) -> Iterator[tuple[bool, Crossed, torch.Tensor]]:
-        """As :meth:`Stage.crossed`, of all stages of the rank."""
+        """Like :meth:`Stage.crossed`, for all stages of the rank."""
         for stage in self._stages:
             yield from stage.crossed()
 
     def _refuse_another_step(self) -> None:
-        """Raise CaptureError for a step that was not that of the table, each graph once."""
+        """Raise CaptureError unless torch asked for the table's actions in order, and each graph ran as often as it should."""
         if self._asked != self._order:
             pairs = enumerate(zip_longest(self._asked, self._order, fillvalue="nothing"), 1)
             at, asked, said = next((n, *pair) for n, pair in pairs if pair[0] != pair[1])
@@ -110,14 +111,17 @@ class PipelinedRun(StepRun):
                     raise CaptureError(f"{phase}{of} ran {times(ran)} in one step, expected once")
 
     def _results(self) -> dict[Key, Any]:
-        """The loss, where it is, and the gradients, summed over what several stages read."""
+        """The loss, if a stage of this rank gives it, and the gradients; those of tied parameters are sums over stages."""
         results: dict[Key, Any] = {}
         each: dict[str, list[torch.Tensor]] = {}
         for stage in self._stages:
+            # Each loss is its microbatch's share of the step's.
             if losses := [loss for _, loss in sorted(stage.losses.items())]:
                 results["loss", ""] = sum(losses[1:], losses[0])
             for fqn, gradient in stage.gradients.items():
                 each.setdefault(fqn, []).append(gradient)
+        # A tied parameter has several gradients here, in the order of stages, as the inputs of ``ties`` have them; the graph's
+        # sum takes the place of the first.
         results |= {("grad", fqn): gradients[0] for fqn, gradients in each.items()}
         if TIES in self._described:
             results |= _by_key(self._run(TIES, lambda value: each[value.fqn].pop(0)))

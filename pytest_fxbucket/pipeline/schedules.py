@@ -1,4 +1,4 @@
-"""Tables of schedules, as plain data, made by torch's own classes; written, and what their ranks idle."""
+"""Tables of schedules as plain data: made by torch's own classes, written as text, and the share of time that ranks idle."""
 
 from __future__ import annotations
 
@@ -29,16 +29,16 @@ class Action:
     """``F``, ``B`` (whole backward), ``I`` and ``W`` (gradients of inputs, of weights), ``SEND_F``, ``RECV_F``, ``SEND_B``,
     ``RECV_B``, ``UNSHARD``, ``RESHARD``, ``REDUCE_GRAD``, or ``OVERLAP_F_B``, which has ``parts``."""
     stage: int
-    """Whose; of overlapped ones that of the first part."""
+    """The stage that acts; of ``OVERLAP_F_B`` the stage of the first part."""
     microbatch: int | None = None
-    """None for what is done once for all of them."""
+    """None for an action that is done once for all microbatches."""
     parts: tuple[Action, ...] = ()
     batch: int | None = None
     """Number, on its rank, of the ``batch_isend_irecv`` that a send or receive is launched in; None if it is launched alone."""
 
     @property
     def token(self) -> str:
-        """As torch writes it: ``0F3``, ``1SEND_B0``, ``2UNSHARD``; overlapped ones in parentheses."""
+        """The action as torch writes it: ``0F3``, ``1SEND_B0``, ``2UNSHARD``; overlapped parts in parentheses."""
         if self.parts:
             return f"({' '.join(part.token for part in self.parts)})"
         return f"{self.stage}{self.kind}{'' if self.microbatch is None else self.microbatch}"
@@ -63,7 +63,7 @@ class Table:
     """Actions of each rank, in its order."""
 
     def peer(self, transfer: Action) -> int | None:
-        """The rank that a send goes to, or a receive is from; None where no stage is."""
+        """The rank that a send goes to, or a receive comes from; None if there is no stage at the other end."""
         other = transfer.stage + (1 if transfer.kind in ("SEND_F", "RECV_B") else -1)
         return self.owners[other] if 0 <= other < self.stages else None
 
@@ -77,16 +77,16 @@ class Table:
 
 
 def leaves(actions: tuple[Action, ...]) -> Iterator[Action]:
-    """``actions``, with the parts of overlapped ones in their place."""
+    """``actions``, with an overlapped action replaced by its parts."""
     for action in actions:
         yield from action.parts or (action,)
 
 
-# Tables of torch's own schedules: made by torch's classes, written, and what their ranks idle.
+# Tables of torch's own schedules: made by torch's classes, written as text, and the share of time that ranks idle.
 
 
 COSTS = {FORWARD: 1, BACKWARD: 2, INPUT_GRADS: 1, WEIGHT_GRADS: 1}
-"""In forwards of one stage and microbatch."""
+"""Time of each kind of action; the unit is the forward of one microbatch through one stage."""
 
 
 def table_of(schedule: str, stages: int, pp: int, microbatches: int) -> Table:
@@ -116,7 +116,7 @@ def owners_of(schedule: str, stages: int, pp: int, microbatches: int) -> tuple[i
 
 
 def refuse_numbers(schedule: str, stages: int, pp: int, microbatches: int) -> None:
-    """Raise :class:`StageError` for a schedule that is none, and for numbers that do not fit it. Imports no torch."""
+    """Raise :class:`StageError` for an unknown schedule, and for numbers that do not fit it. Imports no torch."""
     if schedule not in SCHEDULES:
         raise StageError(
             f"schedule {show(schedule)} is none of torch's, expected {one_or_other([*SCHEDULES])}"
@@ -171,6 +171,8 @@ def bubble(table: Table) -> float:
 
     What torch may overlap runs in turn. Raises :class:`StageError` for a table in which something waits for ever.
     """
+    # Each rank runs its computations in order. One starts when the rank is free and the neighbour stage has made its input.
+    # Ranks take turns, each as far as it gets, until none moves. Transfers take no time and are left out.
     ends: dict[tuple[str, int, int | None], int] = {}
     clocks, at = [0] * table.pp, [0] * table.pp
     computes = [[one for one in leaves(actions) if one.kind in COSTS] for actions in table.ranks]
@@ -191,8 +193,9 @@ def bubble(table: Table) -> float:
 
 
 def _ready(action: Action, table: Table, ends: dict[tuple[str, int, int | None], int]) -> int | None:
-    """When what ``action`` reads from another stage is there; None if that has not run."""
+    """When the input that ``action`` reads from another stage is there; None if that stage has not made it yet."""
     way = _way(action)
+    # W reads nothing of another stage: its offset leads past all stages.
     other = action.stage + {"F": -1, "B": 1, "W": table.stages}[way]
     return ends.get((way, other, action.microbatch)) if 0 <= other < table.stages else 0
 
@@ -202,5 +205,5 @@ def _way(action: Action) -> str:
 
 
 def bubble_by_the_book(schedule: str, pp: int, microbatches: int) -> float | None:
-    """What GPipe and 1F1B idle, ``(pp - 1) / (microbatches + pp - 1)``; None of the others, which idle less."""
+    """The share that GPipe and 1F1B idle, ``(pp - 1) / (microbatches + pp - 1)``; None for all others, which idle less."""
     return (pp - 1) / (microbatches + pp - 1) if SCHEDULES[schedule] == "one" else None

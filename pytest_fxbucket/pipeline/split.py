@@ -34,9 +34,10 @@ if TYPE_CHECKING:
 
 
 def stage_of_each(graph: fx.Graph, places: Sequence[int]) -> dict[fx.Node, int]:
-    """The stage of each node of ``graph``, which has one more than ``places``; in graph order, which they ascend in.
+    """The stage of each node of ``graph``, in graph order, along which stages never descend; there is one more than ``places``.
 
-    What was put in anew has the place of what it stands for, and so may be a stage later, where it stands now.
+    A node that a rewrite put in has the place of the node that it replaces. Where it stands behind nodes of a later stage, it
+    is of that later stage.
     """
     nodes = list(graph.nodes)
     own = [bisect_right(places, node.meta[PLACE]) for node in nodes]
@@ -58,10 +59,10 @@ def crossing(
 
 
 def write_in_one_stage(forward: Forward, places: Sequence[int]) -> None:
-    """Have what is written in another stage than it was made in as values of its own, by functional operators.
+    """Replace writes to memory that another stage made by functional operators, whose results can cross as values.
 
-    What is written where it was made stays as it is: so it runs as the model runs it. Raises :class:`StageError` for a buffer,
-    a parameter or an argument that a second stage could not see written.
+    A write in the stage that made the memory stays in place: that stage runs it as the model does. Raises :class:`StageError`
+    for a write to a buffer, a parameter or an argument that a second stage has too and would not see written.
     """
     graph = forward.graph_module.graph
     stages, order = stage_of_each(graph, places), order_of(graph)
@@ -69,6 +70,8 @@ def write_in_one_stage(forward: Forward, places: Sequence[int]) -> None:
     if not writers:
         return
     kept = _refuse_kept(forward, stages, order, writers)
+    # A storage is made in the stage of its first node. If one write to it is in another stage, all writes to it become
+    # functional: a write in place would not reach the value that a functional write put in its place.
     made: dict[int, int] = {}
     for node, stage in stages.items():
         for storage in order.storages(node):
@@ -85,12 +88,13 @@ def write_in_one_stage(forward: Forward, places: Sequence[int]) -> None:
 def _refuse_kept(
     forward: Forward, stages: Mapping[fx.Node, int], order: Order, writers: Mapping[fx.Node, set[int]]
 ) -> set[int]:
-    """Storages of parameters, buffers and arguments; raises :class:`StageError` where one is written and seen elsewhere."""
+    """Storages of parameters, buffers and arguments; raises :class:`StageError` if two stages see one that is written."""
     names = {**{node: f"argument {path}" for node, path in forward.batch.items()}, **forward.held}
     kept = {storage: node for node in names for storage in order.storages(node)}
     for node, storages in writers.items():
         for storage in sorted(storages & kept.keys()):
             owner = kept[storage]
+            # Arguments count as seen in the first stage, which receives them from the caller even if it reads none.
             seen = {stages[order.nodes[i]] for i in order.readers(storage)} | ({0} if owner in forward.batch else set())
             if others := sorted(seen - {stages[node]}):
                 raise StageError(
@@ -106,9 +110,9 @@ def _refuse_kept(
 def split_stages(model_or_graph: nn.Module, cuts: Sequence[str], example_inputs: Any) -> Stages:
     """Cut a model into one stage more than ``cuts``, which are module paths: a stage ends behind the one call of each.
 
-    ``example_inputs`` are the arguments of a call: a tuple, a dict of them by name, or the one tensor. The stages are of that
-    call: other ones may differ in the values of tensors alone. A ``GraphModule`` that is flat, with module stacks on its nodes
-    (as ``torch.export.export(...).module()``), is cut likewise.
+    ``example_inputs`` are the arguments of a call: a tuple, a dict of them by name, or the one tensor. The stages are traced
+    for that call: other calls may differ from it only in the values of tensors. A ``GraphModule`` that is flat, with module
+    stacks on its nodes (as ``torch.export.export(...).module()``), is cut likewise.
 
     Raises :class:`StageError` for cuts that do not part the model, :class:`CaptureError` for a model that cannot be traced.
     """
@@ -117,7 +121,7 @@ def split_stages(model_or_graph: nn.Module, cuts: Sequence[str], example_inputs:
 
 
 def split_forward(forward: Forward, cuts: Sequence[str], hooks: Hooks | None = None) -> Stages:
-    """The stages of a forward that is traced already, which they take over; ``hooks`` run around them.
+    """The stages of a forward that is traced already; they take over its graph, and ``hooks`` run around them.
 
     Raises :class:`StageError`.
     """
@@ -125,7 +129,9 @@ def split_forward(forward: Forward, cuts: Sequence[str], hooks: Hooks | None = N
     write_in_one_stage(forward, places)
     stages = stage_of_each(forward.graph_module.graph, places)
     everywhere = {node for node in stages if node in forward.held or node.op == "get_attr"}
-    seen = [*forward.batch] if hooks is not None and forward_hooks(forward.root) else []  # at the end: hooks get the arguments
+    # Forward hooks of the model run on the last stage and are given the arguments, so all of the batch must get there.
+    seen = [*forward.batch] if hooks is not None and forward_hooks(forward.root) else []
+    # Stage i receives flows[i] and sends flows[i + 1]. The last sends nothing: it gives the model's result.
     flows = [[*forward.batch], *crossing(stages, everywhere, len(cuts) + 1, seen), []]
     described = {node: _described(node, stages[node], forward) for flow in flows for node in flow}
     made = []
@@ -183,11 +189,12 @@ def _described(node: fx.Node, stage: int, forward: Forward) -> Crossing:
 
 
 def _modules(forward: Forward, places: Sequence[int], index: int) -> tuple[str, ...]:
-    """FQNs of modules all of whose calls are in the stage ``index``, as they are called; what is around others first."""
+    """FQNs of modules whose calls are all in the stage ``index``, in order of first calls; a module before those inside it."""
 
     def stages(call: Call) -> set[int]:
+        # The last node of a call stands before call[1], hence bisect_left. A call without nodes at a cut is before the cut.
         ends = bisect_left(places, call[1])
-        return {min(bisect_right(places, call[0]), ends), ends}  # one without nodes ends where it begins
+        return {min(bisect_right(places, call[0]), ends), ends}
 
     inside = [fqn for fqn, calls in forward.calls.items() if fqn and all(stages(call) == {index} for call in calls)]
     return tuple(sorted(inside, key=lambda fqn: (forward.calls[fqn][0][0], fqn.count("."))))
@@ -196,7 +203,7 @@ def _modules(forward: Forward, places: Sequence[int], index: int) -> tuple[str, 
 def _part(
     forward: Forward, held: Sequence[str], receives: Sequence[fx.Node], nodes: Sequence[fx.Node], outputs: Sequence[fx.Node]
 ) -> fx.GraphModule:
-    """A graph of ``nodes``: takes what is ``held`` and what is received, gives ``outputs``."""
+    """A graph of ``nodes`` that takes the ``held`` parameters and buffers, then what is received, and gives ``outputs``."""
     graph, constants = fx.Graph(), dict[str, Any]()
     inputs = {fqn: graph.placeholder(f"held_{number}") for number, fqn in enumerate(held)}
     copies = {node: inputs[fqn] for node, fqn in forward.held.items() if fqn in inputs}
@@ -206,7 +213,7 @@ def _part(
         copies[node].meta = dict(node.meta)
 
     def copy_of(node: fx.Node) -> fx.Node:
-        if node not in copies:  # an attribute: all others are there already
+        if node not in copies:  # an attribute of the graph: nodes of every other kind were copied before
             copies[node] = graph.node_copy(node)
             constants[str(node.target)] = held_by(forward.graph_module, str(node.target))
         return copies[node]
@@ -219,7 +226,7 @@ def _part(
 
 
 def _copied(graph: fx.Graph, node: fx.Node, copy_of: Any) -> fx.Node:
-    """``node``; one that was traced where gradients were off calls its operator without them."""
+    """A copy of ``node``; if it was traced where gradients were off, the copy calls its operator with gradients off."""
     if not node.meta.get(WITHOUT_GRAD) or node.op != "call_function":
         return graph.node_copy(node, copy_of)
     args, kwargs = fx.node.map_arg((node.args, node.kwargs), copy_of)
@@ -230,6 +237,6 @@ def _copied(graph: fx.Graph, node: fx.Node, copy_of: Any) -> fx.Node:
 
 
 def without_grad(function: Any, *args: Any, **kwargs: Any) -> Any:
-    """What ``function`` gives where gradients are off, as it was traced."""
+    """Call ``function`` with gradients off, as it was called when it was traced."""
     with torch.no_grad():
         return function(*args, **kwargs)

@@ -21,7 +21,7 @@ from pytest_fxbucket.words import counted, human_bytes
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """What a stage has, takes and gives."""
+    """What a stage holds, receives and sends."""
 
     index: int
     modules: tuple[str, ...]
@@ -32,33 +32,33 @@ class Summary:
     receives: tuple[Crossing, ...]
     """In the order in which they are passed, which is that of the graph; the first stage receives the tensors of the batch."""
     sends: tuple[Crossing, ...]
-    """Of the last stage none: it gives what the model gives."""
+    """Empty in the last stage, which gives what the model gives."""
     read: tuple[Crossing, ...]
-    """Those of ``receives`` that it reads itself."""
+    """The values among ``receives`` that the stage reads itself."""
     flops: int
-    """Of its forward, by ``torch.utils.flop_counter``."""
+    """FLOPs of its forward, by ``torch.utils.flop_counter``."""
 
     @property
     def makes(self) -> tuple[Crossing, ...]:
-        """What it sends that it did not receive."""
+        """The values that it sends and did not receive."""
         return tuple(one for one in self.sends if one not in self.receives)
 
     @property
     def passes_on(self) -> tuple[Crossing, ...]:
-        """What it reads, and sends as it received it, since a later stage reads it, too."""
+        """The values that it reads and also sends on as it received them, since a later stage reads them, too."""
         return tuple(one for one in self.sends if one in self.read)
 
     @property
     def bypasses(self) -> tuple[Crossing, ...]:
-        """What it sends as it received it, and does not read."""
+        """The values that it sends on as it received them and does not read itself."""
         return tuple(one for one in self.sends if one in self.receives and one not in self.read)
 
 
 class Stage(nn.Module):
-    """One stage: takes the tensors of ``summary.receives``, gives a tuple, those of ``summary.sends``.
+    """One stage: takes the tensors of ``summary.receives`` and gives the tensors of ``summary.sends`` as a tuple.
 
-    The last one gives what the model gives. Its parameters and buffers are the model's own, by the model's FQNs: its state dict
-    is a part of the model's. It runs in the mode, training or not, that it was traced in.
+    The last stage gives what the model gives. Parameters and buffers are the model's own, by the model's FQNs, so the stage's
+    state dict is a part of the model's. It runs in the mode, training or not, that it was traced in.
     """
 
     def __init__(
@@ -70,11 +70,12 @@ class Stage(nn.Module):
         result: Any = None,
         hooks: Hooks | None = None,
     ) -> None:
-        """``graph_module`` takes what is ``held``, by first FQNs in ``root``, then what the stage receives."""
+        """``graph_module`` takes parameters and buffers ``held``, by first FQNs in ``root``, then what the stage receives."""
         super().__init__()
         self.summary, self.held = summary, tuple(held)
         self._hooks = (hooks,)
         self._graph, self._result = (graph_module,), result  # in a tuple, so that it is no child of the module
+        # Under every FQN that the model has for it, so that a tied parameter is tied in the stage and in its state dict, too.
         wanted = {id(tensor_at(root, fqn)) for fqn in held}
         for fqn, module in root.named_modules(remove_duplicate=False):
             for table in ("_parameters", "_buffers"):
@@ -105,6 +106,8 @@ class Stage(nn.Module):
         hooks, names = self._hooks[0], [one.name for one in self.summary.receives]
         if hooks is None:
             return self.restored(self.computed(*received))
+        # Hooks around backward need nodes of autograd: on the first stage at its inputs and outputs, so that hooks behind
+        # backward run when all gradients are there; on the last at its outputs, for hooks before backward.
         if self.summary.index == 0:
             received = hooks.entered(received, names)
             backward: Any = hooks.behind_backward()
@@ -117,7 +120,7 @@ class Stage(nn.Module):
         return backward.setup_output_hook(given) if backward is not None else given
 
     def flat(self, *received: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        """As :meth:`forward`; of the last stage only the tensors of the result, which :meth:`restored` takes.
+        """Like :meth:`forward`, but the last stage gives only the tensors of its result, which :meth:`restored` takes.
 
         Raises :class:`StageError` where a hook of the model gives another result.
         """
@@ -133,14 +136,14 @@ class Stage(nn.Module):
         return tuple(self.graph_module(*[tensor_at(self, fqn) for fqn in self.held], *received))
 
     def restored(self, given: Sequence[torch.Tensor]) -> Any:
-        """What the stage gives, from what :meth:`flat` gave: of the last stage with None, numbers and containers."""
+        """The result of :meth:`forward` from that of :meth:`flat`: the last stage's gets its None, numbers and containers."""
         if self._result is None:
             return tuple(given)
         return exchanged(self._result[0], lambda leaf: given[leaf.number] if isinstance(leaf, Place) else leaf)
 
 
 def tensor_at(root: nn.Module, fqn: str) -> torch.Tensor:
-    """The parameter or buffer ``fqn``, whatever else ``root`` calls by names on the way."""
+    """The parameter or buffer ``fqn``, even if ``root`` has other attributes of the names on the way."""
     *path, name = fqn.split(".")
     for part in path:
         root = root._modules[part]  # type: ignore[assignment]  # no name on the way to a tensor is of None
@@ -174,7 +177,7 @@ class Stages(Sequence[Stage]):
         self._stages = tuple(stages)
         self._signature, self._leaves = signature, pytree.tree_map(_without_data, dict(leaves))
         self.unread = tuple(unread)
-        """FQNs of parameters and buffers that forward does not read, and so are in no stage."""
+        """FQNs of parameters and buffers that forward does not read, and that no stage has for that reason."""
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run all in turn. Raises :class:`StageError` for arguments that differ from the traced ones in more than values."""
@@ -191,7 +194,7 @@ class Stages(Sequence[Stage]):
 
     @property
     def ties(self) -> tuple[Tie, ...]:
-        """What several stages read, in order of first reads; a tied parameter has its first FQN."""
+        """Parameters and buffers that several stages read, in order of first reads; a tied parameter has its first FQN."""
         readers: dict[str, list[int]] = {}
         for stage in self:
             for fqn in (*stage.summary.parameters, *stage.summary.buffers):

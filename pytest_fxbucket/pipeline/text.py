@@ -1,4 +1,4 @@
-"""What a golden says of a step in pipeline stages beside its graphs: where stages are, what crosses, the schedule."""
+"""The lines of a golden on a step in pipeline stages, beside its graphs: where stages are, what crosses, the schedule."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pytest_fxbucket.step.pipelined import Crossing, Pipelined
 from pytest_fxbucket.words import counted
 
 _MOST_RANKS = 8
-"""Of a schedule's table; of more ranks a digest stands for it."""
+"""Up to so many ranks a golden has the schedule's table; for more ranks it has a digest of the table."""
 
 
 def stage_lines(how: Pipelined) -> list[str]:

@@ -40,45 +40,47 @@ WITHOUT_GRAD = "fxbucket_without_grad"
 
 @dataclass(frozen=True)
 class Forward:
-    """One forward as a flat graph, which is nobody else's."""
+    """One forward as a flat graph; the graph belongs to this object alone and may be rewritten."""
 
     graph_module: fx.GraphModule
     root: nn.Module
-    """Has the parameters and buffers."""
+    """The module that has the parameters and buffers."""
     held: Mapping[fx.Node, str]
     """Nodes that are a parameter or buffer, with its first FQN."""
     batch: Mapping[fx.Node, str]
-    """Nodes that are a tensor of the batch, with its path in the arguments, in their order."""
+    """Nodes that are a tensor of the batch, each with its path in the arguments, in the order of the arguments."""
     signature: inspect.Signature
     leaves: Mapping[str, Any]
-    """Of the arguments, by path; tensors are fake."""
+    """Leaves of the arguments by path; tensors are fake."""
     result: Any
     """What forward gives, with a :class:`~pytest_fxbucket.pipeline.values.Place` for each of the graph's outputs."""
     calls: Mapping[str, Sequence[Call]]
-    """By FQN of every module that ran, in order."""
+    """Calls of every module that ran, in order, by the module's FQN."""
     modules: Mapping[str, str]
-    """Every FQN of a module, to the one that it is called by in ``calls``."""
+    """Every FQN of a module, to the FQN that ``calls`` has for that module."""
 
     @cached_property
     def parameters(self) -> dict[str, torch.Tensor]:
-        """By first FQN."""
+        """Parameters of the model by first FQN."""
         return dict(self.root.named_parameters())
 
     @cached_property
     def buffers(self) -> dict[str, torch.Tensor]:
-        """By first FQN."""
+        """Buffers of the model by first FQN."""
         return dict(self.root.named_buffers())
 
 
 def trace_forward(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], *, hooked: bool = False) -> Forward:
     """Trace ``model(*args, **kwargs)`` on fake tensors; the model is left as it was.
 
-    ``hooked``: with its own hooks around forward.
-    Raises :class:`CaptureError` for what cannot be traced, :class:`StageError` for arguments and results that cannot be.
+    ``hooked``: the model's own hooks around forward are traced, too.
+    Raises :class:`CaptureError` for a model that cannot be traced, :class:`StageError` for arguments and results that a stage
+    cannot take or give.
     """
     refuse_scripted(model)
     signature = inspect.signature(model.forward)
     leaves_of(signature, args, kwargs)  # refused before anything is traced
+    # Keyword arguments in the order of the signature: inputs of the graph do not depend on how the call was written.
     order = [name for name in signature.parameters if name in kwargs]
     kwargs = {name: kwargs[name] for name in (*order, *sorted(kwargs.keys() - set(order)))}
     mode = KernelFakeMode(allow_non_fake_inputs=True)
@@ -93,6 +95,7 @@ def trace_forward(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any
             return step, graph_module
 
         step, graph_module = trace_settled(model, traced, _Tracing.run_alone)
+    # Before dead nodes are removed: the calls of modules were recorded as numbers of nodes in the graph as it was traced.
     for place, node in enumerate(graph_module.graph.nodes):
         node.meta[PLACE] = place
     placeholders = graph_module.graph.find_nodes(op="placeholder")
@@ -112,7 +115,7 @@ class _Tracing:
         self.model, self.mode, self.namer = model, mode, NodeNamer(model)
         self.held = {**dict(model.named_parameters()), **dict(model.named_buffers())}
         leaves, self.spec = pytree.tree_flatten((args, kwargs))
-        # one that is passed twice is two tensors in another call
+        # A fake for each leaf, even where one tensor is passed twice: another call may pass two.
         self.leaves = [fake_twin(mode, x) if isinstance(x, torch.Tensor) else x for x in leaves]
         self.tensors = [x for x in self.leaves if isinstance(x, torch.Tensor)]
         self.marks = StageMarks()
@@ -125,6 +128,8 @@ class _Tracing:
         return args, kwargs
 
     def __call__(self, *_: torch.Tensor) -> list[torch.Tensor]:
+        # The inputs are not read: they are the very fakes that the model's modules and the arguments hold, and are traced
+        # there.
         buffers = dict(self.model.named_buffers())
 
         def enter(fqn: str) -> None:
@@ -159,8 +164,8 @@ class _Tracing:
             self.model(*args, **kwargs)
 
 
-class _GradModes(TorchDispatchMode):  # nor has its __init_subclass__
-    """Marks nodes that are traced where gradients are off: running them again must not record them."""
+class _GradModes(TorchDispatchMode):
+    """Marks nodes that are traced where gradients are off, so that autograd does not record them when a stage runs them."""
 
     def __torch_dispatch__(
         self, func: Any, types: Sequence[type], args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
@@ -177,9 +182,9 @@ class _GradModes(TorchDispatchMode):  # nor has its __init_subclass__
 
 @contextmanager
 def _own_backwards_refused(namer: NodeNamer) -> Iterator[None]:
-    """While inside, a backward that is written in Python is refused: operators of its forward do not tell it.
+    """While inside, an ``autograd.Function`` is refused: its backward cannot be told from the operators of its forward.
 
-    What torch's checkpoints (before 2.13) keep their inputs with has none.
+    ``_NoopSaveInputs`` is let through. Checkpoints of torch before 2.13 keep their inputs with it, and it has no backward.
     """
     apply: Any = vars(torch.autograd.Function)["apply"]
 
@@ -201,7 +206,7 @@ def _stays(node: fx.Node) -> bool:
 
 
 def _held_past_modules(graph_module: fx.GraphModule, names: Mapping[int, str]) -> dict[fx.Node, str]:
-    """Parameters and buffers that were read where no twin was, as from an RNN's lists."""
+    """Parameters and buffers that forward reads past their modules, as from an RNN's lists, so that they became attributes."""
     found = {}
     for node in graph_module.graph.find_nodes(op="get_attr"):
         tensor = held_by(graph_module, str(node.target))
@@ -215,18 +220,19 @@ def _held_past_modules(graph_module: fx.GraphModule, names: Mapping[int, str]) -
     return found
 
 
-# Graphs that somebody else traced: with parameters and buffers as attributes, and module stacks on nodes.
+# Graphs that somebody else traced: with parameters and buffers as attributes, and module stacks on nodes. Nobody watched the
+# calls of modules, so they are told by the stacks.
 
 
 def take_graph(given: fx.GraphModule, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Forward:
-    """``given`` as a forward of ``args`` and ``kwargs``; a copy, which shares its tensors.
+    """A copy of ``given`` as a forward of ``args`` and ``kwargs``; the copy shares the tensors of ``given``.
 
-    Raises :class:`StageError` for a graph that is not flat, of which no node has a module stack, or without example values.
+    Raises :class:`StageError` for a graph that is not flat, that has no module stack on any node, or that lacks example values.
     """
     graph = fx.Graph()
     copies: dict[fx.Node, fx.Node] = {}
     for node in given.graph.nodes:
-        if node.op == "call_module" and node.target == "_guards_fn":  # export's, which checks its arguments
+        if node.op == "call_module" and node.target == "_guards_fn":  # torch.export's check of the arguments
             continue
         if node.op == "call_module":
             raise StageError(f"the graph calls module {node.target} as a whole, expected a flat graph of operators")
@@ -260,7 +266,10 @@ def take_graph(given: fx.GraphModule, args: tuple[Any, ...], kwargs: dict[str, A
 
 
 def _placed(returned: Any, processed: Callable[[Any], Any]) -> tuple[Any, list[fx.Node]]:
-    """What a graph gives, and the nodes among it: ``processed`` puts what it returns into its own containers."""
+    """The result of a graph with a :class:`Place` for each node, and those nodes in order.
+
+    ``processed`` is the graph's own step from the values that it returns to the containers of its result.
+    """
     nodes: list[fx.Node] = []
 
     def place(leaf: Any) -> Any:
@@ -270,6 +279,7 @@ def _placed(returned: Any, processed: Callable[[Any], Any]) -> tuple[Any, list[f
         return leaf
 
     def plain(value: Any) -> Any:
+        # Nodes hold their arguments in fx's immutable lists and dicts, which a result is not to have.
         if isinstance(value, (list, tuple)):
             made = [plain(item) for item in value]
             return made if isinstance(value, list) else tuple(made)
@@ -279,7 +289,10 @@ def _placed(returned: Any, processed: Callable[[Any], Any]) -> tuple[Any, list[f
 
 
 def _calls_by_stacks(nodes: Sequence[fx.Node]) -> dict[str, list[Call]]:
-    """Calls of modules: nodes of one lie side by side, but for inputs and attributes; export numbers further ones."""
+    """Calls of modules, told by module stacks: nodes of one call lie side by side, but for inputs and attributes.
+
+    ``torch.export`` marks the second and later calls of a module by a number behind ``@`` in the keys of its stacks.
+    """
     calls: dict[str, list[Call]] = {}
     going: dict[str, str] = {}
     for place, node in enumerate(nodes):

@@ -15,11 +15,11 @@ from pytest_fxbucket.compat import pytree
 from pytest_fxbucket.errors import StageError
 
 PLAIN = (bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device)
-"""What a graph has as constants beside its tensors."""
+"""Types of values that a graph can hold as constants beside its tensors."""
 
 
 def called_with(example_inputs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Positional and keyword arguments of a call: a tuple or list is the former, a dict the latter, a tensor one argument."""
+    """Positional and keyword arguments of a call: a tuple or list is positional, a dict by keyword, a tensor one argument."""
     if isinstance(example_inputs, torch.Tensor):
         return (example_inputs,), {}
     if isinstance(example_inputs, Mapping):
@@ -51,7 +51,7 @@ def leaves_of(signature: inspect.Signature, args: tuple[Any, ...], kwargs: Mappi
 
 
 def refuse_other_arguments(traced: Mapping[str, Any], given: Mapping[str, Any]) -> None:
-    """Raise :class:`StageError` for arguments that the graph is not of; ``traced`` may have fake tensors."""
+    """Raise :class:`StageError` for arguments that the graph was not traced for; ``traced`` may have fake tensors."""
     for path in dict.fromkeys([*traced, *given]):
         was, now = (_described(leaves, path) for leaves in (traced, given))
         if was != now:
@@ -70,17 +70,18 @@ def _described(leaves: Mapping[str, Any], path: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Stands for a tensor in a result: its number among the graph's outputs."""
+    """Stands for a tensor in nested arguments or results; in a result ``number`` is its index among the graph's outputs."""
 
     number: int
 
 
 def exchanged(value: Any, change: Callable[[Any], Any]) -> Any:
-    """``value`` with each leaf of its containers changed, in dataclasses that pytree does not know, too."""
+    """``value`` with each leaf of its containers changed; dataclasses that pytree does not know count as containers, too."""
 
     def leaf(item: Any) -> Any:
         if not is_dataclass(item) or isinstance(item, (type, Place)):
             return change(item)
+        # Fields are set past __init__ and past a frozen dataclass's __setattr__: the copy is not to check or compute anything.
         made = copy.copy(item)
         for field in fields(item):
             object.__setattr__(made, field.name, exchanged(getattr(item, field.name), change))

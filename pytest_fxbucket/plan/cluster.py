@@ -1,4 +1,7 @@
-"""``[cluster]``: what a step is simulated on; limits of the checks ``overlap`` and ``memory``. A preset file has its keys."""
+"""``[cluster]``: the machines that a step is simulated on; limits of the checks ``overlap`` and ``memory``.
+
+A preset file has the keys of ``[cluster]``.
+"""
 
 from __future__ import annotations
 
@@ -21,9 +24,9 @@ from pytest_fxbucket.plan.rules import (
 from pytest_fxbucket.words import nearest, one_or_other, show
 
 PRESETS = ("h100-sxm", "h200-sxm", "b200", "a100-80g", "cpu-gloo")
-"""Built-in ones: each is a file of its name in ``pytest_fxbucket/cost/clusters``."""
+"""Names of built-in presets: each is a file of that name in ``pytest_fxbucket/cost/clusters``."""
 DTYPES = ("float64", "float32", "bfloat16", "float16", "float8_e4m3fn", "float8_e5m2", "int8")
-"""Those that products are computed in."""
+"""dtypes in which matrix products are computed."""
 
 
 def preset(doc: str) -> Metadata:
@@ -87,7 +90,7 @@ class Link:
 
 @dataclass(frozen=True, slots=True)
 class Cluster:
-    """``[cluster]``: a preset, and what is other than there."""
+    """``[cluster]``: a preset, and figures that differ from it."""
 
     preset: str | None = field(
         default=None,
@@ -155,11 +158,11 @@ class Cluster:
 
 
 NEEDED = ("tflops", "memory_bandwidth", "memory_gb", "devices_per_node", "within", "between")
-"""What has no default."""
+"""Keys without a default: the table or its preset must have them."""
 
 
 def lacking(table: Cluster) -> str:
-    """The first figure that ``table`` has not and that has no default; empty if there is none."""
+    """The first figure without a default that ``table`` lacks, as ``within.bandwidth``; empty if it has all."""
     for name in NEEDED:
         if not getattr(table, name):
             return name
@@ -186,14 +189,14 @@ class Exposed:
 
 @dataclass(frozen=True, slots=True)
 class Overlapped(Exposed):
-    """``[checks] overlap``: limits of the whole step, and of a direction's own."""
+    """``[checks] overlap``: limits for the whole step, and for each direction by itself."""
 
     forward: Exposed | None = field(default=None, metadata=table_of("the same limits for what forward launches", Exposed))
     backward: Exposed | None = field(default=None, metadata=table_of("the same limits for what backward launches", Exposed))
     optimizer: Exposed | None = field(default=None, metadata=table_of("the same limits for what updates launch", Exposed))
 
     def limits(self) -> dict[str, Exposed]:
-        """Limits by direction; those of the whole step under an empty name."""
+        """Limits by direction, with the whole step under an empty name; directions without a limit are left out."""
         found = {"": self, "forward": self.forward, "backward": self.backward, "optimizer": self.optimizer}
         return {
             name: one

@@ -20,7 +20,7 @@ _EXPECTS = 'a list of entries such as ["embed", "layers.[0-3]", "norm+output"]'
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """What a plan puts in one bucket: its text after ranges are written out, and the FQNs or patterns it holds."""
+    """The parameters that a plan puts in one bucket: the entry's text with ranges written out, and its FQNs or patterns."""
 
     name: str
     selectors: tuple[str, ...]
@@ -49,6 +49,7 @@ def entry_list(doc: str) -> Metadata:
 
 
 def _entries_of(item: object, where: str) -> list[Entry]:
+    # A range makes an entry of each number; within ``+`` its numbers are selectors of the one entry.
     parts = _parts(item, where)
     name = "+".join(parts)
     spelled = [_spell_out(part, f'{where}: entry "{name}"') for part in parts]
@@ -87,6 +88,7 @@ def _split(text: str, where: str) -> list[str]:
 
 
 def _spell_out(text: str, where: str) -> list[str]:
+    # Names are counted before any is made: a range is kept as Python's, which costs nothing however long it is.
     choices = [_choices(component, where) for component in text.split(".")]
     total = math.prod(len(numbers) for numbers in choices)
     if total > _MOST_ENTRIES:
@@ -99,6 +101,7 @@ def _choices(component: str, where: str) -> Sequence[str | int]:
         raise PlanError(f'{where} has a * within a name; it stands for a whole one, as in "layers.*", so name each module')
     if "[" not in component and "]" not in component:
         return [component]
+    # Letters in brackets would be a set of characters, as in a shell's pattern: the error writes the names out.
     found = _RANGE.fullmatch(component)
     if found is None and (letters := _LETTERS.fullmatch(component)):
         each = [f'"{letters[1]}{letter}{letters[3]}"' for letter in letters[2]]

@@ -1,4 +1,4 @@
-"""What a plan names and Python has: ``module:callable``, imported once for all plans, and dtypes."""
+"""Python objects that a plan names: callables as ``module:callable``, imported once for all plans, and dtypes."""
 
 from __future__ import annotations
 
@@ -58,29 +58,32 @@ def _why_not(module_name: str, error: BaseException) -> str:
     return f'importing "{module_name}" raised {named(error)}'
 
 
-# A module is imported once for all plans that name it; what its import left in the process is there for each of them.
+# A module is imported once for all plans that name it. Settings that its import changed are put back between plans, and set
+# again for each plan that names it.
 
 
 @dataclass(slots=True)
 class _Changes:
-    """What the import of a module changed, so that it can be had again once it was put back."""
+    """Changes that the import of a module made to the process, to make them again after they were put back."""
 
     settings: dict[str, Any] = field(default_factory=dict)
     environ: dict[str, str | None] = field(default_factory=dict)
-    """None: taken out."""
+    """Changed variables of the environment; None for one that was taken out."""
     path: list[str] = field(default_factory=list)
-    """Folders that are new on it, and where."""
+    """Folders that are new on ``sys.path``, in their order there."""
 
 
 _changes_by: dict[str, _Changes] = {}
 
 
 def import_as_first(name: str) -> ModuleType:
-    """Import the module ``name``; if that was done before, with what it set then: torch's settings, environment, path."""
+    """Import the module ``name``; if it was imported before, make its changes to torch's settings, environment, path again."""
     if name in sys.modules:
         if changes := _changes_by.get(name):
             _put(changes)
         return importlib.import_module(name)
+    # What the import changes is the difference between before and after. A setting that only exists afterwards, as when the
+    # import brings torch in, is not counted as changed.
     settings, environ, path = torch_settings_now(), dict(os.environ), list(sys.path)
     module = importlib.import_module(name)
     now = os.environ

@@ -1,4 +1,4 @@
-"""Where a plan's own code lies: folders that are first on the path while its callables are imported."""
+"""Folders of a plan's own code, which are first on ``sys.path`` while its callables are imported."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ _CONFIGURED = ("pytest.ini", ".pytest.ini", "pyproject.toml", "tox.ini", "setup.
 
 
 def root_of(plan: Path) -> Path:
-    """The nearest folder above ``plan`` that configures pytest, as its rootdir; the current one if there is none."""
+    """The nearest folder above ``plan`` with a file that can configure pytest; the current folder if there is none."""
     folders = plan.resolve().parents
     return next((folder for folder in folders if any((folder / name).is_file() for name in _CONFIGURED)), Path.cwd())
 

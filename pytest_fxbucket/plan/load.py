@@ -23,7 +23,7 @@ _PLACE = re.compile(r"\s*\(at (?:line (?P<line>\d+), column (?P<column>\d+)|end 
 
 @dataclass(frozen=True, slots=True)
 class BrokenRow:
-    """A ``[[matrix]]`` row that is no plan, and why."""
+    """A ``[[matrix]]`` row that cannot be read as a plan, and the error."""
 
     name: str
     """Its id, or its number from 1 if it has none of its own."""
@@ -39,9 +39,9 @@ def load_plans(path: Path) -> list[Plan]:
 
 
 def load_rows(path: Path) -> list[Plan | BrokenRow]:
-    """Read a plan file as :func:`load_plans` does, but for rows that are no plans: the others may be run.
+    """Read a plan file as :func:`load_plans` does, with a :class:`BrokenRow` for each row that is no plan: the others can run.
 
-    Raises PlanError if the file cannot be read, or if what stands above the rows is no plan.
+    Raises PlanError if the file cannot be read, or if the base plan above the rows is none.
     """
     return _rows(_text(path, "plan"), path)
 
@@ -90,6 +90,7 @@ def _rows(text: str, path: Path) -> list[Plan | BrokenRow]:
     seen: set[str] = set()
     for number, row in enumerate(matrix, 1):
         name = str(number)
+        # A row that is wrong becomes a :class:`BrokenRow`, so that the others can run; a wrong base plan raises.
         try:
             matrix_id = _id(row, number, where)
             inside = f'{where}: [[matrix]] "{matrix_id}"'
@@ -112,14 +113,14 @@ def _parse(text: str, where: str) -> dict[str, object]:
         line = int(place["line"]) if place and place["line"] else last
         words = _PLACE.sub("", message)
         raise PlanError(f"{where}:{line}: this is not TOML: {words[:1].lower()}{words[1:]}") from error
-    except ValueError as error:  # of Python's own: it reads no longer ones
+    except ValueError as error:  # Python's limit on the digits of an int, which TOML does not have
         raise PlanError(f"{where}{_line_of_digits(text)}: a number there has more digits than Python reads") from error
     except RecursionError as error:
         raise PlanError(f"{where}: this is not a plan: its values are nested too deep") from error
 
 
 def _line_of_digits(text: str) -> str:
-    """Where the first number is that is so long, as ``:line``."""
+    """Line of the first number with a thousand digits or more, as ``:line``; empty if there is none."""
     found = _DIGITS.search(text)
     return f":{text.count(chr(10), 0, found.start()) + 1}" if found else ""
 
@@ -139,14 +140,14 @@ def read_plan(raw: Mapping[str, object], path: Path, matrix_id: str | None, wher
 
 
 def known_key(table: str, key: str, inside: str) -> None:
-    """Raise PlanError, beginning with ``inside``, with the nearest known one if ``[table] key`` is not in the schema."""
+    """Raise PlanError if ``[table] key`` is not in the schema: it begins with ``inside`` and names the nearest known key."""
     names = [spec.name for spec in dataclasses.fields(tables()[table])]
     if key not in names:
         raise PlanError(f'{inside} has no key "{key}"{_where_else(key, table, names)}')
 
 
 def _read_tables(name: str, raw: object, where: str) -> object:
-    """One table, or all of those that there may be several of, as a tuple."""
+    """One table; for a name that may have several tables, all of them as a tuple."""
     if not may_be_several(name):
         return _read_table(name, raw, f"{where}: [{name}]")
     if not isinstance(raw, list):
@@ -194,11 +195,11 @@ def _id(row: Mapping[str, object], number: int, where: str) -> str:
 
 
 def _with_overrides(base: Mapping[str, object], row: Mapping[str, object], where: str) -> dict[str, object]:
-    """The whole tables of a row: ``base`` with the row's keys, which are not looked at but for their names.
+    """All tables of a row: ``base`` with the row's keys put in. Only names of keys are checked here, not their values.
 
-    Keys are nested (``parallel.tp = 1``) or quoted (``"parallel.tp" = 1``), so a table keeps the base's other keys. The
-    value of a key replaces the base's, a table (``model.args``), too, and a list of tables (``optimizer = [{ ... }]``) all of
-    that name.
+    Keys are nested (``parallel.tp = 1``) or quoted (``"parallel.tp" = 1``), so a table keeps the base's other keys. The value
+    of a key replaces the base's value, even if it is a table (``model.args``). A list of tables (``optimizer = [{ ... }]``)
+    replaces all tables of that name.
     """
     overrides = {key: value for key, value in row.items() if key != "id"}
     if not overrides:
@@ -218,7 +219,7 @@ def _with_overrides(base: Mapping[str, object], row: Mapping[str, object], where
 
 
 def _one(old: object, table: str, key: str, where: str) -> Mapping[str, object]:
-    """The table that a key is set in; of several nobody can tell which."""
+    """The table of ``base`` that a row's key is set in; raises PlanError if there are several, since any could be meant."""
     if isinstance(old, list):
         if len(old) > 1:
             example = f"{table} = [{{ {_first_key(table)} = ... }}]"

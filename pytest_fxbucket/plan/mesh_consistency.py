@@ -47,12 +47,12 @@ def _somebody_to_talk_to(mesh: Parallel, inside: str) -> None:
 
 
 def _degrees_of_mode(mesh: Parallel, inside: str) -> None:
-    """A mode uses its own degrees, and no other; the one of a mode that has one can be 1 beside ``pp`` or ``cp``."""
+    """Refuse a degree that the mode does not use, and 1 for one that it uses; a single one may be 1 beside ``pp`` or ``cp``."""
     needed = _DEGREES[mesh.mode]
     for name in _MODE_WITH:
         degree = getattr(mesh, name)
         if name not in needed and degree > 1:
-            (own,) = needed
+            (own,) = needed  # hybrid_shard uses both degrees, so a mode with a foreign one uses a single one
             use = f"write {own} = {degree}" if getattr(mesh, own) == 1 else 'mode = "hybrid_shard" does both'
             raise PlanError(f'{inside} {name} = {degree} has no meaning with mode = "{mesh.mode}"; {use}')
     for name in needed:
@@ -145,7 +145,8 @@ def refuse_too_many_ranks(plan: Plan, most: int, where: str) -> None:
 
 
 def _smaller(plan: Plan, most: int) -> dict[str, int]:
-    """Degrees of a mesh of the same dimensions that can be run; tp is made smaller only where it must be."""
+    """Degrees to suggest for ``[run] world``: the same dimensions on fewer ranks; tp is made smaller only if it must be."""
+    # A multiple of ep, since ep takes its ranks from those of dp_shard.
     ep = plan.parallel.ep
     small = {**_SMALL, "dp_shard": ep * max(1, _SMALL["dp_shard"] // ep)}
     found = {name: small[name] for name, size in plan.degrees.items() if size > small.get(name, size)}

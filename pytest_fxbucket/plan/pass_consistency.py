@@ -12,6 +12,7 @@ from pytest_fxbucket.plan.selectors import ROOT, Resolution, resolve
 from pytest_fxbucket.plan.table_rules import Places
 from pytest_fxbucket.words import show
 
+# Keys of ``[overlap]`` that place launches by hand, and keys that limit the automatic schedule.
 _BY_HAND = ("prefetch", "defer_reduce", "updates", "launch_at", "wait_before")
 _LIMITS = ("max_memory_increase", "max_memory_increase_gb", "max_in_flight_gb", "max_prefetch")
 
@@ -26,7 +27,7 @@ def agree_on_pass(plan: Plan, where: str) -> None:
 
 
 def agree_with_entries(plan: Plan, entries: Sequence[str], where: str) -> None:
-    """Raise PlanError, beginning with ``where``, for keys that speak of other entries than those the plan has.
+    """Raise PlanError, beginning with ``where``, for keys that name entries which the plan does not have, or too many caps.
 
     ``entries`` are the names of all of them, in order, ranges and stars written out.
     """
@@ -39,7 +40,7 @@ def agree_with_entries(plan: Plan, entries: Sequence[str], where: str) -> None:
 
 
 def entries_of(plan: Plan, parameters: Sequence[str], modules: Sequence[str], aliases: Mapping[str, str]) -> Resolution:
-    """What the entries of ``plan`` mean; none by size. Raises PlanError for entries that match nothing or overlap."""
+    """The entries of ``plan`` with their parameters; empty if buckets are by size. Raises PlanError as :func:`resolve`."""
     bucket = plan.bucket
     if not bucket.has_entries:
         return Resolution((), (), ())
@@ -59,14 +60,14 @@ def _by_plan(plan: Plan, where: str) -> None:
 
 
 def _names(bucket: Bucket) -> list[str] | None:
-    """Names of all entries; None if only the model can tell."""
+    """Names of all entries; None if an entry has a star of its own, for which the model must be known."""
     if any(len(entry.selectors) == 1 and "*" in entry.selectors[0].split(".") for entry in bucket.plan):
         return None
     return [entry.name for entry in bucket.plan] + ([ROOT] if bucket.unplanned == ROOT else [])
 
 
 def _by_size(plan: Plan, where: str) -> None:
-    """By size there are no entries: neighbours share a bucket up to a cap."""
+    """Refuse keys about entries in a plan whose buckets are by size or overlap: neighbours share a bucket up to a cap."""
     bucket, overlap = plan.bucket, plan.overlap
     by = f"by = {show(bucket.by)}"
     if bucket.enabled and bucket.by == "size" and not all(bucket.cap_mb[:-1] or bucket.cap_mb):
@@ -144,7 +145,7 @@ def _no_entry(name: str, entries: Sequence[str]) -> str:
 
 
 def _circle(pairs: Mapping[str, str]) -> list[str]:
-    """Entries of which each is placed at the next one and the last at the first; empty if there are none.
+    """A circle of entries, each placed at the next one and the last at the first; empty if there is none.
 
     Every entry is placed at one other at most, so a walk from it either ends or comes back.
     """

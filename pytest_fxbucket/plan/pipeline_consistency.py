@@ -12,7 +12,7 @@ _HOLDS = {"one": "one on each rank", "several": "as many on each rank", "two": "
 
 
 def agree_on_pipeline(plan: Plan, where: str) -> None:
-    """Raise PlanError, one sentence that begins with ``where``, for stages that cannot be, or cannot be on those ranks."""
+    """Raise PlanError, one sentence that begins with ``where``, for stages that cannot be made or that do not fit the ranks."""
     pipeline, pp = plan.pipeline, plan.parallel.pp
     if pipeline is None:
         if pp > 1:
@@ -44,7 +44,7 @@ def _one_way_to_cut(pipeline: Pipeline, count: int, inside: str) -> None:
 
 
 def _fits(plan: Plan, pipeline: Pipeline, key: str, pp: int, where: str) -> None:
-    """Stages on the ranks, and microbatches through them."""
+    """Raise PlanError for stages that do not fit ``pp`` ranks, and for microbatches that do not fit the schedule."""
     schedule, stages, microbatches = pipeline.schedule, plan.stages, plan.step.microbatches
     if not fits_ranks(schedule, stages, pp):
         raise PlanError(
@@ -60,7 +60,7 @@ def _fits(plan: Plan, pipeline: Pipeline, key: str, pp: int, where: str) -> None
 
 
 def _that_fits(plan: Plan, schedule: str, key: str, pp: int) -> str:
-    """The nearest that does, as a clause: ranks for the stages; or stages for the ranks, where no ranks are right."""
+    """What to do instead, as a clause: the nearest number of ranks for the stages, or if none fits, a number of stages."""
     is_small = pp != plan.parallel.pp
     fitting = [one for one in fitting_ranks(schedule, plan.stages) if not is_small or 2 <= one < plan.parallel.pp]
     if fitting:

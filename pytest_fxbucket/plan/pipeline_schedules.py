@@ -6,7 +6,7 @@ from itertools import count
 from typing import Literal
 
 Holds = Literal["one", "several", "two"]
-"""Stages on each rank: one; as many as all others, in a loop round the ranks; two, in a V there and back."""
+"""Stages on each rank. ``one`` is a single stage, ``several`` are equally many in a loop round the ranks, ``two`` are a V."""
 
 SCHEDULES: dict[str, Holds] = {
     "GPipe": "one",
@@ -17,7 +17,7 @@ SCHEDULES: dict[str, Holds] = {
     "ZBVZeroBubble": "two",
     "DualPipeV": "two",
 }
-"""By the names that ``torch.distributed.pipelining.schedules.get_schedule_class`` takes."""
+"""Schedules by the names that ``torch.distributed.pipelining.schedules.get_schedule_class`` takes."""
 
 _IN_ROUNDS = ("Interleaved1F1B", "InterleavedZeroBubble")
 _AT_LEAST_STAGES = ("1F1B", "DualPipeV")
@@ -36,7 +36,7 @@ def stages_of_rank(schedule: str, stages: int, pp: int, rank: int) -> list[int]:
 
 
 def fits_ranks(schedule: str, stages: int, pp: int) -> bool:
-    """Whether ``stages`` can be on ``pp`` ranks: as many on each, and as many as ``schedule`` has there."""
+    """Whether ``stages`` can be on ``pp`` ranks under ``schedule``: each rank has equally many, as many as it allows."""
     holds = SCHEDULES[schedule]
     return stages == pp if holds == "one" else stages == 2 * pp if holds == "two" else stages % pp == 0
 
@@ -47,7 +47,7 @@ def fitting_ranks(schedule: str, stages: int) -> list[int]:
 
 
 def microbatches_problem(schedule: str, microbatches: int, stages: int, pp: int) -> str:
-    """Why ``schedule`` cannot run so many microbatches, and the nearest that it can, as a clause; empty if it can."""
+    """Why ``schedule`` cannot run ``microbatches``, and the nearest number that it can, as a clause; empty if it can."""
     if (why := _why_not(schedule, microbatches, stages, pp)) is None:
         return ""
     tries = (near for away in count(1) for near in (microbatches + away, microbatches - away) if near > 0)
@@ -57,7 +57,7 @@ def microbatches_problem(schedule: str, microbatches: int, stages: int, pp: int)
 def _why_not(schedule: str, microbatches: int, stages: int, pp: int) -> str | None:
     if schedule in _AT_LEAST_STAGES and microbatches < stages:
         return f"takes at least as many as there are stages, {stages}"
-    rounds = max(1, microbatches // pp)
+    rounds = max(1, microbatches // pp)  # as torch's classes count their ``number_of_rounds``
     if schedule in _IN_ROUNDS and microbatches % rounds:
         return f"runs them in {rounds} rounds of {pp} or more, each of as many"
     return None

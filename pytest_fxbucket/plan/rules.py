@@ -1,6 +1,6 @@
 """What a key of a plan file takes: readers that check a value and turn it into the schema's type.
 
-A rule is data: each field of a plan's tables has one, the loader calls its ``read``.
+A rule is data in the metadata of a dataclass field. Each field of a plan's tables has one, and the loader calls its ``read``.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def one_of(doc: str, *choices: str, omit: bool = False) -> Metadata:
 
 
 def _nearest_choice(value: str, choices: tuple[str, ...]) -> str:
-    """The longest that ``value`` ends in, as torch's ScheduleGPipe does, or else the nearest."""
+    """Suggest the longest choice that ``value`` ends in, as torch's ScheduleGPipe ends in GPipe, or else the nearest."""
     ends = [choice for choice in choices if value.lower().endswith(choice.lower())]
     return f"; did you mean {show(max(ends, key=len))}?" if ends else nearest(value, list(choices))
 
@@ -116,7 +116,7 @@ def table_of(doc: str, options: type[Any]) -> Metadata:
 
 
 def _options(raw: Mapping[str, object], where: str, options: type[Any] | None) -> object:
-    """The table of a check's options, read; true for an empty one of a check that has none."""
+    """Read the table of a check's options; for a check without options an empty table is read as true."""
     rules = {spec.name: cast(Rule, spec.metadata["rule"]) for spec in dataclasses.fields(options)} if options else {}
     for key in raw:
         if not rules:
@@ -197,7 +197,7 @@ def callable_name(doc: str, *names: str) -> Metadata:
 
 
 _ELSEWHERE = {"ddp": "replicate", "fsdp": "fully_shard", "fsdp2": "fully_shard", "zero3": "fully_shard", "hsdp": "hybrid_shard"}
-"""What others call the same."""
+"""Names that other libraries have for the same modes."""
 _DOTTED = re.compile(r"([A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*)\.([A-Za-z_]\w*)")
 
 

@@ -1,4 +1,4 @@
-"""The FQN language: from the entries of a plan to the parameters of a model. Pure; imports no torch."""
+"""The language of selectors: from the entries of a plan to FQNs of parameters of a model. Pure; imports no torch."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ ROOT = "root"
 
 @dataclass(frozen=True, slots=True)
 class ResolvedEntry:
-    """An entry and its parameters: canonical FQNs in the order of FSDP2's unit of its modules."""
+    """An entry and its parameters: canonical FQNs in the order that FSDP2 has in a unit of the same modules."""
 
     name: str
     parameters: tuple[str, ...]
@@ -25,7 +25,7 @@ class ResolvedEntry:
 
 @dataclass(frozen=True, slots=True)
 class Resolution:
-    """What a plan's entries mean on one model.
+    """A plan's entries on one model, with the parameters that they hold.
 
     ``unplanned`` are the parameters in no entry (empty unless they are allowed), ``notes`` sentences on what a reader
     of the plan may not expect.
@@ -59,6 +59,8 @@ def resolve(
     with ``where``, for an entry that matches nothing or whose parameters another entry has, and for unplanned parameters if
     those are errors.
     """
+    # Selectors are expanded to names, names to the parameters below them; then each parameter is claimed by one entry, and the
+    # parameters that are left go where ``unplanned`` says.
     names = _Names(parameters, modules, aliases, what)
     notes: list[str] = []
     try:
@@ -93,6 +95,7 @@ _Found = tuple[str, str, dict[str, str]]
 
 
 def _expand(entry: Entry, names: _Names, notes: list[str]) -> list[_Found]:
+    # A single selector makes an entry of each name that it stands for; several, joined by ``+``, are one entry together.
     if len(entry.selectors) == 1:
         return [(fqn, entry.name, held) for fqn, held in _match(entry.selectors[0], entry, names, notes)]
     together: dict[str, str] = {}
@@ -103,7 +106,7 @@ def _expand(entry: Entry, names: _Names, notes: list[str]) -> list[_Found]:
 
 
 def _match(selector: str, entry: Entry, names: _Names, notes: list[str]) -> list[tuple[str, dict[str, str]]]:
-    """Give each FQN that a selector stands for and what it holds; at least one, or PlanError."""
+    """Each FQN that a selector stands for, with the parameters below it; raises PlanError if there is none."""
     if "*" not in selector.split("."):
         held = names.held_by(selector)
         if not held:
@@ -119,6 +122,7 @@ def _match(selector: str, entry: Entry, names: _Names, notes: list[str]) -> list
 
 
 def _children_of_star(selector: str, entry: Entry, names: _Names) -> list[str]:
+    # Modules are reached component by component: a star goes on to all children, a name to a name, whether it exists or not.
     reached = [""]
     components = selector.split(".")
     for place, component in enumerate(components):
@@ -136,7 +140,7 @@ def _children_of_star(selector: str, entry: Entry, names: _Names) -> list[str]:
 
 
 def _claim(found: Sequence[_Found]) -> tuple[list[ResolvedEntry], dict[str, int]]:
-    """Give every parameter its one entry; PlanError if two want it."""
+    """Give every parameter to its one entry; raises PlanError if two entries hold it."""
     resolved: list[ResolvedEntry] = []
     owners: dict[str, int] = {}
     for place, (_, _, held) in enumerate(found):
@@ -154,6 +158,7 @@ def _overlap(first: _Found, second: _Found, fqn: str) -> str:
         texts = sorted({first[1], second[1]} - {first[0]})
         origin = f' (once from "{texts[0]}")' if texts else ""
         return f'entry "{first[0]}" is there twice{origin}; take one out'
+    # If the two entries spell the parameter differently, it is a tied one, and no name is in both for the user to take out.
     spelled = [[name for name, canonical in found[2].items() if canonical == fqn] for found in (first, second)]
     if set(spelled[0]).isdisjoint(spelled[1]):
         return (
@@ -247,7 +252,7 @@ class _Names:
 
 
 def _unplanned_parameters(fqns: Sequence[str], entries: Sequence[str] = ()) -> str:
-    """Say that parameters are in no entry, and the ways out; ``entries`` are the names of those that there are."""
+    """Say that parameters are in no entry, and the ways out; ``entries`` are the names of the existing entries."""
     subject = "1 parameter is" if len(fqns) == 1 else f"{len(fqns)} parameters are"
     hint = f'add an entry such as "{new_entry(fqns[0], entries)}"'
     return (
@@ -257,7 +262,11 @@ def _unplanned_parameters(fqns: Sequence[str], entries: Sequence[str] = ()) -> s
 
 
 def new_entry(fqn: str, entries: Sequence[str]) -> str:
-    """An entry for ``fqn`` that holds nothing of ``entries``: the module that holds it, or one around that beside entries."""
+    """A new entry for ``fqn`` that overlaps none of ``entries``.
+
+    It is the innermost module around the parameter that is a sibling of an entry; if there is none, the module that holds the
+    parameter; if an entry has some of that, the parameter itself.
+    """
     holder = fqn.rpartition(".")[0] or fqn
     planned = [name for entry in entries for name in entry.split("+")]
     outward = holder
@@ -293,7 +302,7 @@ def _all_there_is(names: _Names) -> str:
 
 
 def _wrapped(selector: str, names: _Names) -> str:
-    """Say which wrapper stands between the selector and a name that the model has."""
+    """Say which prefix the selector lacks, or has too much, to be a name of the model; wrapped modules have such prefixes."""
     longer = [fqn for fqn in names.known() if fqn.endswith(f".{selector}")]
     if longer:
         best = min(longer, key=lambda fqn: (fqn.count("."), fqn))
@@ -328,7 +337,7 @@ def _fold(leaves: Sequence[str]) -> str:
 
 
 def _nearest(selector: str, names: _Names) -> str:
-    """Name what is spelled nearly so: the whole name, or else its last part somewhere in the model."""
+    """Suggest names that are spelled nearly like ``selector``, or else one whose last part is spelled nearly like its own."""
     near = get_close_matches(selector, names.known(), n=2, cutoff=0.6)
     if not near:
         leaves = {fqn.rpartition(".")[2]: fqn for fqn in reversed(names.known())}
@@ -340,7 +349,7 @@ def _nearest(selector: str, names: _Names) -> str:
 
 
 GatherAgain = bool | Mapping[str, bool] | None
-"""For all entries, by selector of entries, or (None, and entries that no selector names) as FSDP2 has it by default."""
+"""One answer for all entries, or one for each selector of entries. None is FSDP2's default, also for entries not selected."""
 
 _RESHARD = "[parallel] reshard_after_forward"
 
@@ -348,8 +357,9 @@ _RESHARD = "[parallel] reshard_after_forward"
 def kept_entries(asked: GatherAgain, entries: Sequence[str], last: str | None) -> frozenset[str]:
     """Which of ``entries`` stay gathered until backward; ``last`` is the one that forward reads last.
 
-    Left out it is as in FSDP2, whose root stays since backward needs it at once: what no entry names (``unplanned = "root"``),
-    and the entry that forward reads last. Raises PlanError for a selector that stands for no entry, and for two that differ.
+    An entry without an answer is as in FSDP2, whose root stays gathered since backward needs it at once. Here the entry
+    ``root`` (``unplanned = "root"``) and the entry that forward reads last count as the root. Raises PlanError for a selector
+    that stands for no entry, and for two selectors that answer differently for one entry.
     """
     if isinstance(asked, bool):
         return frozenset(() if asked else entries)
@@ -374,7 +384,7 @@ def _by_entry(asked: Mapping[str, bool], entries: Sequence[str]) -> dict[str, bo
 
 
 def _stands_for(selector: str, entry: str) -> bool:
-    """Whether each module of ``entry`` is one that ``selector`` names."""
+    """Whether ``selector`` names every module of ``entry``."""
     patterns = [name for one in parse_entries([selector], _RESHARD) for name in one.selectors]
     names = [name for one in parse_entries([entry], _RESHARD) for name in one.selectors]
     return selector == entry or all(any(_matches(pattern, name) for pattern in patterns) for name in names)

@@ -60,7 +60,7 @@ def _of_overrides(plan: Plan, where: str) -> None:
 
 
 def _of_a_graph(plan: Plan, where: str) -> None:
-    """What capture would do with a model it cannot do with a graph that is traced already."""
+    """Refuse keys for what capture does with a model: a ``[graph]`` is traced already."""
     mesh, plain = plan.parallel, Parallel()
     keys = ("pp", "cp", "cp_form", "tp_plan", "ep", "ep_plan", "reduce_order")
     key = next((key for key in keys if getattr(mesh, key) != getattr(plain, key)), "")
@@ -76,7 +76,7 @@ def _of_a_graph(plan: Plan, where: str) -> None:
 
 
 def _passes(plan: Plan, where: str) -> None:
-    """The pass stands among transformations once, and says in tables of its own what it does."""
+    """Refuse the pass twice among transformations, or with arguments: its own tables say what it does."""
     passes = [number for number, one in enumerate(plan.transform, 1) if one.name == "bucket"]
     if len(passes) > 1:
         raise PlanError(f"{where}: [[transform]] {passes[0]} and {passes[1]} are both the pass, bucket; list it once")
@@ -87,7 +87,7 @@ def _passes(plan: Plan, where: str) -> None:
 
 
 def _next_iteration(plan: Plan, where: str) -> None:
-    """It gives three graphs: what needs one cannot follow."""
+    """Refuse what cannot be beside ``next_iteration``: it makes three graphs of the step, and moves updates between them."""
     moving = [number for number, one in enumerate(plan.transform, 1) if one.name == "next_iteration"]
     if not moving:
         return

@@ -12,7 +12,7 @@ from pytest_fxbucket.words import nearest, one_or_other, show
 DIRECTIONS = ("forward", "backward")
 
 Places = Mapping[str, Mapping[str, str]]
-"""By direction: the entry that is launched or waited for, to the entry whose compute starts then."""
+"""For each direction, from the entry that is launched or waited for to the entry whose compute starts then."""
 
 
 def places(doc: str) -> Metadata:
@@ -96,7 +96,7 @@ def tp_styles(doc: str) -> Metadata:
 
 
 def _refuse_table(selector: str, style: object, where: str) -> None:
-    """TOML makes tables within tables of a selector whose dots are not in quotes."""
+    """Raise PlanError for a selector whose dots are not in quotes, of which TOML makes tables within tables."""
     path = [selector]
     while isinstance(style, Mapping) and style:
         inner, style = next(iter(style.items()))
@@ -115,7 +115,7 @@ _WORDS = ("one", "entry")
 def parameter_groups(doc: str) -> Metadata:
     """Take "one", "entry", or a list of tables with params and the group's own arguments, as a tuple of dicts.
 
-    In each dict ``params`` is a tuple of entries; one without has what no other has.
+    In each dict ``params`` is a tuple of entries; a group without ``params`` has the parameters that no other group has.
     """
     expects = '"one", "entry" or a list of tables such as { params = ["norm"], weight_decay = 0.0 }'
 
@@ -153,7 +153,7 @@ _PATHS = 'a list of module paths such as ["layers.3", "layers.7"]'
 
 
 def module_paths(doc: str) -> Metadata:
-    """Take a list of module paths, each once, as a tuple; an empty one is none, so that a matrix row can undo it."""
+    """Take a list of module paths, each once, as a tuple; an empty list means none, so that a matrix row can undo the key."""
 
     def read(value: object, where: str) -> object:
         if not isinstance(value, list):
@@ -172,11 +172,11 @@ def module_paths(doc: str) -> Metadata:
     return {"rule": Rule(doc, _PATHS, read)}
 
 
-# ``[model] inputs``: what of a batch goes to the model, as names, positions, or paths such as ``"0.input_ids"``.
+# ``[model] inputs``: the values of a batch that go to the model, as names, positions, or paths such as ``"0.input_ids"``.
 
 
 Path = tuple[str | int, ...]
-"""Keys of dicts and positions in tuples, from the batch inwards; the last may be ``*``: all that is there."""
+"""Keys of dicts and positions in tuples, from the batch inwards; the last may be ``*``, which stands for all values there."""
 
 _EXPECTS = 'a list of names or positions such as ["input_ids", "attention_mask"] or [0]'
 

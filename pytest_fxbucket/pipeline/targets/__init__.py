@@ -12,7 +12,7 @@ __all__ = ["Setup", "Target", "sum_tied_gradients", "target_of"]
 
 
 def __getattr__(name: str) -> Any:
-    """They bring torch in: only where they are asked for."""
+    """Import on first use: the names bring torch in."""
     if name == "sum_tied_gradients":
         from pytest_fxbucket.pipeline.targets.ties import sum_tied_gradients
 

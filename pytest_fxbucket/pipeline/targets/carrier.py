@@ -1,8 +1,8 @@
-"""All that crosses between two stages as one tensor, for engines that send one, or that run backward for each by itself.
+"""All values that cross between two stages as one tensor, for engines that send one tensor or run backward for each tensor.
 
-The tensor has the bytes of each value as they are, behind a head that says what is not known before: whether the value is
-there, whether it requires grad, its strides. Its gradient has the gradients of the values in the same way, those that are None
-too. So both sides compute what they would compute in one process, bit for bit. Nobody may do arithmetic with it.
+The tensor has the bytes of each value as they are, each behind a head that says what is not known before: whether the value is
+there, whether it requires grad, its strides. The tensor's gradient has the gradients of the values in the same form, and says
+which are None. So both sides compute what they would compute in one process, bit for bit. Nobody may do arithmetic with it.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from pytest_fxbucket.step.pipelined import Crossing
 
 _ABSENT, _PLAIN, _WITH_GRAD = range(3)
 _ALIGNED = 8
-"""Bytes at which a value begins: those of the widest part of a dtype, and of a number in the head."""
+"""Heads and values begin at multiples of so many bytes: the widest part of a dtype, and a number of the head, has 8."""
 
 
 class Carrier:
-    """The tensor for ``crossings``, of ``shape`` (elements, then ones) and ``dtype``, which must be floating."""
+    """Makes the tensor for ``crossings``, of ``shape`` (elements, then ones) and ``dtype``, which must be floating."""
 
     def __init__(self, crossings: Sequence[Crossing], dtype: torch.dtype = torch.float32, dims: int = 1) -> None:
         self.crossings, self.dtype = tuple(crossings), dtype
@@ -38,7 +38,7 @@ class Carrier:
         return packed
 
     def unpack(self, packed: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        """The values, with the strides that they had; those that required grad give their gradients to ``packed``."""
+        """The values, with the strides that they had; gradients of those that required grad are the gradient of ``packed``."""
         values: tuple[torch.Tensor, ...] = _Unpack.apply(self, packed)
         return values
 
@@ -52,6 +52,7 @@ class Carrier:
             if value is not None:
                 numbers = torch.tensor([_WITH_GRAD if grad else _PLAIN, *value.stride()])
                 made[at : at + head] = numbers.view(torch.uint8).to(made.device)
+                # Conjugate and negative views are flags that bytes do not show.
                 own = value.detach().resolve_conj().resolve_neg().contiguous().view(-1).view(torch.uint8)
                 made[at + head : at + head + own.numel()] = own
             at += head + body
@@ -78,7 +79,8 @@ def _with_strides(whole: torch.Tensor, strides: Sequence[int]) -> torch.Tensor:
     if tuple(strides) == whole.stride():
         return whole
     made = torch.empty_strided(whole.shape, strides, dtype=whole.dtype, device=whole.device)
-    once = tuple(slice(None) if stride else slice(1) for stride in strides)  # not all of what is expanded
+    # An expanded dimension (stride 0) is one element in memory: torch refuses to copy into it as a whole.
+    once = tuple(slice(None) if stride else slice(1) for stride in strides)
     made[once].copy_(whole[once])
     return made
 
@@ -98,7 +100,7 @@ class _Unpack(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, carrier: Carrier, packed: torch.Tensor) -> tuple[torch.Tensor, ...]:
         ctx.carrier = carrier
-        ctx.set_materialize_grads(False)
+        ctx.set_materialize_grads(False)  # a gradient that is None is sent back as None, not as zeros
         found = [read for read in carrier.read(packed) if read is not None]
         ctx.mark_non_differentiable(*(value for value, with_grad in found if not with_grad))
         return tuple(value for value, _ in found)
@@ -109,7 +111,7 @@ class _Unpack(torch.autograd.Function):
 
 
 class Carried(nn.Module):
-    """A stage between carriers: the first one takes the tensors of the batch, the last one gives what the model gives."""
+    """A stage that takes and gives carriers; the first takes the tensors of the batch, the last gives what the model gives."""
 
     def __init__(self, stage: Stage, dtype: torch.dtype = torch.float32, dims: int = 1) -> None:
         super().__init__()

@@ -1,7 +1,8 @@
 """DeepSpeed: stages as layers of its ``PipelineModule``, ties as its ``TiedLayerSpec``.
 
-DeepSpeed runs backward for each floating tensor of a layer's outputs by itself, and wants a gradient for each: bits would be
-others, and a mask could not cross. So between stages the flat tuple has one tensor, the carrier of all that crosses.
+DeepSpeed runs backward for each floating tensor of a layer's outputs by itself, and wants a gradient for each. Bits would
+differ from the model's, and a mask could not cross. So the flat tuple between stages has one tensor, the carrier of all that
+crosses.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ class DeepSpeedTarget:
         most = max(map(len, held))
         layers: list[Any] = []
         for index, fqns in enumerate(held):
-            # as many layers for each stage: so a uniform partition parts them at the stages
+            # Every stage gets as many layers, so that DeepSpeed's uniform partition of layers has its borders between stages.
             layers += [passed_on] * (most - len(fqns))
             for fqn in fqns:
                 key = fqn.replace(".", "/")  # DeepSpeed names a module by it
@@ -59,7 +60,7 @@ class DeepSpeedTarget:
 
 
 def _ties(stages: Stages, index: int) -> list[str]:
-    """Tied parameters of a stage; buffers have no gradients to sum."""
+    """FQNs of the tied parameters of a stage; buffers have no gradients to sum."""
     return [tie.fqn for tie in stages.ties if index in tie.stages and tie.fqn in stages[index].summary.parameters]
 
 
@@ -89,10 +90,10 @@ class Tied(nn.Module):
 
 
 def passed_by(module: nn.Module, inputs: Flat) -> Flat:
-    """What a tied layer gives."""
+    """The forward of a tied layer: it gives what it takes."""
     return inputs
 
 
 def passed_on(inputs: Flat) -> Flat:
-    """What a layer gives that is there for the number of them."""
+    """A layer that only fills up the number of layers of a stage: it gives what it takes."""
     return inputs

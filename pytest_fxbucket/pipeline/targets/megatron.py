@@ -19,14 +19,14 @@ from pytest_fxbucket.pipeline.targets.registry import Setup, loss_of
 
 Shape = tuple[int, ...]
 NONE: Shape = (1, 1, 1)
-"""At the ends of the pipeline, where nothing is sent."""
+"""Shape for the ends of the pipeline, where nothing is received or sent."""
 Given = tuple[torch.Tensor, Callable[[Any], tuple[torch.Tensor, dict[str, torch.Tensor]]]]
 
 
 class MegatronTarget:
-    """The engine has what ``get_forward_backward_func()`` gives the function to be called with: ``arguments``.
+    """The engine's ``arguments`` are what the function of Megatron's ``get_forward_backward_func()`` is called with.
 
-    Data are pairs ``(stages.batch(...), target)``; the first stage reads the batch, the last one the target, others none of it.
+    Data are pairs ``(stages.batch(...), target)``: the first stage reads the batch, the last one the target, others neither.
     Megatron divides the loss by the number of microbatches.
     """
 
@@ -42,7 +42,7 @@ class MegatronTarget:
 
 
 class MegatronChunk(nn.Module):
-    """A stage as Megatron's schedules know a model: the tensor of the stage before is set, not passed."""
+    """A stage as Megatron's schedules drive a model: its input is set by ``set_input_tensor`` before the call, not passed."""
 
     def __init__(self, stages: Stages, index: int, setup: Setup) -> None:
         super().__init__()
@@ -75,14 +75,14 @@ class MegatronRun:
     setup: Setup
 
     def forward_step(self, data_iterator: Iterator[Any] | None, model: Any, *_: Any) -> Given:
-        """Megatron's ``forward_step_func``: the chunk's output, and what makes a loss of the last one's."""
+        """Megatron's ``forward_step_func``: the chunk's output, and a function from the last stage's output to the loss."""
         chunk = self.model
         reads = data_iterator is not None and (chunk.pre_process or chunk.post_process)
         batch, target = next(data_iterator) if reads else ((), None)  # type: ignore[arg-type]  # `reads` says that there is one
 
         def loss(output: Any) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
             found = loss_of(output, target, self.setup.loss)
-            return found, {"loss": found.detach().clone()}  # the schedule divides the first in place
+            return found, {"loss": found.detach().clone()}  # a clone, since the schedule divides the loss itself in place
 
         return model(*batch) if chunk.pre_process else model(), loss
 

@@ -1,4 +1,4 @@
-"""The table of targets, what each has, and what it is told of a rank."""
+"""The table of targets, the interface of a target, and what it is told of a rank."""
 
 from __future__ import annotations
 
@@ -23,19 +23,19 @@ class Setup:
     """What an engine is told of a rank and of the run."""
 
     rank: int
-    """In the pipeline, from 0."""
+    """Place of the rank in the pipeline, from 0."""
     pp: int
-    """Ranks of the pipeline."""
+    """Number of ranks of the pipeline."""
     microbatches: int
     schedule: str = "1F1B"
     """One of :data:`~pytest_fxbucket.pipeline.schedules.SCHEDULES`; engines with schedules of their own do not read it."""
     loss: Loss | None = None
-    """Of what the model gives and of a target, a scalar; None: the model gives its loss, as output or as ``output.loss``."""
+    """Makes a scalar of the model's output and a target. None: the model gives its loss, as output or as ``output.loss``."""
     group: dist.ProcessGroup | None = None
-    """Of the pipeline's ranks; None for the default one."""
+    """Process group of the pipeline's ranks; None for the default group."""
     device: str = "cpu"
     config: Any = None
-    """What the engine itself wants beside, such as Megatron's ``ModelParallelConfig``."""
+    """Configuration of the engine itself, such as Megatron's ``ModelParallelConfig``."""
 
 
 class Target(Protocol):
@@ -62,13 +62,13 @@ TARGETS = {
     "deepspeed": "deepspeed:DeepSpeedTarget",
     "megatron": "megatron:MegatronTarget",
 }
-"""By name the module in this folder, and its class."""
+"""The module in this folder and its class, by name of the target."""
 
 
 def target_of(name: str) -> Target:
-    """The target ``name``, or what the callable that ``module:callable`` names gives, called without arguments.
+    """The target ``name``; for ``module:callable`` what that callable gives, called without arguments.
 
-    Raises :class:`StageError` for a name that is none, :class:`PlanError` for a callable that cannot be had.
+    Raises :class:`StageError` for an unknown name, :class:`PlanError` for a callable that cannot be imported.
     """
     if name in TARGETS:
         module, _, made = TARGETS[name].partition(":")

@@ -12,9 +12,10 @@ from pytest_fxbucket.pipeline.targets.registry import Setup
 
 
 def sum_tied_gradients(stages: Stages, setup: Setup) -> None:
-    """Sum them, once a step, behind its last backward; every rank of the pipeline calls it. Of DeepSpeed it is its own work.
+    """Sum gradients of tied parameters, once a step, behind its last backward; every rank of the pipeline calls it.
 
-    Sums are made on the rank of the first stage of each tie. A rank that has several stages of it has their sum already.
+    Not with DeepSpeed, which sums them itself. Each sum is made on the rank of the tie's first stage. Stages of one rank share
+    the parameter, so that rank has the sum of their gradients already.
     """
     count = len(stages)
     owners = owners_of(setup.schedule, count, setup.pp, setup.microbatches) if count != setup.pp else range(count)
@@ -37,6 +38,8 @@ def _summed(parameter: nn.Parameter, ranks: list[int], setup: Setup) -> None:
     for rank in others:
         grad = _received(parameter, rank, setup)
         total = grad if total is None else total if grad is None else total + grad
+    # The sum is sent back, not made on each rank, so all have the same bits. Sends block, but all ranks go through the ties in
+    # one order, so each send meets its receive.
     parameter.grad = total
     for rank in others:
         _send(total, parameter, rank, setup)

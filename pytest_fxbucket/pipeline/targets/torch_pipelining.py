@@ -18,17 +18,18 @@ from pytest_fxbucket.step.pipelined import Crossing
 
 
 class TorchTarget:
-    """Stages that take and give flat tuples of contiguous tensors; the engine is a schedule of torch's.
+    """Stages that take and give flat tuples of contiguous tensors; the engine is one of torch's schedules.
 
-    Call its ``step`` on the first rank with the tensors of ``stages.batch(...)`` of all microbatches, each put together; on the
-    last with ``target`` and ``losses``, and ``return_outputs=False`` where outputs cannot be put together, as losses. Gradients
-    are sums over microbatches.
+    Call its ``step`` on the first rank with the tensors of ``stages.batch(...)``, each the concatenation of all microbatches;
+    on the last rank with ``target`` and ``losses``, and with ``return_outputs=False`` if outputs cannot be concatenated, as
+    losses. Gradients are sums over microbatches.
     """
 
     def stage(self, stages: Stages, index: int, setup: Setup) -> PipelineStage:
         """A ``PipelineStage``; its process group must be there.
 
-        It is told what crosses: else torch would run each stage on memory that nobody has written, labels and indices included.
+        It is told the shapes of what crosses. Otherwise torch would find them by running each stage on memory that nobody has
+        written, labels and indices included.
         """
         return _stage(stages, index, setup, _alone(stages))
 
@@ -56,7 +57,8 @@ def _stage(stages: Stages, index: int, setup: Setup, sent: Sequence[Sent]) -> Pi
 
 
 def _alone(stages: Stages) -> list[Sent]:
-    """What each stage takes and gives as it is sent: tensors without data that require grad where those of a run do."""
+    """For each stage the tensors that it receives and sends, without data; they require grad where those of a run do."""
+    # Stages are run one after the other on fake tensors, since only a run tells which outputs require grad.
     found = []
     with FakeTensorMode(allow_non_fake_inputs=True), torch.enable_grad():
         values = tuple(torch.empty_strided(one.shape, one.strides, dtype=one.dtype) for one in stages[0].summary.receives)
@@ -73,9 +75,10 @@ def _without_data(value: torch.Tensor) -> torch.Tensor:
 
 
 class Contiguous(nn.Module):
-    """A stage that takes and gives contiguous tensors, as back ends send them, and computes with those that the model has.
+    """A stage that takes and gives contiguous tensors, as back ends send them, and computes on the strides that the model has.
 
-    A value that is dense in another order of dimensions is sent as its memory is; another one is copied.
+    A value that is dense in another order of dimensions is sent in the order of its memory, without a copy; other values are
+    copied.
     """
 
     def __init__(self, stage: Stage, run: Callable[..., Sequence[torch.Tensor]] | None = None) -> None:
@@ -94,7 +97,8 @@ class Contiguous(nn.Module):
 
 
 def _order(one: Crossing) -> Sequence[int] | None:
-    """Dimensions as they lie in memory; None where memory has gaps, or one element several times."""
+    """Dimensions from the outermost in memory to the innermost; None if memory has gaps, or if elements share memory."""
+    # Dense if from the innermost dimension outwards each stride is the product of the sizes within.
     order = sorted(range(len(one.shape)), key=lambda dim: (-one.strides[dim], dim))
     step = 1
     for dim in reversed(order):
@@ -110,7 +114,10 @@ def _sent(value: torch.Tensor, one: Crossing) -> torch.Tensor:
 
 
 def _own(value: torch.Tensor) -> torch.Tensor:
-    """``value`` as a tensor of its own: torch detaches outputs in place behind backward, even parameters, but no views."""
+    """A clone of ``value`` if it is a view or a leaf: torch detaches outputs in place behind backward.
+
+    Views cannot be detached in place, and a leaf such as a parameter would be lost to autograd.
+    """
     return value.clone() if value._is_view() or value.is_leaf else value
 
 
@@ -123,12 +130,13 @@ def _traced(value: torch.Tensor, one: Crossing) -> torch.Tensor:
 
 
 class _WithStrides(torch.autograd.Function):
-    """A copy in memory of other strides; its gradient is the value's."""
+    """A copy in memory of other strides; the copy's gradient is the gradient of the value."""
 
     @staticmethod
     def forward(ctx: Any, value: torch.Tensor, strides: Sequence[int]) -> torch.Tensor:
         made = torch.empty_strided(value.shape, strides, dtype=value.dtype, device=value.device)
-        once = tuple(slice(None) if stride else slice(1) for stride in strides)  # not all of what is expanded
+        # An expanded dimension (stride 0) is one element in memory: torch refuses to copy into it as a whole.
+        once = tuple(slice(None) if stride else slice(1) for stride in strides)
         made[once].copy_(value[once])
         return made
 
