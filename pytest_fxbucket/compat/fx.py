@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from torch import fx
+from torch.fx._lazy_graph_module import _LazyGraphModule
 
 inputs_of: Callable[[fx.Node], Mapping[fx.Node, None]] = attrgetter("_input_nodes")
 """Like ``node.all_input_nodes``, each node once and in order, at a tenth of the cost; the mapping is live, not a copy."""
@@ -31,7 +32,9 @@ def why_not_its_graph(module: object) -> str:
     # fx compiles a graph's code under this file name, as the forward of a class that the one module has for itself.
     forward: Any = type(module).forward
     code: CodeType | None = getattr(forward, "__code__", None)
-    if "forward" in vars(module) or code is None or not code.co_filename.startswith("<eval_with_key>"):
+    # Until a lazy module is called first, its class has a forward that compiles the graph and calls that.
+    is_own = forward is _LazyGraphModule._lazy_forward or (code is not None and code.co_filename.startswith("<eval_with_key>"))
+    if "forward" in vars(module) or not is_own:
         return "has a forward that is not its graph's"
     if module._forward_hooks or module._forward_pre_hooks or module._backward_hooks:
         return "has hooks, which run later in Python"
@@ -42,8 +45,6 @@ def why_not_its_graph(module: object) -> str:
 
 def uncompiled(root: torch.nn.Module | dict[str, Any], graph: fx.Graph) -> fx.GraphModule:
     """``graph`` as a module that is compiled when first called, which is most of its cost (``torch.fx._lazy_graph_module``)."""
-    from torch.fx._lazy_graph_module import _LazyGraphModule
-
     return _LazyGraphModule(root, graph)
 
 

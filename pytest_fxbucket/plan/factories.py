@@ -43,7 +43,7 @@ def import_callable(name: str, where: str) -> Callable[..., Any]:
         raise PlanError(f"{where}: {_why_not(module_name, error)}") from error
     for part in attribute.split("."):
         if not hasattr(found, part):
-            close = get_close_matches(part, [known for known in vars(found) if not known.startswith("_")], n=1)
+            close = get_close_matches(part, [known for known in dir(found) if not known.startswith("_")], n=1)
             hint = f'; did you mean "{close[0]}"?' if close else ""
             raise PlanError(f'{where}: module "{module_name}" has no "{attribute}"{hint}')
         found = getattr(found, part)

@@ -23,6 +23,7 @@ def test_a_callable_is_found_in_the_folder_that_is_put_first(tmp_path: Path) -> 
     ("name", "says"),
     [
         ("factory_gone:build", 'W: there is no module "factory_gone"'),
+        ("factory_two:SIZE.bit_lenght", 'W: module "factory_two" has no "SIZE.bit_lenght"; did you mean "bit_length"?'),
         ("factory_two:biuld", 'W: module "factory_two" has no "biuld"; did you mean "build"?'),
         ("factory_two:SIZE", 'W: "factory_two:SIZE" is a int, which cannot be called'),
         ("factory_three:build", 'W: importing "factory_three" raised ZeroDivisionError: division by zero'),

@@ -9,7 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from torch import fx
 
+from pytest_fxbucket.compat.fx import uncompiled, why_not_its_graph
 from pytest_fxbucket.plan.entries import parse_entries
 from pytest_fxbucket.plan_on_mesh import PlanOnMesh
 from pytest_fxbucket.ranks.pools import Pools
@@ -80,3 +83,10 @@ def test_a_forward_that_is_not_the_graphs_is_named(llama: SmallLlama) -> None:
     assert verdict
     said = "the joint graph that the pass returned has a forward that is not its graph's: the graph is what is compared and run"
     assert said in verdict.summary
+
+
+def test_a_lazy_module_has_its_graphs_forward_before_its_first_call_and_after() -> None:
+    module = uncompiled({}, fx.symbolic_trace(torch.nn.ReLU()).graph)
+    assert why_not_its_graph(module) == ""
+    module(torch.ones(1))
+    assert why_not_its_graph(module) == ""
