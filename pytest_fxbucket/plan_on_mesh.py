@@ -24,7 +24,7 @@ from pytest_fxbucket.passes.keep_order import without_kept_order
 from pytest_fxbucket.passes.registry import Bucketed, PassJob, run_pass
 from pytest_fxbucket.passes.result import Passed
 from pytest_fxbucket.pipeline.captured import StagedStep, capture_stages
-from pytest_fxbucket.pipeline.composed import Composed, composed
+from pytest_fxbucket.pipeline.composed import ComposedStep, composed
 from pytest_fxbucket.pipeline.of_plan import with_cuts
 from pytest_fxbucket.pipeline.text import stage_lines
 from pytest_fxbucket.plan.pass_consistency import entries_of
@@ -36,7 +36,7 @@ from pytest_fxbucket.step.mesh import Mesh, dims_text, fake_mesh, mesh_with
 from pytest_fxbucket.step.pipelined import stage_of
 from pytest_fxbucket.step.portable import PortableGraph, digest, encode, own_copy
 from pytest_fxbucket.transforms.rank_pipeline import RankPipeline, ToPass, state_of, with_first_state
-from pytest_fxbucket.transforms.registry import Stage, Staged, Stages, State, run_stages, stages_of
+from pytest_fxbucket.transforms.registry import State, TransformOutput, TransformStage, TransformStages, run_stages, stages_of
 from pytest_fxbucket.transforms.transformation import traits_of
 
 if TYPE_CHECKING:
@@ -179,7 +179,7 @@ class PlanOnMesh:
         return self.way(rank).final_step
 
     @cached_property
-    def stages(self) -> Stages:
+    def stages(self) -> TransformStages:
         """The plan's transformations. Raises PlanError for those that cannot be, or cannot stand in that order."""
         return stages_of(self.plan)
 
@@ -219,7 +219,7 @@ class PlanOnMesh:
             return staged.under(self._cut_plan, self.mesh)
 
     @cached_property
-    def together(self) -> Composed | None:
+    def together(self) -> ComposedStep | None:
         """The final forward and backward of all stages as one graph again; None if the plan has none."""
         if self.staged is None:
             return None
@@ -268,7 +268,7 @@ class PlanOnMesh:
         final = {phase: self._look(phase, step, one, way.final[phase].before, final=True) for phase, one in made.items()}
         return replace(way, final_step=step, final=final)
 
-    def _staged(self, stages: Sequence[Stage], step: StepGraph, state: State, rank: int) -> list[Staged]:
+    def _staged(self, stages: Sequence[TransformStage], step: StepGraph, state: State, rank: int) -> list[TransformOutput]:
         if stages:
             self.say(f"running {', '.join(stage.name for stage in stages)} as rank {rank} of {self.size}")
         return run_stages(stages, step, state)

@@ -25,8 +25,8 @@ if TYPE_CHECKING:
     from pytest_fxbucket.bench.timeline.marks import Span
     from pytest_fxbucket.capture.last_step import LastStep
     from pytest_fxbucket.checks.context import Context
-    from pytest_fxbucket.mutate.judge import Asked
-    from pytest_fxbucket.mutate.score import Score
+    from pytest_fxbucket.mutate.judge import MutantSelection
+    from pytest_fxbucket.mutate.score import MutationScore
     from pytest_fxbucket.passes.registry import Bucketed
     from pytest_fxbucket.plan.schema import Plan
     from pytest_fxbucket.plan_on_mesh import PlanOnMesh
@@ -100,7 +100,7 @@ class PlanRun:
         with self._its_code():
             return run(context, pipe, steady=True)
 
-    def mutated(self, asked: Asked) -> Iterator[Score]:
+    def mutated(self, asked: MutantSelection) -> Iterator[MutationScore]:
         """Break the plan's graphs, and give after each mutant how many its checks found; see :mod:`pytest_fxbucket.mutate`."""
         from pytest_fxbucket.mutate.judge import scored
 

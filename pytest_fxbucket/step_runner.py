@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from pytest_fxbucket.capture.batch import Followed, batch_of
+from pytest_fxbucket.capture.batch import RankBatches, batch_of
 from pytest_fxbucket.capture.from_plan import import_model
 from pytest_fxbucket.capture.override.calls import keep_for_calls, modules_called_by
 from pytest_fxbucket.capture.parallel.context_parallel import cut_sequences
-from pytest_fxbucket.capture.parallel.parts import Parts
+from pytest_fxbucket.capture.parallel.parts import ParameterShards
 from pytest_fxbucket.capture.parallel.sequence_parallel import place_name
 from pytest_fxbucket.capture.unregistered import unregistered_tensors
 from pytest_fxbucket.errors import CaptureError
@@ -95,7 +95,7 @@ def state_and_batches(
     model = factory(**step.model.args)
     whole = {fqn: p.detach() for fqn, p in model.named_parameters()} | dict(model.named_buffers())
     on_built(whole)
-    parts = Parts.of(step.parallel, step.mesh)
+    parts = ParameterShards.of(step.parallel, step.mesh)
     own = {parameter.fqn: parts.of_rank(whole[parameter.fqn], parameter, rank) for parameter in step.parameters}
     kept = {("param", fqn): part for fqn, part in own.items()}
     kept |= {("buffer", fqn): buffer for fqn, buffer in model.named_buffers()}
@@ -116,7 +116,7 @@ def state_and_batches(
     state = [kept[value.key] for value in step.inputs if value.role in KEPT]
     keep_for_calls(model, step.called)
 
-    followed = Followed(step.model.batch, here, step.inputs)
+    followed = RankBatches(step.model.batch, here, step.inputs)
     return state, lambda number: followed.tensors(cut_sequences(batch_of(batch(here, number)), step.mesh, rank), number)
 
 
@@ -170,7 +170,7 @@ class PhaseGraph:
 
 
 @dataclass(frozen=True, slots=True)
-class Took:
+class StepOutcome:
     """One step, as if it was the last."""
 
     given: list[torch.Tensor]
@@ -190,7 +190,7 @@ class StepRun:
         self.seen: list[Seen] = []
         """Of each graph that was run so."""
 
-    def step(self, batch: Sequence[torch.Tensor], number: int, count: int) -> Took:
+    def step(self, batch: Sequence[torch.Tensor], number: int, count: int) -> StepOutcome:
         """Take step ``number`` of ``count``, from 1."""
         raise NotImplementedError
 
@@ -211,14 +211,14 @@ class OneGraph(StepRun):
         super().__init__(state, task)
         self.graph, self.name = graph, name
 
-    def step(self, batch: Sequence[torch.Tensor], number: int, count: int) -> Took:
+    def step(self, batch: Sequence[torch.Tensor], number: int, count: int) -> StepOutcome:
         """Take step ``number`` of ``count``, from 1."""
         mark(f"{self.name} step {number} of {count}")
         kept, others = iter(self.state), iter(batch)
         given = [next(kept) if value.role in KEPT else next(others) for value in self.task.inputs]
         results = self.call(self.name, self.graph, *given)
         update(self.state, results, self.task)
-        return Took(given, results, {})
+        return StepOutcome(given, results, {})
 
 
 class ThreeGraphs(StepRun):
@@ -234,7 +234,7 @@ class ThreeGraphs(StepRun):
         self.moved = {value.key for value in outputs["cleanup"]}
         self.moved_names = {node.name for node in graphs["cleanup"].graph.nodes}
 
-    def step(self, batch: Sequence[torch.Tensor], number: int, count: int) -> Took:
+    def step(self, batch: Sequence[torch.Tensor], number: int, count: int) -> StepOutcome:
         """Take step ``number`` of ``count``, from 1."""
         of_step = f"step {number} of {count}"
         mark(f"{self.iterating.phase} {of_step}")
@@ -250,7 +250,7 @@ class ThreeGraphs(StepRun):
         if number == count:
             self.iterating.forget()
         given = self.take(self.task.inputs, state, batch)
-        return Took(given, [results[value.key] for value in self.task.outputs], late)
+        return StepOutcome(given, [results[value.key] for value in self.task.outputs], late)
 
     def take(self, values: Sequence[Value], state: Sequence[torch.Tensor], batch: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """The tensors of ``values``."""

@@ -31,7 +31,7 @@ def user_code(folders: Sequence[Path]) -> Iterator[None]:
         raise FxbucketError(f"a callable of the plan raised {named(error)}; it must return, or raise an error") from error
 
 
-class Left(BaseException):
+class HardExit(BaseException):
     """What ``os._exit`` raises here: no handler of the code's own takes it for an error."""
 
 
@@ -43,7 +43,7 @@ def _not_left() -> Iterator[None]:
     def refuse(status: int) -> None:
         if os.getpid() != process:
             leave(status)
-        raise Left(f"os._exit({status})")
+        raise HardExit(f"os._exit({status})")
 
     os._exit = refuse  # type: ignore[assignment]  # replaced for a while
     try:

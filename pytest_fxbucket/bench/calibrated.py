@@ -9,11 +9,11 @@ from statistics import median
 from typing import TYPE_CHECKING, Any
 
 from pytest_fxbucket.bench.measure import digests
-from pytest_fxbucket.bench.timeline.marks import BUCKETED, COMPUTE, UNBUCKETED, Mark, marks_of
+from pytest_fxbucket.bench.timeline.marks import BUCKETED, COMPUTE, UNBUCKETED, ActivityMark, marks_of
 from pytest_fxbucket.bench.timeline.spans import span_name
 from pytest_fxbucket.errors import SimulationError
 from pytest_fxbucket.plan_on_mesh import PlanOnMesh, mesh_of
-from pytest_fxbucket.simulate.calibrate import Calibrated, Stretch, calibrate
+from pytest_fxbucket.simulate.calibrate import CalibratedCluster, MeasuredStretch, calibrate
 from pytest_fxbucket.simulate.of_plan import bare_step, bucketed_step
 from pytest_fxbucket.simulate.traces import cluster_from_events, read_trace
 from pytest_fxbucket.words import counted
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from pytest_fxbucket.step.roles import Phase, StepGraph
 
 
-def calibrated_by(path: Path, world: PlanOnMesh, cluster: Cluster) -> Calibrated:
+def calibrated_by(path: Path, world: PlanOnMesh, cluster: Cluster) -> CalibratedCluster:
     """``cluster`` with figures from the trace in ``path``, of the step of ``world``, bucketed or not, on rank 0.
 
     A trace from a report is of the plan's ``[run]`` mesh, and not of the mesh of ``world``.
@@ -58,7 +58,7 @@ def calibrated_by(path: Path, world: PlanOnMesh, cluster: Cluster) -> Calibrated
 
 def _of_report(
     path: Path, trace: Mapping[str, Any], variant: str, world: PlanOnMesh, cluster: Cluster
-) -> tuple[StepGraph, Sequence[Stretch]]:
+) -> tuple[StepGraph, Sequence[MeasuredStretch]]:
     """The step that was measured, and its stretches, each the median over the ranks that have the graphs of rank 0."""
     if variant not in (BUCKETED, UNBUCKETED):
         raise SimulationError(f'{path} is of "{variant}"; take the trace of {BUCKETED} or {UNBUCKETED} beside it')
@@ -80,7 +80,7 @@ def _of_report(
     ]
 
 
-def _seconds(path: Path, trace: Mapping[str, Any], rank: int, marks: Sequence[Mark]) -> list[float]:
+def _seconds(path: Path, trace: Mapping[str, Any], rank: int, marks: Sequence[ActivityMark]) -> list[float]:
     """The seconds of each mark on ``rank``. Raises :class:`SimulationError` if the trace's stretches are not those marks."""
     events = list(_own(trace, rank))
     if not events:
@@ -110,7 +110,9 @@ def _own(trace: Mapping[str, Any], rank: int) -> Iterator[Mapping[str, Any]]:
     yield from sorted(own, key=lambda event: (event["ts"], event["ts"] + event.get("dur", 0)))
 
 
-def stretches_of(phase: Phase, graph: fx.Graph, marks: Sequence[Mark], steps: Sequence[Sequence[float]]) -> Iterator[Stretch]:
+def stretches_of(
+    phase: Phase, graph: fx.Graph, marks: Sequence[ActivityMark], steps: Sequence[Sequence[float]]
+) -> Iterator[MeasuredStretch]:
     """The stretches of ``graph`` from mark to mark; ``steps`` has the seconds of each mark in each step.
 
     A stretch has its median over steps, scaled so that all add up to the median step. Unscaled they would add up to less, since
@@ -122,4 +124,4 @@ def stretches_of(phase: Phase, graph: fx.Graph, marks: Sequence[Mark], steps: Se
     middles = [median(column) for column in zip(*steps, strict=True)]
     longer = median(map(sum, steps)) / (sum(middles) or 1.0)
     for (begin, end), seconds in zip(pairwise(begins), middles, strict=True):
-        yield Stretch(phase, tuple(order[begin:end]), seconds * longer)
+        yield MeasuredStretch(phase, tuple(order[begin:end]), seconds * longer)

@@ -26,7 +26,7 @@ import torch.distributed as dist
 from torch import fx
 
 from pytest_fxbucket.bench.sides_in_turn import REST_STEPS, TurnClient
-from pytest_fxbucket.bench.staged import StagedStep, StagedTask
+from pytest_fxbucket.bench.staged import StagedTask, StagedVariant
 from pytest_fxbucket.bench.stats import Pacing, has_settled, is_enough, is_warm
 from pytest_fxbucket.bench.timed_graphs import TimingPhase, timed_graph
 from pytest_fxbucket.bench.timeline.marks import Span
@@ -53,7 +53,7 @@ class TimingTask:
 
 
 @dataclass(slots=True)
-class Timed:
+class RankTimes:
     """The results of one rank."""
 
     digests: dict[str, tuple[str, ...]]
@@ -70,11 +70,11 @@ class Timed:
     """By variant this rank's spans, for each phase and in it for each traced step."""
 
 
-def run(rank: int, world: int, task: TimingTask) -> Timed:
+def run(rank: int, world: int, task: TimingTask) -> RankTimes:
     """Warm up, take samples until there are enough, then a step of each variant for its memory, and some for its timeline."""
     with collector.paused():
         steps = {name: step_of(name, rank, task.phases, task.staged) for name in task.variants}
-        timed = Timed({name: step.digests for name, step in steps.items()}, has_priority=_priority(task.staged))
+        timed = RankTimes({name: step.digests for name, step in steps.items()}, has_priority=_priority(task.staged))
         take_samples(Rounds(steps, world), task.pacing, timed)
         timed.peak_bytes = {name: peak_bytes_of(step.run, device()) for name, step in steps.items()}
         if task.traced_steps:
@@ -84,7 +84,7 @@ def run(rank: int, world: int, task: TimingTask) -> Timed:
     return timed
 
 
-def take_samples(rounds: Rounds, pacing: Pacing, timed: Timed) -> None:
+def take_samples(rounds: Rounds, pacing: Pacing, timed: RankTimes) -> None:
     """Warm up, and take samples until there are enough; both go to ``timed``. All ranks call this alike."""
     begin, warm = time.monotonic(), rounds.fresh()
     while not is_warm(warm, rounds.shared_s(begin), pacing):
@@ -161,9 +161,9 @@ class TimedStep:
             part.finish()
 
 
-def step_of(name: str, rank: int, phases: Sequence[TimingPhase], staged: StagedTask | None) -> TimedStep | StagedStep:
+def step_of(name: str, rank: int, phases: Sequence[TimingPhase], staged: StagedTask | None) -> TimedStep | StagedVariant:
     """The variant ``name`` of the step."""
-    return TimedStep(name, rank, phases) if staged is None else StagedStep(name, rank, staged)
+    return TimedStep(name, rank, phases) if staged is None else StagedVariant(name, rank, staged)
 
 
 class Rounds:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, cast
 
-from pytest_fxbucket.bench.job import Timed, TimingTask
+from pytest_fxbucket.bench.job import RankTimes, TimingTask
 from pytest_fxbucket.bench.staged_tasks import pipeline_facts, stage_readings, staged_graphs, staged_task
 from pytest_fxbucket.bench.stats import Pacing, Series
 from pytest_fxbucket.bench.timed_graphs import TimedVariant, TimingPhase
@@ -63,7 +63,7 @@ def measure(worlds: Worlds, options: Benchmark, run: Runner, say: Callable[[str]
     for number in range(SETS):
         say(f"timing {', '.join(worlds)} in processes {number + 1} of {SETS}")
         last = number == SETS - 1
-        timed = cast("list[Timed]", run(tasks_of(worlds, pacing, TRACED_STEPS if last else 0)))
+        timed = cast("list[RankTimes]", run(tasks_of(worlds, pacing, TRACED_STEPS if last else 0)))
         _refuse_other_graphs(worlds, timed)
         first, has_priority = timed[0], all(one.has_priority for one in timed)
         peaks = {name: [one.peak_bytes[name] for one in timed] for name in first.samples}
@@ -98,14 +98,14 @@ def tasks_of(worlds: Worlds, pacing: Pacing, traced_steps: int = 0) -> list[Timi
     ]
 
 
-def _refuse_other_graphs(worlds: Worlds, timed: Sequence[Timed]) -> None:
+def _refuse_other_graphs(worlds: Worlds, timed: Sequence[RankTimes]) -> None:
     for rank, one in enumerate(timed):
         for name, world in worlds.items():
             if one.digests[name] != digests(name, world, rank):
                 raise BenchmarkError(f"rank {rank} timed another {name} graph than the one that it was sent")
 
 
-def _facts(name: str, world: PlanOnMesh, series: Series, traced: Sequence[Timed]) -> GraphFacts:
+def _facts(name: str, world: PlanOnMesh, series: Series, traced: Sequence[RankTimes]) -> GraphFacts:
     rows: list[BucketTime] = []
     if world.plan.pipeline is not None:
         for _, _, reading, before in stage_readings(name, world):
@@ -152,7 +152,7 @@ def bucket_rows(
     return rows
 
 
-def _drawn(timed: Sequence[Timed]) -> dict[str, tuple[Span, ...]]:
+def _drawn(timed: Sequence[RankTimes]) -> dict[str, tuple[Span, ...]]:
     """By variant one step to draw, its phases one after another."""
     # Each phase was traced on a clock and with bucket numbers of its own: both go on where the phase before ended.
     drawn = {}

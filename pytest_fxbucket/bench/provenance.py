@@ -16,7 +16,7 @@ from pytest_fxbucket.errors import FxbucketError
 from pytest_fxbucket.ranks.machine import nvidia_smi
 
 if TYPE_CHECKING:
-    from pytest_fxbucket.bench.record import Machine
+    from pytest_fxbucket.bench.record import MachineKind
     from pytest_fxbucket.plan.schema import Plan
 
 _CODE = ("*.py", "*.toml")
@@ -42,7 +42,7 @@ def commit_of(file: Path) -> tuple[str | None, bool]:
     return sha, bool(changed or new)
 
 
-def machine_kind(cpuinfo: Path = Path("/proc/cpuinfo"), source: Callable[[], str] = nvidia_smi) -> Machine:
+def machine_kind(cpuinfo: Path = Path("/proc/cpuinfo"), source: Callable[[], str] = nvidia_smi) -> MachineKind:
     """System, architecture, model of the CPU, cores that this process may use, names of all GPUs; not the host's name.
 
     ``source`` gives the text of ``nvidia-smi -L``. If /proc/cpuinfo has no model, as on some ARM, the CPU is named by

@@ -23,7 +23,7 @@ StoredSamples = Annotated[tuple[Rounds, ...], Meta(min_length=1)]
 Sha = Annotated[str, Meta(pattern=r"\A[0-9a-f]{40}([0-9a-f]{24})?\Z")]
 
 
-class Machine(TypedDict):
+class MachineKind(TypedDict):
     """A kind of machine, see ``machine_kind``; it has no host's name."""
 
     system: str
@@ -95,7 +95,7 @@ class Record(
     """HEAD in the plan's repository; None if it is in none."""
     dirty: bool
     """Whether files of that repository differ from the commit."""
-    machine: Machine
+    machine: MachineKind
     torch: str
     python: str
     backend: str

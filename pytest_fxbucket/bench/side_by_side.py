@@ -29,7 +29,7 @@ _OTHER = "the pytest_fxbucket there cannot time steps beside another commit's"
 
 
 @dataclass(frozen=True, slots=True)
-class Length:
+class RunLength:
     """How long two sides are run."""
 
     budget_s: float
@@ -43,7 +43,7 @@ class Length:
 
 def run(
     sides: tuple[SideProcess, SideProcess],
-    length: Length,
+    length: RunLength,
     is_enough: Callable[[Series], bool],
     say: Callable[[str], None] = lambda _: None,
 ) -> Series:
@@ -60,7 +60,7 @@ def run(
     return series
 
 
-def _add_set(series: Series, sides: tuple[SideProcess, SideProcess], length: Length) -> None:
+def _add_set(series: Series, sides: tuple[SideProcess, SideProcess], length: RunLength) -> None:
     """Add one set to ``series``: start fresh ranks of both sides, warm them up, time them and end them."""
     budget_s = length.budget_s / length.sets
     watched = [side.descriptor for side in sides]
@@ -112,7 +112,7 @@ def _rounds(servers: Mapping[str, TurnServer], pacing: Pacing, least_rounds: int
 
 
 @dataclass(frozen=True, slots=True)
-class Start:
+class SideStart:
     """How the process of a side is started."""
 
     label: str
@@ -131,7 +131,7 @@ class SideProcess:
     server and its ranks when this process ends, however that happens.
     """
 
-    def __init__(self, start: Start) -> None:
+    def __init__(self, start: SideStart) -> None:
         self.label, self._python = start.label, start.python
         ours, theirs = os.pipe()
         self._errors = tempfile.TemporaryFile()  # noqa: SIM115 - closed with the process

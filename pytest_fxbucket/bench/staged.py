@@ -23,14 +23,14 @@ from pytest_fxbucket.ranks import device, mark
 from pytest_fxbucket.step.mesh import make_groups
 from pytest_fxbucket.step.pipelined import UPDATE, stage_of
 from pytest_fxbucket.step.portable import decode, digest, encode_module
-from pytest_fxbucket.step_runner import StepTask, Took, placed, state_and_batches, update
+from pytest_fxbucket.step_runner import StepOutcome, StepTask, placed, state_and_batches, update
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from torch import fx
 
-    from pytest_fxbucket.bench.timeline.marks import Mark
+    from pytest_fxbucket.bench.timeline.marks import ActivityMark
     from pytest_fxbucket.bench.timeline.traced_steps import Stamps
 
 
@@ -41,7 +41,7 @@ class ClockedRun(PipelinedRun):
         self,
         rank: int,
         graphs: Mapping[str, fx.GraphModule],
-        marks: Mapping[str, Sequence[Mark]],
+        marks: Mapping[str, Sequence[ActivityMark]],
         pipelined: PipelinedTask,
         state: list[torch.Tensor],
         task: StepTask,
@@ -108,11 +108,11 @@ class StagedTask(StepTask):
 
     pipelined: Mapping[str, PipelinedTask]
     """By variant."""
-    marks: Mapping[str, Mapping[str, tuple[Mark, ...]]] = field(default_factory=dict)
+    marks: Mapping[str, Mapping[str, tuple[ActivityMark, ...]]] = field(default_factory=dict)
     """By variant and graph, where the clock is read in a traced step."""
 
 
-class StagedStep:
+class StagedVariant:
     """One variant of the step with state of its own, which its steps update as training would."""
 
     def __init__(self, name: str, rank: int, task: StagedTask) -> None:
@@ -131,7 +131,7 @@ class StagedStep:
         state = placed(start, task.inputs, numbers)
         self._run = PipelinedRun(self._graphs, self._pipelined, state, task)
         self._given: list[torch.Tensor] = []
-        self._took: Took | None = None
+        self._took: StepOutcome | None = None
 
     @property
     def state(self) -> Sequence[torch.Tensor]:

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
 
 from pytest_fxbucket.bench.staged import StagedTask
-from pytest_fxbucket.bench.timeline.marks import UNBUCKETED, Mark, marks_in
+from pytest_fxbucket.bench.timeline.marks import UNBUCKETED, ActivityMark, marks_in
 from pytest_fxbucket.bench.timeline.spans import measured_bubble
 from pytest_fxbucket.checks.bitwise.crossing import stage_graphs
 from pytest_fxbucket.checks.on_ranks import final_values
@@ -71,7 +71,7 @@ def _readings(name: str, world: PlanOnMesh, rank: int) -> Mapping[str, GraphAnal
     return {phase: one.reading for phase, one in world.final(rank).items()}
 
 
-def _marks(name: str, world: PlanOnMesh, rank: int) -> dict[str, tuple[Mark, ...]]:
+def _marks(name: str, world: PlanOnMesh, rank: int) -> dict[str, tuple[ActivityMark, ...]]:
     """The marks of each graph of ``rank``, with buckets numbered through all places."""
     place = world.mesh.at(rank, "pp")
     before = {phase: count for own, phase, _, count in stage_readings(name, world) if own == place}

@@ -78,14 +78,14 @@ class StoredRun:
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class StoredMatch:
     """The stored run to compare with, if any, and a note: why there is none, or which newer runs were passed over."""
 
     run: StoredRun | None
     note: str = ""
 
 
-def find(what: str, record: Record, folder: Path, rootdir: Path) -> Found:
+def find(what: str, record: Record, folder: Path, rootdir: Path) -> StoredMatch:
     """The stored run of ``record``'s plan that ``what`` names: "latest", an absolute path, or a commit.
 
     Of several runs one that is comparable is preferred, then one of the same pass, then one of a clean work tree, then the
@@ -99,7 +99,7 @@ def find(what: str, record: Record, folder: Path, rootdir: Path) -> Found:
         return _of_commit(what, record, folder, rootdir, to_store)
     none = f"{shown(Path(what), rootdir)} holds no run of {record.title}; {to_store}"
     there = runs_in(Path(what), record, rootdir)
-    return _chosen(there, there, record, rootdir) or Found(None, none)
+    return _chosen(there, there, record, rootdir) or StoredMatch(None, none)
 
 
 def runs_of(record: Record, folder: Path, rootdir: Path) -> tuple[list[Record], list[str]]:
@@ -108,7 +108,7 @@ def runs_of(record: Record, folder: Path, rootdir: Path) -> tuple[list[Record], 
     return [run.record for run in by_age(runs, record)], [str(error) for error in damaged.values()]
 
 
-def _latest(record: Record, folder: Path, rootdir: Path, to_store: str) -> Found:
+def _latest(record: Record, folder: Path, rootdir: Path, to_store: str) -> StoredMatch:
     """The newest run that was no regression itself, so that a stored regression does not become the measure of later runs."""
     runs, damaged = _stored(record, folder, rootdir)
     found = _chosen([run for run in runs if not run.has_failed], runs, record, rootdir)
@@ -118,11 +118,11 @@ def _latest(record: Record, folder: Path, rootdir: Path, to_store: str) -> Found
         return found
     where = f"of {record.title} in {shown(folder, rootdir)}"
     if not runs:
-        return Found(None, f"there is no stored run {where}; {to_store}")
-    return Found(None, f"all stored runs {where} are regressions, or were never judged; {to_store} and without {OPTION}")
+        return StoredMatch(None, f"there is no stored run {where}; {to_store}")
+    return StoredMatch(None, f"all stored runs {where} are regressions, or were never judged; {to_store} and without {OPTION}")
 
 
-def _of_commit(what: str, record: Record, folder: Path, rootdir: Path, to_store: str) -> Found:
+def _of_commit(what: str, record: Record, folder: Path, rootdir: Path, to_store: str) -> StoredMatch:
     """The run of the commit ``what``, else of a commit whose files differ from it in stored runs only.
 
     Any damaged file may hold that run, and so is an error.
@@ -137,7 +137,7 @@ def _of_commit(what: str, record: Record, folder: Path, rootdir: Path, to_store:
             return found
     others = sorted({run.record.commit[:7] for run in runs if run.record.commit})
     there = f"stored are runs of {', '.join(others[-5:])}" if others else "none of any commit is stored"
-    return Found(None, f"there is no stored run of {record.title} at {commit}, {there}; {to_store}")
+    return StoredMatch(None, f"there is no stored run of {record.title} at {commit}, {there}; {to_store}")
 
 
 def by_age(runs: Sequence[StoredRun], record: Record) -> list[StoredRun]:
@@ -156,7 +156,7 @@ def by_age(runs: Sequence[StoredRun], record: Record) -> list[StoredRun]:
     return [each[-1] for each in sorted(aged, key=lambda each: each[:-1])]
 
 
-def _chosen(candidates: Sequence[StoredRun], runs: Sequence[StoredRun], record: Record, rootdir: Path) -> Found | None:
+def _chosen(candidates: Sequence[StoredRun], runs: Sequence[StoredRun], record: Record, rootdir: Path) -> StoredMatch | None:
     """The run of ``candidates`` to compare ``record`` with, and a note on newer ``runs`` that were passed over, with reasons.
 
     The order of preference is that of :func:`find`.
@@ -167,7 +167,7 @@ def _chosen(candidates: Sequence[StoredRun], runs: Sequence[StoredRun], record: 
         return None
     ordered = by_age(runs, record)
     newer = [f"{shown(run.file, rootdir)} ({_why(run, best, record)})" for run in ordered[: ordered.index(best) : -1]]
-    return Found(best, f"newer, but passed over: {some(newer)}" if newer else "")
+    return StoredMatch(best, f"newer, but passed over: {some(newer)}" if newer else "")
 
 
 def _lacks(run: StoredRun, record: Record) -> tuple[bool, bool, bool]:

@@ -28,7 +28,7 @@ from pytest_fxbucket.step_runner import (
 )
 
 if TYPE_CHECKING:
-    from pytest_fxbucket.bench.timeline.marks import Mark
+    from pytest_fxbucket.bench.timeline.marks import ActivityMark
     from pytest_fxbucket.step.roles import Value
 
 
@@ -50,7 +50,7 @@ class TimingPhase(StepTask):
 
     variants: Mapping[str, TimedVariant]
     """By name."""
-    marks: Mapping[str, tuple[Mark, ...]] = field(default_factory=dict)
+    marks: Mapping[str, tuple[ActivityMark, ...]] = field(default_factory=dict)
     """By variant, where the clock is read in a traced step."""
 
 

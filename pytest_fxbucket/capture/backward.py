@@ -23,19 +23,19 @@ from pytest_fxbucket.step.roles import Parameter
 from pytest_fxbucket.words import some
 
 
-class Read(NamedTuple):
+class StageRead(NamedTuple):
     """A parameter as one pipeline stage reads it, which gathers it for itself."""
 
     fqn: str
     stage: int
 
 
-Add = Callable[[Read, torch.Tensor], None]
+Add = Callable[[StageRead, torch.Tensor], None]
 """Takes the gradient of a parameter, not reduced."""
 
 
 @contextmanager
-def backward_in_forward(whole: Mapping[Read, torch.Tensor], add: Add) -> Iterator[None]:
+def backward_in_forward(whole: Mapping[StageRead, torch.Tensor], add: Add) -> Iterator[None]:
     """While inside, ``backward()`` stops at the gathered parameters ``whole``, whose gradients ``add`` is given."""
 
     torch_backward = torch.autograd.backward
@@ -72,12 +72,12 @@ def backward_in_forward(whole: Mapping[Read, torch.Tensor], add: Add) -> Iterato
 
 
 def reached(
-    roots: Sequence[torch.Tensor], whole: Mapping[Read, torch.Tensor]
-) -> tuple[dict[Read, torch.Tensor], list[torch.Tensor]]:
+    roots: Sequence[torch.Tensor], whole: Mapping[StageRead, torch.Tensor]
+) -> tuple[dict[StageRead, torch.Tensor], list[torch.Tensor]]:
     """Those of ``whole`` that ``roots`` are made of, and leaves, both found along autograd's nodes."""
     of = {one.grad_fn: read for read, one in whole.items() if one.grad_fn is not None}
     own = {id(one): read for read, one in whole.items() if one.grad_fn is None}
-    found: dict[Read, torch.Tensor] = {}
+    found: dict[StageRead, torch.Tensor] = {}
     leaves: list[torch.Tensor] = []
     for node in autograd_nodes(roots, of):
         leaf = getattr(node, "variable", None)

@@ -30,7 +30,7 @@ _BY_NAME = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_O
 
 
 @dataclass(frozen=True, slots=True)
-class Split:
+class BatchSplit:
     """Where in a batch the model's arguments lie."""
 
     arguments: tuple[Path, ...]
@@ -59,7 +59,7 @@ class Split:
         return _without(batch, [*self.arguments, *self.keywords.values()])
 
 
-def split_of(model: nn.Module, batch: Any, inputs: Sequence[Path] = ()) -> Split:
+def split_of(model: nn.Module, batch: Any, inputs: Sequence[Path] = ()) -> BatchSplit:
     """How ``batch``, a tuple, list or dict, is split for ``model``; ``inputs`` as in ``[model] inputs``, empty if left out.
 
     Raises :class:`CaptureError` for a batch that can be meant in two ways, or of which forward takes nothing.
@@ -105,7 +105,7 @@ class _Forward:
         return isinstance(value, (tuple, list)) and self.required <= len(value) <= len(self.positions or ())
 
 
-def _by_name(batch: dict[str, Any], forward: _Forward) -> Split:
+def _by_name(batch: dict[str, Any], forward: _Forward) -> BatchSplit:
     taken = [key for key in batch if forward.names is None or key in forward.names]
     if batch and not taken:
         takes = some(forward.names or ("nothing",))
@@ -113,10 +113,10 @@ def _by_name(batch: dict[str, Any], forward: _Forward) -> Split:
             f"[model] batch gave {some(list(map(str, batch)))}, and {forward.name} takes {takes}; "
             "name keys as it does, or return (batch,) to give it the dict itself"
         )
-    return Split((), {key: (key,) for key in taken}, len(taken) < len(batch))
+    return BatchSplit((), {key: (key,) for key in taken}, len(taken) < len(batch))
 
 
-def _by_position(batch: Sequence[Any], forward: _Forward) -> Split:
+def _by_position(batch: Sequence[Any], forward: _Forward) -> BatchSplit:
     takes = len(batch) if forward.positions is None else min(len(batch), len(forward.positions))
     is_split = takes < len(batch)
     opens = len(batch) > 1 and forward.opens(batch[0])
@@ -125,7 +125,7 @@ def _by_position(batch: Sequence[Any], forward: _Forward) -> Split:
             f"[model] batch gave {type(batch[0]).__name__} and {len(batch) - 1} more, and {forward.name} could take the first "
             'itself or what is in it; write inputs = [0] in [model] for the one, inputs = ["0.*"] for the other'
         )
-    return Split(tuple((i,) for i in range(takes)), {}, is_split, _hint(batch, forward, opens) if not is_split else "")
+    return BatchSplit(tuple((i,) for i in range(takes)), {}, is_split, _hint(batch, forward, opens) if not is_split else "")
 
 
 def _hint(batch: Sequence[Any], forward: _Forward, opens: bool) -> str:
@@ -141,7 +141,7 @@ def _hint(batch: Sequence[Any], forward: _Forward, opens: bool) -> str:
     )
 
 
-def _as_asked(batch: Any, inputs: Sequence[Path], forward: _Forward) -> Split:
+def _as_asked(batch: Any, inputs: Sequence[Path], forward: _Forward) -> BatchSplit:
     """By name what is in a dict, but for names that forward does not take: by position, as what is in a tuple."""
     arguments: list[Path] = []
     keywords: dict[str, Path] = {}
@@ -157,7 +157,7 @@ def _as_asked(batch: Any, inputs: Sequence[Path], forward: _Forward) -> Split:
             else:
                 keywords[str(child)] = (*path[:-1], child)
     every = [*arguments, *keywords.values()]
-    return Split(tuple(arguments), keywords, _without(batch, every) is not _NOTHING)
+    return BatchSplit(tuple(arguments), keywords, _without(batch, every) is not _NOTHING)
 
 
 def _found(value: Any, path: Path, asked: Path) -> Any:
@@ -242,7 +242,7 @@ def _scalars(output: Sequence[Any]) -> list[torch.Tensor]:
     return [item for item in output if isinstance(item, torch.Tensor) and item.dim() == 0 and item.requires_grad]
 
 
-def refuse_unread(function: Callable[[Any, Any], Any], split: Split, batch: Any) -> None:
+def refuse_unread(function: Callable[[Any, Any], Any], split: BatchSplit, batch: Any) -> None:
     """Raise :class:`CaptureError` for a ``batch`` of which the model leaves something, and a plan without a loss to read it."""
     if function is own_loss and split.has_targets:
         left = split.targets(batch)
@@ -340,7 +340,7 @@ def _refuse_holder(value: Any) -> None:
         )
 
 
-class Followed:
+class RankBatches:
     """The batches of one rank, step by step, each held against what was traced; ``traced`` are the graph's inputs."""
 
     def __init__(self, name: str, rank: int, traced: Iterable[Value]) -> None:

@@ -20,7 +20,7 @@ from pytest_fxbucket.capture.optimizers.optimizer import Optimizing, optimizing_
 from pytest_fxbucket.capture.optimizers.update import TracedUpdate, trace_update
 from pytest_fxbucket.capture.override.overrides import Overrides, overrides_of
 from pytest_fxbucket.capture.parallel.forwards import Forwards, forwards_of
-from pytest_fxbucket.capture.parallel.parts import Parts
+from pytest_fxbucket.capture.parallel.parts import ParameterShards
 from pytest_fxbucket.compat.fake_tensors import KernelFakeMode
 from pytest_fxbucket.compat.fx import uncompiled
 from pytest_fxbucket.plan.factories import import_callable
@@ -82,7 +82,7 @@ class ModelTraced:
     """The batch that it is traced with."""
     loss: Callable[[Any, Any], Any]
     fake_mode: KernelFakeMode
-    parts: Parts
+    parts: ParameterShards
     forwards: Forwards
     overrides: Overrides
     inputs: Sequence[Any]
@@ -138,7 +138,7 @@ def model_traced(plan: Plan, mesh: Mesh, rank: int) -> Iterator[ModelTraced]:
     data = first_batch(batch, model.batch, mesh, rank)
     fake_mode = KernelFakeMode(allow_non_fake_inputs=True)  # tensors that the model holds elsewhere
     with in_modules(built, fake_twins(built, fake_mode)):
-        parts, forwards = Parts.of(plan.parallel, mesh, f"{plan.path}: [parallel] mode"), forwards_of(built, plan)
+        parts, forwards = ParameterShards.of(plan.parallel, mesh, f"{plan.path}: [parallel] mode"), forwards_of(built, plan)
         overrides = overrides_of(built, plan, forwards)
         cuts = plan.pipeline.cuts if plan.pipeline else ()
         yield ModelTraced(plan, built, data, loss, fake_mode, parts, forwards, overrides, model.inputs, cuts)

@@ -16,7 +16,7 @@ OpOverload = torch._ops.OpOverload
 
 
 @dataclass(frozen=True, slots=True)
-class Twin:
+class FunctionalTwin:
     """The functional twin of an operator that writes in place."""
 
     op: OpOverload
@@ -31,7 +31,7 @@ class Twin:
 
 
 @cache
-def twin_of(op: OpOverload) -> Twin | None:
+def twin_of(op: OpOverload) -> FunctionalTwin | None:
     """The twin of ``op``; None if it writes nothing, changes what shape a tensor is, or has no twin."""
     arguments = op._schema.arguments
     written = [a for a in arguments if _is_written(a)]
@@ -48,7 +48,7 @@ def twin_of(op: OpOverload) -> Twin | None:
         fits = first >= 0 and aliases[:first] == [False] * first and all(aliases[first:])
         if named == wanted and fits and not any(map(_is_written, schema.arguments)):
             clones = schema.returns[first].name == f"{written[0].name}_out"
-            return Twin(twin, outs, first, len(schema.returns), clones)
+            return FunctionalTwin(twin, outs, first, len(schema.returns), clones)
     return None
 
 

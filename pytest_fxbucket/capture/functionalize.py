@@ -15,7 +15,7 @@ import torch
 from torch import fx
 
 from pytest_fxbucket.capture.functional_operators import (
-    Twin,
+    FunctionalTwin,
     overlap,
     result_dtypes,
     same_place,
@@ -169,7 +169,7 @@ class _Rewriting:
         if len(targets) == 1 and isinstance(targets[0], fx.Node) and isinstance(node.meta["val"], torch.Tensor):
             self.wrote[node] = targets[0]
 
-    def _hand_out(self, made: fx.Node, twin: Twin, targets: list[Any], dtypes: list[Any]) -> None:
+    def _hand_out(self, made: fx.Node, twin: FunctionalTwin, targets: list[Any], dtypes: list[Any]) -> None:
         """Give each written argument its new value."""
         values: list[Any] = [None] * twin.first
         for place, target in enumerate(targets, twin.first):
@@ -250,7 +250,7 @@ class _Rewriting:
             others.append(target)
 
 
-def _without(node: fx.Node, twin: Twin) -> tuple[Any, Any]:
+def _without(node: fx.Node, twin: FunctionalTwin) -> tuple[Any, Any]:
     """Arguments of ``node`` without those that only say where to write, and with defaults that the twin does not have."""
     dropped = {name for _, name in twin.dropped}
     places = {place for place, _ in twin.dropped}

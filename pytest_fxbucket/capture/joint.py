@@ -12,7 +12,14 @@ from typing import Any, TypeVar
 import torch
 from torch import fx, nn
 
-from pytest_fxbucket.capture.backward import DenseGradients, Read, backward_in_forward, checkpoints_traced, notes_of, reached
+from pytest_fxbucket.capture.backward import (
+    DenseGradients,
+    StageRead,
+    backward_in_forward,
+    checkpoints_traced,
+    notes_of,
+    reached,
+)
 from pytest_fxbucket.capture.batch import microbatches, refuse_other_loss, refuse_unread, split_of
 from pytest_fxbucket.capture.draws import draws_on_tape
 from pytest_fxbucket.capture.names import NodeNamer, StageMarks, first_names, inputs_cast
@@ -21,10 +28,10 @@ from pytest_fxbucket.capture.override.expand import expand
 from pytest_fxbucket.capture.override.overrides import NONE, Overrides
 from pytest_fxbucket.capture.parallel.context_parallel import AttentionToAll
 from pytest_fxbucket.capture.parallel.forwards import Forwards, other_forwards
-from pytest_fxbucket.capture.parallel.parts import Parts, describe_parameters
+from pytest_fxbucket.capture.parallel.parts import ParameterShards, describe_parameters
 from pytest_fxbucket.capture.parallel.sequence_parallel import place_name
 from pytest_fxbucket.capture.parallel.tensor_parallel import Shapes, refuse_parts, shapes_of, tp_hint
-from pytest_fxbucket.capture.parallel.unshard import Reader, Travel, hooks_of, own_parameters, read_by
+from pytest_fxbucket.capture.parallel.unshard import ParameterTravel, Reader, hooks_of, own_parameters, read_by
 from pytest_fxbucket.capture.python_state import trace_settled
 from pytest_fxbucket.capture.refusals import (
     refuse_constants,
@@ -67,7 +74,7 @@ def trace_joint(
     model: nn.Module,
     batch: Any,
     loss: LossFn,
-    parts: Parts,
+    parts: ParameterShards,
     forwards: Forwards,
     fake_mode: FakeTensorMode,
     count: int = 1,
@@ -148,7 +155,7 @@ class JointStep:
         model: nn.Module,
         batch: Any,
         loss: LossFn,
-        parts: Parts,
+        parts: ParameterShards,
         forwards: Forwards,
         fake_mode: FakeTensorMode,
         count: int,
@@ -172,7 +179,7 @@ class JointStep:
         reduce_dtype, mode = dtype_named(parts.parallel.reduce_dtype), parts.parallel.mode
         summed, tp = forwards.sequences.summed(model), parts.mesh.group("tp")
         self.travels = {
-            p.fqn: Travel(
+            p.fqn: ParameterTravel(
                 *(parts.mode(p.is_expert), torch.Size(p.local_shape), self.param_dtype, reduce_dtype, p.fqn, mode),
                 summed_over=tp if p.fqn in summed else None,
             )
@@ -257,8 +264,8 @@ class JointStep:
     ) -> tuple[list[torch.Tensor], dict[str, torch.Tensor]]:
         """The loss of each, and the reduced gradients of all, by FQN."""
         losses: list[torch.Tensor] = []
-        grads: dict[Read, torch.Tensor] = {}
-        before: dict[Read, torch.Tensor] = {}
+        grads: dict[StageRead, torch.Tensor] = {}
+        before: dict[StageRead, torch.Tensor] = {}
         for number, part in enumerate(microbatches(leaves, self.count)):
             last = number == self.count - 1
             reader = Reader(shards, self.travels, self.namer, before, last, self.hooks, bool(self.marks.cuts))
@@ -283,16 +290,16 @@ class JointStep:
             losses.append(loss)
         return losses, summed
 
-    def _add(self, before: dict[Read, torch.Tensor], read: Read, gradient: torch.Tensor) -> None:
+    def _add(self, before: dict[StageRead, torch.Tensor], read: StageRead, gradient: torch.Tensor) -> None:
         before[read] = self.travels[read.fqn].unreduced(gradient, before.get(read))
 
     def _reduced_before(
         self,
-        before: Mapping[Read, torch.Tensor],
-        whole: Mapping[Read, torch.Tensor],
+        before: Mapping[StageRead, torch.Tensor],
+        whole: Mapping[StageRead, torch.Tensor],
         parts: Mapping[str, torch.Tensor],
         loss: torch.Tensor,
-    ) -> dict[Read, torch.Tensor]:
+    ) -> dict[StageRead, torch.Tensor]:
         """The reduced gradients of parameters whose last one is in ``before`` already, since ``loss`` does not reach them."""
         later, _ = reached([loss], whole)
         found = {}
@@ -303,7 +310,7 @@ class JointStep:
                 found[read] = travel.reduce(travel.to_reduce(None, before[read]), part.shape).to(part.dtype)
         return found
 
-    def _summed(self, grads: Mapping[Read, torch.Tensor]) -> dict[str, torch.Tensor]:
+    def _summed(self, grads: Mapping[StageRead, torch.Tensor]) -> dict[str, torch.Tensor]:
         """By FQN; of a parameter that several stages read the sum, from the last stage to the first."""
         found: dict[str, torch.Tensor] = {}
         for read in sorted(grads, key=lambda read: -read.stage):

@@ -32,19 +32,19 @@ MANY = 1_000
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Very:
+class ByIdentity:
     """The very object, kept alive: equal to itself alone."""
 
     value: object
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, Very) and other.value is self.value
+        return isinstance(other, ByIdentity) and other.value is self.value
 
     def __hash__(self) -> int:
         return id(self.value)
 
 
-class Pictures:
+class Snapshots:
     """Pictures taken at one moment: an object that many hold is looked at once."""
 
     def __init__(self) -> None:
@@ -62,7 +62,7 @@ class Pictures:
             bits = getattr(value, "bit_generator", None) or getattr(value, "_bit_generator", None)
             return (GENERATOR, repr(getattr(bits, "state", None)))
         if isinstance(value, _SINGLE) or depth > DEEP:
-            return Very(value)
+            return ByIdentity(value)
         if id(value) not in self._of:
             self._of[id(value)] = (value, "a part of itself")
             self._of[id(value)] = (value, self._inside(value, depth + 1))
@@ -79,7 +79,7 @@ class Pictures:
             return (partial, self.of(value.func, depth), self.of(value.args, depth), self.of(value.keywords, depth))
         held = attributes_of(value)
         if not held:
-            return Very(value)
+            return ByIdentity(value)
         return (type(value), tuple((name, self.of(item, depth)) for name, item in held.items()))
 
 
@@ -103,7 +103,7 @@ def state_of(model: nn.Module) -> dict[str, object]:
     Attributes of the modules; attributes of their classes and variables of those classes' Python modules, as far as they are
     plain values or small collections; the state of Python's and numpy's random generators.
     """
-    pictures = Pictures()
+    pictures = Snapshots()
     state: dict[str, object] = generators()
     for fqn, module in model.named_modules():
         where = f"module {fqn}" if fqn else "the root module"

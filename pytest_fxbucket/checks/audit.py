@@ -9,7 +9,7 @@ from pytest_fxbucket.checks.bitwise.crossing import crossing_notes, crossing_pro
 from pytest_fxbucket.checks.context import looked_at
 from pytest_fxbucket.checks.promises.automatic import automatic_problems
 from pytest_fxbucket.checks.promises.expectations import kept_apart, promise_of
-from pytest_fxbucket.checks.promises.foreign import Beside, done_beside, metadata_problems
+from pytest_fxbucket.checks.promises.foreign import ChangesOutsideBuckets, done_beside, metadata_problems
 from pytest_fxbucket.checks.promises.kept import audit, left_out
 from pytest_fxbucket.checks.promises.order import order_problems
 from pytest_fxbucket.checks.verdict import Verdict, capped, failed, passed, said_once
@@ -70,7 +70,7 @@ def run(context: Context) -> Verdict:
     return passed("audit", f"{summary} ({notes})" if notes else summary)
 
 
-def _beside(world: PlanOnMesh, rank: int, phase: Phase, one: Passed) -> Beside | None:
+def _beside(world: PlanOnMesh, rank: int, phase: Phase, one: Passed) -> ChangesOutsideBuckets | None:
     """What somebody else's pass did beside buckets; ours does nothing there."""
     return None if one.bucketed.report is not None else done_beside(world.reading(rank)[phase], one.reading)
 

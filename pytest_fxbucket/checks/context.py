@@ -28,10 +28,10 @@ if TYPE_CHECKING:
     from pytest_fxbucket.ranks.pools import Pools
     from pytest_fxbucket.settings import RunSettings
     from pytest_fxbucket.step.roles import Phase
-    from pytest_fxbucket.transforms.fit import Looked
+    from pytest_fxbucket.transforms.fit import ObservedGraph
     from pytest_fxbucket.transforms.rank_pipeline import RankPipeline
 
-    _Stage = tuple[str, Mapping[int, Mapping[Phase, "Passed | Looked"]]]
+    _Stage = tuple[str, Mapping[int, Mapping[Phase, "Passed | ObservedGraph"]]]
     """Name, and by rank what was seen of each graph behind it."""
 
 

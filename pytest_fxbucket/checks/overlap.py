@@ -13,7 +13,7 @@ from pytest_fxbucket.words import counted
 
 if TYPE_CHECKING:
     from pytest_fxbucket.checks.context import Context
-    from pytest_fxbucket.plan.cluster import Exposed
+    from pytest_fxbucket.plan.cluster import ExposureLimit
 
 _MOST = 5
 """Buckets that a limit names."""
@@ -43,7 +43,7 @@ def run(context: Context) -> Verdict:
     return passed("overlap", f"{summary}; {looked_at(context.world)}")
 
 
-def problems(found: SimulatedRank, limits: Mapping[str, Exposed]) -> Iterator[str]:
+def problems(found: SimulatedRank, limits: Mapping[str, ExposureLimit]) -> Iterator[str]:
     """What is above a limit, and the buckets that are exposed most; ``limits`` by direction, of all under an empty name."""
     for direction, limit in limits.items():
         flights = [one for one in found.flights if direction in ("", one.direction)]

@@ -19,7 +19,7 @@ from pytest_fxbucket.words import nearest
 if TYPE_CHECKING:
     from pytest_fxbucket.cost.cluster import Cluster
     from pytest_fxbucket.plan.schema import Plan
-    from pytest_fxbucket.simulate.calibrate import Calibrated
+    from pytest_fxbucket.simulate.calibrate import CalibratedCluster
 
 
 def add_cluster(parser: ArgumentParser) -> None:
@@ -79,7 +79,7 @@ def refuse_preset(path: Path) -> None:
         raise UsageError(f"--save {path} cannot be written: there is no folder {path.parent}")
 
 
-def save_preset(path: Path, cluster: Cluster, calibrated: Calibrated | None) -> None:
+def save_preset(path: Path, cluster: Cluster, calibrated: CalibratedCluster | None) -> None:
     """Write the file ``path``. Raises UsageError if it cannot be written."""
     from pytest_fxbucket.cost.cluster import preset_text
 

@@ -14,12 +14,12 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from pytest_fxbucket.backends import CHOICES
 from pytest_fxbucket.bench.provenance import commit_of
-from pytest_fxbucket.bench.side_by_side import NEW, OLD, Length, SideProcess, Start
+from pytest_fxbucket.bench.side_by_side import NEW, OLD, RunLength, SideProcess, SideStart
 from pytest_fxbucket.bench.side_by_side import run as run_sides
 from pytest_fxbucket.bench.stats import ratio_of
 from pytest_fxbucket.cli.benchmarked_plans import NamedPlan, named_plans
 from pytest_fxbucket.cli.common import add_for_sides, refuse_no_pass, status_of, up_to_two
-from pytest_fxbucket.cli.separate_process import Tree
+from pytest_fxbucket.cli.separate_process import SourceTree
 from pytest_fxbucket.commit import Commit, Repository, worktree_of
 from pytest_fxbucket.errors import BenchmarkError, FxbucketError, UsageError
 from pytest_fxbucket.plan.schema_checks import Benchmark
@@ -101,7 +101,7 @@ def _compared(options: Namespace) -> int:
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class CompareOptions:
     """Options of the command line that hold for all plans."""
 
     variant: str
@@ -116,13 +116,13 @@ class Asked:
         return Benchmark(**{**known, **self.numbers})
 
 
-def _asked(options: Namespace) -> Asked:
+def _asked(options: Namespace) -> CompareOptions:
     fraction = "a fraction of the step below 1, such as 0.03 for 3 %"
     limits = {"threshold": (0.0, 1.0, fraction), "precision": (0.0, 1.0, fraction), "budget_s": (0.0, math.inf, "seconds")}
     given = {name: getattr(options, name) for name in limits}
     numbers = {name: _number(name, text, *limits[name]) for name, text in given.items() if text is not None}
     confidence = _number("confidence", options.confidence, 0.5, 1.0, "a number from 0.5 to 1, such as 0.99")
-    return Asked(options.variant, options.backend, confidence, numbers)
+    return CompareOptions(options.variant, options.backend, confidence, numbers)
 
 
 def _number(name: str, text: str, low: float, high: float, expected: str) -> float:
@@ -140,26 +140,26 @@ def _two(option: str, given: list[str], default: _D) -> tuple[str | _D, str | _D
     return both[0], both[-1]
 
 
-def _tree(repository: Repository, commit: Commit | None, stack: ExitStack) -> tuple[Tree, str]:
+def _tree(repository: Repository, commit: Commit | None, stack: ExitStack) -> tuple[SourceTree, str]:
     """The files of ``commit``, there until ``stack`` is unwound, or the working tree as it is; and what to call them."""
     if commit is not None:
-        return Tree.at_commit(repository, commit, stack.enter_context(worktree_of(repository, commit))), str(commit)
+        return SourceTree.at_commit(repository, commit, stack.enter_context(worktree_of(repository, commit))), str(commit)
     sha, is_dirty = commit_of(repository.top / "file")
     at = f" at {sha[:7]}" if sha else ""
-    return Tree.here(), f"the working tree{at}{', with uncommitted changes' if is_dirty else ''}"
+    return SourceTree.here(), f"the working tree{at}{', with uncommitted changes' if is_dirty else ''}"
 
 
 @dataclass(frozen=True, slots=True)
 class CommitSide:
     """A tree, what to call it, a pass and an interpreter."""
 
-    tree: Tree
+    tree: SourceTree
     label: str
     pass_name: str | None
     """None: the one that the plan there names."""
     python: str
 
-    def start(self, plan: NamedPlan, asked: Asked) -> Start:
+    def start(self, plan: NamedPlan, asked: CompareOptions) -> SideStart:
         """How its process is started."""
         request = {
             "plan": self.tree.typed(plan.file, plan.row),
@@ -168,7 +168,7 @@ class CommitSide:
             "backend": asked.backend,
             "variant": asked.variant,
         }
-        return Start(f"at {self.label}", self.python, self.tree.cwd, self.tree.environment, request)
+        return SideStart(f"at {self.label}", self.python, self.tree.cwd, self.tree.environment, request)
 
     def facts(self, process: SideProcess) -> dict[str, Any]:
         """What the process is going to run. Raises FxbucketError, also if it imported modules of the wrong tree."""
@@ -177,7 +177,9 @@ class CommitSide:
         return {"commit": self.tree.commit and self.tree.commit.sha, "pass": self.pass_name or "manual", **answer["facts"]}
 
 
-def _plan_compared(plan: NamedPlan, sides: Sequence[CommitSide], asked: Asked, say: Callable[[str], None]) -> SidesCompared:
+def _plan_compared(
+    plan: NamedPlan, sides: Sequence[CommitSide], asked: CompareOptions, say: Callable[[str], None]
+) -> SidesCompared:
     """Run both sides of ``plan``. Raises BenchmarkError of one sentence that names the plan."""
     try:
         starts = [side.start(plan, asked) for side in sides]
@@ -189,7 +191,7 @@ def _plan_compared(plan: NamedPlan, sides: Sequence[CommitSide], asked: Asked, s
             benchmark = asked.of(facts[1]["benchmark"])
             series = run_sides(
                 (old, new),
-                Length(benchmark.budget_s),
+                RunLength(benchmark.budget_s),
                 lambda so_far: new_by_old(so_far, asked.confidence).half_width <= benchmark.precision,
                 say,
             )

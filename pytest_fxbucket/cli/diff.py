@@ -10,7 +10,7 @@ from pathlib import Path, PurePosixPath
 
 from pytest_fxbucket.artifacts import Folder
 from pytest_fxbucket.cli.common import PLAN_HELP, add_for_sides, refuse_no_pass, status_of, typed, up_to_two
-from pytest_fxbucket.cli.separate_process import Tree, environment_of, shown_separately
+from pytest_fxbucket.cli.separate_process import SourceTree, environment_of, shown_separately
 from pytest_fxbucket.cli.show import golden_file, shown
 from pytest_fxbucket.commit import Commit, Repository, worktree_of
 from pytest_fxbucket.errors import FxbucketError, GoldenError, UsageError
@@ -166,7 +166,7 @@ class PlanAtCommit:
     def schedule(self) -> str:
         """The body of the plan's golden. Raises FxbucketError."""
         with worktree_of(self.repository, self.commit) as worktree:
-            tree = Tree.at_commit(self.repository, self.commit, worktree)
+            tree = SourceTree.at_commit(self.repository, self.commit, worktree)
             try:
                 words = [tree.typed(self.file, self.row), *(["--pass", self.pass_name] if self.pass_name else [])]
                 text, imported = shown_separately(words, tree.cwd, tree.environment)

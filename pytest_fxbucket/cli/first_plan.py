@@ -137,14 +137,14 @@ _INPUTS: Sequence[tuple[str | int, ...]] = ((0,), ("0.*",))
 
 
 @dataclass(frozen=True, slots=True)
-class Tried:
+class TriedPlan:
     """A first plan, and what is still wrong with it; empty: nothing."""
 
     source: PlanSource
     problem: str = ""
 
 
-def tried(source: PlanSource, bucket: Draft, out: Path, modules: Mapping[str, type], say: Callable[[str], None]) -> Tried:
+def tried(source: PlanSource, bucket: Draft, out: Path, modules: Mapping[str, type], say: Callable[[str], None]) -> TriedPlan:
     """``source`` with what it needs to pass, if that is ``inputs`` or overrides of some of ``modules``."""
     first = _overriding(source, bucket, out, modules, say)
     if first.problem:
@@ -155,20 +155,22 @@ def tried(source: PlanSource, bucket: Draft, out: Path, modules: Mapping[str, ty
     return first
 
 
-def _overriding(source: PlanSource, bucket: Draft, out: Path, modules: Mapping[str, type], say: Callable[[str], None]) -> Tried:
+def _overriding(
+    source: PlanSource, bucket: Draft, out: Path, modules: Mapping[str, type], say: Callable[[str], None]
+) -> TriedPlan:
     """Override modules that look at values, one after the other, until the step can be traced or nothing helps."""
     now, said = source, ""
     for _ in range(MOST_OVERRIDES):
         (plan,) = parse_plans(plan_text(now, bucket), out.resolve())
         problem = first_failure(plan, ("audit", "collectives"), say, Path.cwd())
         if problem is None:
-            return Tried(now)
+            return TriedPlan(now)
         said = problem.said
         selector = problem.to_override(modules, now.overridden)
         if not selector:
             break
         now = replace(now, overridden=(*now.overridden, selector))
-    return Tried(now, said)
+    return TriedPlan(now, said)
 
 
 MOST_OVERRIDES = 8
@@ -176,7 +178,7 @@ _MODULE = re.compile(r"tracing module (\S+) failed")
 
 
 @dataclass(frozen=True, slots=True)
-class Problem:
+class PlanProblem:
     """Why a plan does not pass."""
 
     said: str
@@ -192,7 +194,9 @@ class Problem:
         return selector if selector not in overridden else ""
 
 
-def first_failure(plan: Plan, checks: Sequence[str], say: Callable[[str], None], root: Path | None = None) -> Problem | None:
+def first_failure(
+    plan: Plan, checks: Sequence[str], say: Callable[[str], None], root: Path | None = None
+) -> PlanProblem | None:
     """What is wrong with ``plan``, whose code is found from ``root`` on; None if it passes ``checks``."""
     from pytest_fxbucket.compat.tracing import untraceable
     from pytest_fxbucket.ranks.pools import Pools
@@ -208,11 +212,11 @@ def first_failure(plan: Plan, checks: Sequence[str], say: Callable[[str], None],
             for check in checks:
                 verdict = run.check(check)
                 if verdict.outcome == "failed":
-                    return Problem(f"{check}: {'; '.join((verdict.summary, *verdict.lines[:3]))}")
+                    return PlanProblem(f"{check}: {'; '.join((verdict.summary, *verdict.lines[:3]))}")
         except FxbucketError as error:
             found = _MODULE.search(str(error))
             looks = error.__cause__ is not None and bool(untraceable(error.__cause__))
-            return Problem(str(error), found[1] if found else "", looks)
+            return PlanProblem(str(error), found[1] if found else "", looks)
         finally:
             pools.close()
     return None

@@ -22,7 +22,7 @@ from pytest_fxbucket.user_code import user_code
 from pytest_fxbucket.words import counted
 
 if TYPE_CHECKING:
-    from pytest_fxbucket.fuzz.corpus import Kept
+    from pytest_fxbucket.fuzz.corpus import StoredFind
 
 _SECONDS = 300.0
 _RANKS = 2
@@ -106,10 +106,10 @@ class _Hunt:
 
     def __init__(self, options: Namespace) -> None:
         self.options = options
-        self.again: list[Kept] = []
+        self.again: list[StoredFind] = []
         """Finds of the corpus that are still there."""
         self.mended: list[Path] = []
-        self.new: list[tuple[Kept, str]] = []
+        self.new: list[tuple[StoredFind, str]] = []
         """New finds, each with the sentence of real ranks; "" if they were not asked."""
         self.tried = 0
         self.ended = "time"
@@ -203,5 +203,5 @@ _ENDED = {
 }
 
 
-def _document(kept: Kept) -> dict[str, Any]:
+def _document(kept: StoredFind) -> dict[str, Any]:
     return {"file": str(kept.path), "kind": kept.find.kind, "says": kept.find.says, "test": kept.text}

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pytest_fxbucket.cli.first_entries import BlockNames, Draft, draft
-from pytest_fxbucket.cli.first_plan import PlanSource, Tried, plan_text, said_of, said_of_overrides, stages_draft, tried
+from pytest_fxbucket.cli.first_plan import PlanSource, TriedPlan, plan_text, said_of, said_of_overrides, stages_draft, tried
 from pytest_fxbucket.cli.module_tree import module_tree, said_of_ties
 from pytest_fxbucket.cli.written_files import refuse_present, write_new
 from pytest_fxbucket.errors import PlanError, UsageError
@@ -67,7 +67,7 @@ def run(options: Namespace) -> int:
     lines = [*module_tree(model), "", *said_of_ties(BlockNames.of(model).aliases)]
     missing = [] if source.batch else list(_batch_to_write(source, model, out))
     del model, factory
-    result, progress, stages = Tried(source), on_stderr(), None
+    result, progress, stages = TriedPlan(source), on_stderr(), None
     if not missing:
         with redirect_stdout(sys.stderr), progress.watching(str(out)):
             result = tried(source, bucket, out, modules, progress.say)
@@ -127,7 +127,7 @@ def _build(factory: Callable[..., Any], name: str, args: Mapping[str, object]) -
     return model
 
 
-def _summary(out: Path, result: Tried, bucket: Draft) -> Iterator[str]:
+def _summary(out: Path, result: TriedPlan, bucket: Draft) -> Iterator[str]:
     source = result.source
     rest = "; the rest share one bucket" if bucket.unplanned == "root" else ""
     yield f"Wrote {out}: {', '.join(bucket.entries) or 'no block found'}{rest}."

@@ -26,7 +26,7 @@ from pytest_fxbucket.explain.find import find_plan
 from pytest_fxbucket.plan.folders import root_of
 
 if TYPE_CHECKING:
-    from pytest_fxbucket.mutate.score import Judged, Score
+    from pytest_fxbucket.mutate.score import Judged, MutationScore
     from pytest_fxbucket.plan.schema import Plan
 
 _AT_MOST = 100
@@ -63,7 +63,7 @@ def run(options: Namespace) -> int:
             raise UsageError(f"{option} {value}: expected a whole number of at least 1")
     refuse_not_above(0, "--seconds", options.seconds)
     plan, _ = find_plan(options.plan)
-    score: Score | None = None
+    score: MutationScore | None = None
     stopped = False
     try:
         for so_far in _scores(plan, options):
@@ -81,14 +81,14 @@ def run(options: Namespace) -> int:
     return STOPPED if stopped else int(bool(score.of("survived")))
 
 
-def _scores(plan: Plan, options: Namespace) -> Iterator[Score]:
+def _scores(plan: Plan, options: Namespace) -> Iterator[MutationScore]:
     from pytest_fxbucket.cli.mutation_workers import scored_by_workers
-    from pytest_fxbucket.mutate.judge import Asked
+    from pytest_fxbucket.mutate.judge import MutantSelection
     from pytest_fxbucket.mutate.registry import operators_of
     from pytest_fxbucket.settings import RunSettings
 
     names = tuple(name.strip() for name in options.operators.split(",") if name.strip())
-    asked = Asked(names, options.seed, options.at_most, options.seconds)
+    asked = MutantSelection(names, options.seed, options.at_most, options.seconds)
     root = root_of(plan.path)
     with tempfile.TemporaryDirectory() as folder, working_on(plan, name_of(plan), _SHOWN_AFTER_S) as say:
         operators_of(names)
@@ -99,7 +99,7 @@ def _scores(plan: Plan, options: Namespace) -> Iterator[Score]:
 # For people.
 
 
-def _lines(plan: Plan, score: Score, stopped: bool) -> Iterator[str]:
+def _lines(plan: Plan, score: MutationScore, stopped: bool) -> Iterator[str]:
     from pytest_fxbucket.mutate.score import sums, survivor_lines, undecided_lines
 
     width = max(len("operator"), *(len(name) for name in score.by_operator()))
@@ -126,7 +126,7 @@ def _lines(plan: Plan, score: Score, stopped: bool) -> Iterator[str]:
 # For programs.
 
 
-def _document(plan: Plan, score: Score, seed: int, stopped: bool) -> dict[str, Any]:
+def _document(plan: Plan, score: MutationScore, seed: int, stopped: bool) -> dict[str, Any]:
     alone, of = score.without_golden
     return {
         "plan": str(plan.path),

@@ -10,14 +10,14 @@ from queue import Empty
 from typing import TYPE_CHECKING, Any
 
 from pytest_fxbucket.errors import FxbucketError
-from pytest_fxbucket.mutate.score import Score
+from pytest_fxbucket.mutate.score import MutationScore
 from pytest_fxbucket.ranks.pools import Pools
 from pytest_fxbucket.run import PlanRun
 
 if TYPE_CHECKING:
     from multiprocessing.queues import Queue
 
-    from pytest_fxbucket.mutate.judge import Asked
+    from pytest_fxbucket.mutate.judge import MutantSelection
     from pytest_fxbucket.plan.schema import Plan
     from pytest_fxbucket.settings import RunSettings
 
@@ -26,8 +26,8 @@ _LOOK_S = 0.5
 
 
 def scored_by_workers(
-    plan: Plan, settings: RunSettings, asked: Asked, workers: int, say: Callable[[str], None]
-) -> Iterator[Score]:
+    plan: Plan, settings: RunSettings, asked: MutantSelection, workers: int, say: Callable[[str], None]
+) -> Iterator[MutationScore]:
     """The score so far, after each mutant that a worker has judged; one worker is this process itself.
 
     Raises what :meth:`PlanRun.mutated` does, and FxbucketError for a worker that ends before its work is done.
@@ -41,7 +41,7 @@ def scored_by_workers(
     processes = [context.Process(target=_work, args=(plan, settings, part, news)) for part in parts]
     for process in processes:
         process.start()
-    scores = [Score((), 0)] * workers
+    scores = [MutationScore((), 0)] * workers
     try:
         for number, told in _news(processes, news):
             if isinstance(told, FxbucketError):
@@ -75,7 +75,7 @@ def _news(processes: list[Any], news: Queue[Any]) -> Iterator[tuple[int, Any]]:
             yield number, told
 
 
-def _scored(plan: Plan, settings: RunSettings, asked: Asked, say: Callable[[str], None]) -> Iterator[Score]:
+def _scored(plan: Plan, settings: RunSettings, asked: MutantSelection, say: Callable[[str], None]) -> Iterator[MutationScore]:
     pools = Pools()
     try:
         yield from PlanRun(plan, settings, pools, say).mutated(asked)
@@ -83,7 +83,7 @@ def _scored(plan: Plan, settings: RunSettings, asked: Asked, say: Callable[[str]
         pools.close()
 
 
-def _work(plan: Plan, settings: RunSettings, asked: Asked, news: Queue[Any]) -> None:
+def _work(plan: Plan, settings: RunSettings, asked: MutantSelection, news: Queue[Any]) -> None:
     try:
         for score in _scored(plan, settings, asked, lambda line: news.put((asked.worker, line))):
             news.put((asked.worker, score))
@@ -94,7 +94,7 @@ def _work(plan: Plan, settings: RunSettings, asked: Asked, news: Queue[Any]) -> 
         pass  # whoever started it says so
 
 
-def _together(scores: list[Score]) -> Score:
+def _together(scores: list[MutationScore]) -> MutationScore:
     """One score of all workers, with the mutants in the order in which a single process would have judged them."""
     turns = zip_longest(*(score.judged for score in scores))
-    return Score([one for turn in turns for one in turn if one is not None], max(score.places for score in scores))
+    return MutationScore([one for turn in turns for one in turn if one is not None], max(score.places for score in scores))

@@ -90,7 +90,7 @@ def _why(status: int, stderr: str) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Tree:
+class SourceTree:
     """Folder and environment for a process that is to see the files of a commit, or those of the working tree."""
 
     cwd: Path
@@ -103,12 +103,12 @@ class Tree:
     """With the commit's files."""
 
     @classmethod
-    def here(cls) -> Tree:
+    def here(cls) -> SourceTree:
         """The working tree as it is."""
         return cls(Path.cwd(), environment_of())
 
     @classmethod
-    def at_commit(cls, repository: Repository, commit: Commit, worktree: Path) -> Tree:
+    def at_commit(cls, repository: Repository, commit: Commit, worktree: Path) -> SourceTree:
         """The ``worktree`` of a commit; a process starts in the counterpart of the current folder there, or else at its top."""
         here = Path.cwd().resolve()
         cwd = worktree / here.relative_to(repository.top) if here.is_relative_to(repository.top) else worktree

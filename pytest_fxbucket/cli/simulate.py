@@ -16,7 +16,7 @@ from pytest_fxbucket.words import counted, human_bytes
 
 if TYPE_CHECKING:
     from pytest_fxbucket.plan.schema import Plan
-    from pytest_fxbucket.simulate.calibrate import Calibrated
+    from pytest_fxbucket.simulate.calibrate import CalibratedCluster
     from pytest_fxbucket.simulate.of_plan import NamedFlight, SimulatedRank
     from pytest_fxbucket.simulate.stages import StagedTimeline
     from pytest_fxbucket.simulate.timeline import Timeline
@@ -157,7 +157,7 @@ def _schedule(line: StagedTimeline) -> dict[str, Any]:
     return {"seconds": line.seconds, "bubble": line.bubble, "bubbles": list(line.bubbles)}
 
 
-def _calibrated(found: Calibrated) -> dict[str, Any]:
+def _calibrated(found: CalibratedCluster) -> dict[str, Any]:
     """Errors as fractions of the measured times."""
     errors = {
         work: {"count": error.count, "median": error.middle, "ninth_decile": error.most} for work, error in found.errors.items()

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from pytest_fxbucket.cost.cluster import Cluster
     from pytest_fxbucket.plan.schema import Plan
     from pytest_fxbucket.tune.proposal import Proposal
-    from pytest_fxbucket.tune.search import Found, Score
+    from pytest_fxbucket.tune.search import BestPlan, SimulatedScore
 
 _GIB = 1 << 30
 _SECONDS = 110.0
@@ -76,10 +76,10 @@ def run(options: Namespace) -> int:
     cluster = cluster_asked(plan, options.cluster)
     try:
         with working_on(plan, name, _SHOWN_AFTER_S) as say:
-            from pytest_fxbucket.tune.score import Simulated
+            from pytest_fxbucket.tune.score import PlanSimulator
             from pytest_fxbucket.tune.search import search
 
-            scorer = Simulated(asked, cluster, say)
+            scorer = PlanSimulator(asked, cluster, say)
             limit = scorer.limit() if options.memory_gb is None else options.memory_gb * _GIB
             found = search(asked, scorer, limit, lambda: options.seconds - (time.monotonic() - begin), say)
     except KeyboardInterrupt:
@@ -123,7 +123,7 @@ def _write(plan: Plan, old: str, new: str) -> None:
 
 
 def _lines(
-    plan: Plan, rows: list[str], name: str, cluster: Cluster, found: Found, proposal: Proposal, written: bool
+    plan: Plan, rows: list[str], name: str, cluster: Cluster, found: BestPlan, proposal: Proposal, written: bool
 ) -> Iterator[str]:
     ranks = counted(found.plan.world_size, "rank")
     yield f"{name}: {ranks} on {cluster.name}, of whose memory {human_bytes(found.limit)} may be held"
@@ -159,12 +159,12 @@ _ENDED = {
 }
 
 
-def _tried(found: Found) -> str:
+def _tried(found: BestPlan) -> str:
     refused = f", and {counted(found.refused, 'other')} refused by the model or the pass" if found.refused else ""
     return f"{counted(found.tried, 'other plan')} simulated{refused}"
 
 
-def _sums(before: Score, after: Score, proposed: bool) -> Iterator[str]:
+def _sums(before: SimulatedScore, after: SimulatedScore, proposed: bool) -> Iterator[str]:
     sides = (before, after) if proposed else (before,)
     rows = [
         ("", ("as it is", "proposed")),
@@ -176,7 +176,7 @@ def _sums(before: Score, after: Score, proposed: bool) -> Iterator[str]:
         yield f"{label:<12}" + "".join(f"{cell:>16}" for cell, _ in zip(cells, sides, strict=False))
 
 
-def _changes(found: Found) -> Iterator[str]:
+def _changes(found: BestPlan) -> Iterator[str]:
     width = max(len("change"), *(len(one.says) for one in found.changes))
     yield f"\n{'change':<{width + 2}}{'gain ms':>12}{'then step ms':>14}{'peak memory':>14}"
     for one in found.changes:
@@ -187,7 +187,9 @@ def _changes(found: Found) -> Iterator[str]:
 # For programs.
 
 
-def _document(plan: Plan, rows: list[str], cluster: Cluster, found: Found, proposal: Proposal, written: bool) -> dict[str, Any]:
+def _document(
+    plan: Plan, rows: list[str], cluster: Cluster, found: BestPlan, proposal: Proposal, written: bool
+) -> dict[str, Any]:
     """Times in seconds, sizes in bytes."""
     return {
         "plan": str(plan.path),
@@ -208,5 +210,5 @@ def _document(plan: Plan, rows: list[str], cluster: Cluster, found: Found, propo
     }
 
 
-def _score(score: Score) -> dict[str, Any]:
+def _score(score: SimulatedScore) -> dict[str, Any]:
     return {"seconds": score.seconds, "exposed": score.exposed, "peak_bytes": score.peak_bytes}

@@ -22,7 +22,7 @@ class Ranks(NamedTuple):
     size: int
 
 
-class Reduction(NamedTuple):
+class GradientDivision(NamedTuple):
     """How gradients are averaged: times ``before``, reduced by ``ops`` over shards and over copies, divided by ``after``."""
 
     before: float
@@ -51,7 +51,7 @@ class Shard:
     held: Any
     group: Any
 
-    def reduction(self, dtype: torch.dtype) -> Reduction:
+    def reduction(self, dtype: torch.dtype) -> GradientDivision:
         """How gradients that are reduced in ``dtype`` are averaged."""
         from torch.distributed.fsdp._fully_shard._fsdp_collectives import _get_gradient_divide_factors
 
@@ -62,12 +62,12 @@ class Shard:
         )
         # torch gives no factors where NCCL itself averages, by ``avg`` or by a premultiplied sum.
         if before is not None or after is not None:
-            return Reduction(1 / (before or 1), ("sum", "sum"), after or 1)
+            return GradientDivision(1 / (before or 1), ("sum", "sum"), after or 1)
         if divisor is None:
-            return Reduction(1, ("avg", "avg"), 1)
+            return GradientDivision(1, ("avg", "avg"), 1)
         if divisor == self.over.size:
-            return Reduction(1, ("avg", "sum"), 1)
-        return Reduction(1 / divisor, ("sum", "sum"), 1)
+            return GradientDivision(1, ("avg", "sum"), 1)
+        return GradientDivision(1 / divisor, ("sum", "sum"), 1)
 
     @property
     def flags(self) -> tuple[bool, bool]:

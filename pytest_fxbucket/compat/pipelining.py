@@ -20,14 +20,14 @@ from torch.distributed.pipelining.stage import _PipelineStageBase
 from pytest_fxbucket.compat.c10d import group_alone, group_called
 
 
-class Step(NamedTuple):
+class ScheduleStep(NamedTuple):
     """One action of one rank, as torch orders it."""
 
     kind: str
     """torch's word: F, B, I, W, UNSHARD, RESHARD, REDUCE_GRAD, SEND_F, RECV_F, SEND_B, RECV_B, OVERLAP_F_B."""
     stage: int
     microbatch: int | None
-    parts: tuple[Step, ...] = ()
+    parts: tuple[ScheduleStep, ...] = ()
     batch: int | None = None
     """Number, on its rank, of the ``batch_isend_irecv`` that it is launched in."""
 
@@ -43,7 +43,7 @@ def has_one_stage_a_rank(name: str) -> bool:
     return issubclass(schedule_class(name), schedules.PipelineScheduleSingle)
 
 
-def steps_of_ranks(name: str, stages: int, pp: int, microbatches: int) -> tuple[list[list[Step]], Mapping[int, int]]:
+def steps_of_ranks(name: str, stages: int, pp: int, microbatches: int) -> tuple[list[list[ScheduleStep]], Mapping[int, int]]:
     """The steps of each of ``pp`` ranks in order, and the rank of each stage. No process group is needed.
 
     Raises what the class raises for numbers that it cannot take.
@@ -63,11 +63,11 @@ def _only_waits(action: Any) -> bool:
     return str(action.computation_type.value).startswith("WAIT_")
 
 
-def _step(action: Any) -> Step:
+def _step(action: Any) -> ScheduleStep:
     # An overlapped action has no stage and microbatch that mean anything: it gets those of its first part.
     parts = tuple(_step(part) for part in action.sub_actions or ())
-    first = parts[0] if parts else Step("", action.stage_index, action.microbatch_index)
-    return Step(action.computation_type.value, first.stage, first.microbatch, parts)
+    first = parts[0] if parts else ScheduleStep("", action.stage_index, action.microbatch_index)
+    return ScheduleStep(action.computation_type.value, first.stage, first.microbatch, parts)
 
 
 @dataclass
@@ -93,7 +93,7 @@ class _Numbers:
 class _Noted(NamedTuple):
     """Stands for a ``P2POp``: the send or receive, and the stage at its other end."""
 
-    step: Step
+    step: ScheduleStep
     peer: int
 
 
@@ -101,16 +101,16 @@ class _Noted(NamedTuple):
 class _Noting(_Numbers):
     """A stage, alone on its rank, that notes what a running schedule asks of it."""
 
-    steps: list[Step] = field(default_factory=list)
+    steps: list[ScheduleStep] = field(default_factory=list)
 
     def forward_one_chunk(self, microbatch: int, *_: Any, **__: Any) -> None:
-        self.steps.append(Step("F", self.stage_index, microbatch))
+        self.steps.append(ScheduleStep("F", self.stage_index, microbatch))
 
     def backward_one_chunk(self, microbatch: int, *_: Any, **__: Any) -> None:
-        self.steps.append(Step("B", self.stage_index, microbatch))
+        self.steps.append(ScheduleStep("B", self.stage_index, microbatch))
 
     def perform_reduce_grad(self, *_: Any, **__: Any) -> None:
-        self.steps.append(Step("REDUCE_GRAD", self.stage_index, None))
+        self.steps.append(ScheduleStep("REDUCE_GRAD", self.stage_index, None))
 
     def get_fwd_recv_ops(self, microbatch: int) -> list[_Noted]:
         return self._transfers("RECV_F", microbatch, self.stage_index - 1)
@@ -129,10 +129,10 @@ class _Noting(_Numbers):
 
     def _transfers(self, kind: str, microbatch: int, peer: int) -> list[_Noted]:
         there = 0 <= peer < self.num_stages
-        return [_Noted(Step(kind, self.stage_index, microbatch), peer)] if there else []
+        return [_Noted(ScheduleStep(kind, self.stage_index, microbatch), peer)] if there else []
 
 
-def _run_alone(made: type[Any], rank: int, stages: int, microbatches: int) -> list[Step]:
+def _run_alone(made: type[Any], rank: int, stages: int, microbatches: int) -> list[ScheduleStep]:
     """The steps that the schedule's own code takes on ``rank``; nothing is computed and nothing sent."""
     stage = _Noting(rank, stages, rank, stages)
     schedule = made(stage, microbatches, loss_fn=_nothing)

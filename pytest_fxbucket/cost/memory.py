@@ -276,7 +276,7 @@ def _lies_the_same(source: object, value: object) -> bool:
     return len({one.dtype for one in both}) == 1 and all(one.is_contiguous() for one in both)
 
 
-class Needs(Walk):
+class StorageNeeds(Walk):
     """Each storage with all that need it, as :func:`liveness_of` walks a graph: what lives in another order is sums alone."""
 
     def __init__(self, graph: fx.Graph, rounding: int = 1) -> None:

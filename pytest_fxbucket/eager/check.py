@@ -14,7 +14,7 @@ from pytest_fxbucket.checks.devices import attends_otherwise
 from pytest_fxbucket.checks.on_ranks import OnRanks, refuse_too_large, removed_state
 from pytest_fxbucket.checks.verdict import Verdict, failed, failed_on_ranks, passed, skipped
 from pytest_fxbucket.eager.divergence import moved
-from pytest_fxbucket.eager.job import EagerTask, Seen
+from pytest_fxbucket.eager.job import EagerOutcome, EagerTask
 from pytest_fxbucket.eager.reasons import WORDS, gradients_alone, lacking, made_equal
 from pytest_fxbucket.ranks.failure import RankFailure
 
@@ -80,7 +80,7 @@ class Eager(OnRanks):
         tp = " over parallelize_module" if self.world.plan.parallel.tp > 1 else ""
         return f"torch's {_OF_MODE[self.world.plan.parallel.mode]}{tp}"
 
-    def _seen(self, localise: int | None = None, stated: tuple[str, ...] = ()) -> list[Seen]:
+    def _seen(self, localise: int | None = None, stated: tuple[str, ...] = ()) -> list[EagerOutcome]:
         """Ask ranks. ``localise`` is a step to follow; ``stated`` are reasons beside the plan's."""
         world = self.world
         own = world.plan.eager
@@ -91,9 +91,9 @@ class Eager(OnRanks):
         idle = frozenset(self.may_be_idle())
         tasks = [EagerTask(plan, graph, localise, removed, idle, unread, pipe, self.steady) for graph in graphs]
         self.say(f"waiting for {world.size} ranks to run {steps_of(world)} steps, and as many of {self._torchs}")
-        return cast("list[Seen]", self.ask("pytest_fxbucket.eager.job:run", tasks, "eager"))
+        return cast("list[EagerOutcome]", self.ask("pytest_fxbucket.eager.job:run", tasks, "eager"))
 
-    def _problems(self, seen: Sequence[Seen]) -> Iterator[str]:
+    def _problems(self, seen: Sequence[EagerOutcome]) -> Iterator[str]:
         world = self.world
         yield from judge.wrong_graphs(seen, [tuple(run_digests(world, "joint", rank)) for rank in range(world.size)])
         yield from dict.fromkeys(f"{self._torchs}: {one.wrong}" for one in seen if one.wrong)
@@ -115,7 +115,7 @@ class Eager(OnRanks):
                 if not any(reason in one.reasons for one in seen):
                     yield f'[eager] rounds_otherwise states "{reason}", but the model has no such thing; take it out'
 
-    def _divergence(self, seen: Sequence[Seen]) -> Iterator[str]:
+    def _divergence(self, seen: Sequence[EagerOutcome]) -> Iterator[str]:
         if stopped := next((one.cannot or one.wrong for one in seen if one.cannot or one.wrong), ""):
             yield f"the step could not be followed to its place: {stopped}"
             return
@@ -138,21 +138,21 @@ class Eager(OnRanks):
                     "parameter's own; write the one that you mean"
                 )
 
-    def _by_design(self, seen: Sequence[Seen], followed: Sequence[Seen]) -> Iterator[str]:
+    def _by_design(self, seen: Sequence[EagerOutcome], followed: Sequence[EagerOutcome]) -> Iterator[str]:
         for reason in dict.fromkeys(reason for one in followed for reason in one.reasons):
             # All plans of two dtypes have gradient_dtype, and in few it shows.
             is_tried = reason == "gradient_dtype"
             if reason not in self.world.plan.eager.rounds_otherwise and (not is_tried or self._goes_with(reason, seen)):
                 yield f'by design: {WORDS[reason]}; [eager] rounds_otherwise = ["{reason}"] holds everything else'
 
-    def _goes_with(self, reason: str, seen: Sequence[Seen]) -> bool:
+    def _goes_with(self, reason: str, seen: Sequence[EagerOutcome]) -> bool:
         """Whether gradients become equal in a run that has ``reason`` stated, which is asked where that can be."""
         if not gradients_alone(seen):
             return False
         stated = self._seen(stated=(reason,))
         return not any(one.cannot or one.wrong for one in stated) and made_equal(seen, stated)
 
-    def _moved(self, seen: Sequence[Seen]) -> Iterator[str]:
+    def _moved(self, seen: Sequence[EagerOutcome]) -> Iterator[str]:
         world, plan = self.world, self.world.plan
         is_ddp = plan.parallel.mode == "replicate"
         unknown = plan.eager.factory or (is_ddp and "ddp_buckets" not in plan.eager.rounds_otherwise)
@@ -163,7 +163,7 @@ class Eager(OnRanks):
         if line := moved(world.final(0)["joint"].reading, units, differing, self._torchs):
             yield line
 
-    def _equal(self, seen: Sequence[Seen]) -> str:
+    def _equal(self, seen: Sequence[EagerOutcome]) -> str:
         world, plan = self.world, self.world.plan
         tensors = min(one.compared for one in seen) // steps_of(world)
         notes = "".join(f"; {WORDS[reason]}" for reason in plan.eager.rounds_otherwise)
@@ -184,7 +184,7 @@ def _unread(whole: StepGraph) -> tuple[tuple[str, str], ...]:
     return tuple(value.key for value, node in places if value.role in ("param", "buffer") and not node.users)
 
 
-def _stopped(one: Seen) -> bool:
+def _stopped(one: EagerOutcome) -> bool:
     """Whether torch's own step raised once it had stepped: that is no model that it cannot step."""
     return bool(one.cannot and one.compared)
 

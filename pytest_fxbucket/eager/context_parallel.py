@@ -136,7 +136,7 @@ class _FromAll(torch.autograd.Function):
         return summed, None
 
 
-class Parting(NamedTuple):
+class SequenceParting(NamedTuple):
     """Does a model give of a part of each sequence what it gives of the whole?"""
 
     wrong: str = ""
@@ -149,7 +149,7 @@ class PartError(FxbucketError):
     """A model that takes whole sequences raises of a part."""
 
 
-def parting_of(call: Callable[[Any], Any], whole: Any, part: Any, group: dist.ProcessGroup) -> Parting:
+def parting_of(call: Callable[[Any], Any], whole: Any, part: Any, group: dist.ProcessGroup) -> SequenceParting:
     """Of a model that ``call`` calls; ``part`` is this rank's of each sequence of ``whole``.
 
     What is not asked makes nothing green by itself: the step, which calls the model with parts alone, is still held bit for
@@ -161,7 +161,7 @@ def parting_of(call: Callable[[Any], Any], whole: Any, part: Any, group: dist.Pr
             wholes = _tensors(call(whole))
         except Exception as error:
             # Nobody has values to hold parts against. Ranks along cp have the same wholes: all of them are here, or none.
-            return Parting(unasked=f"in float32 the model raises {type(error).__name__}: {_brief(error)}")
+            return SequenceParting(unasked=f"in float32 the model raises {type(error).__name__}: {_brief(error)}")
         has_drawn = before.has_drawn()
         try:
             with WholeSequence(group):
@@ -174,18 +174,18 @@ def parting_of(call: Callable[[Any], Any], whole: Any, part: Any, group: dist.Pr
                 f"{at_user_frame(error)}: {_brief(error)}; let it take sequences of any length, or leave cp out"
             ) from error
     if seen.is_half:  # a wrong place may be as near as its rounding
-        return Parting(unasked="the model computes in 16 bits by itself, whose rounding would hide it")
+        return SequenceParting(unasked="the model computes in 16 bits by itself, whose rounding would hide it")
     if has_drawn:  # ranks along cp have drawn alike: all of them say this
-        return Parting(unasked="in eval() the model draws random numbers, and of a part it draws others")
+        return SequenceParting(unasked="in eval() the model draws random numbers, and of a part it draws others")
     cut = [
         (number, own, all_of_it)
         for number, (own, all_of_it) in enumerate(zip(parts, wholes, strict=False))
         if own.dim() > 1 and own.shape == (all_of_it.shape[0], all_of_it.shape[1] / group.size(), *all_of_it.shape[2:])
     ]
     if not cut:  # as a loss alone: that of a part is no part of the whole's
-        return Parting(unasked="no output of the model has the sequence in dimension 1")
+        return SequenceParting(unasked="no output of the model has the sequence in dimension 1")
     if not all(bool(all_of_it.isfinite().all()) for _, _, all_of_it in cut):  # NaN is near nothing, right or wrong
-        return Parting(unasked="of whole sequences the model gives numbers that are not finite")
+        return SequenceParting(unasked="of whole sequences the model gives numbers that are not finite")
     for number, own, all_of_it in cut:
         off = (own - all_of_it.chunk(group.size(), 1)[group.rank()]).abs().amax([at for at in range(own.dim()) if at != 1])
         if bool((wrong := ~(off <= _SAME * all_of_it.abs().max())).any()):
@@ -193,11 +193,11 @@ def parting_of(call: Callable[[Any], Any], whole: Any, part: Any, group: dist.Pr
             by = f"by {share:.1%} of the largest" if isfinite(share) else "not finite ones"
             which = f" of output {number}" if len(parts) > 1 else ""
             place = int(wrong.nonzero()[0])
-            return Parting(
+            return SequenceParting(
                 f"of a part of the sequence the model gives other values than of the whole, {by}, first at place {place} of a "
                 f"part{which}; if it counts positions by itself, let the batch give them: cp cuts them as it cuts tokens"
             )
-    return Parting()
+    return SequenceParting()
 
 
 def _brief(error: Exception) -> str:

@@ -15,7 +15,7 @@ from torch import Tensor
 from pytest_fxbucket.capture.batch import batch_of, microbatches, split_of
 from pytest_fxbucket.capture.from_plan import import_model
 from pytest_fxbucket.capture.parallel.context_parallel import cut_sequences
-from pytest_fxbucket.checks.bitwise.job import BitwiseTask, Difference, compare, final_run, graphs_of
+from pytest_fxbucket.checks.bitwise.job import BitwiseTask, TensorDifference, compare, final_run, graphs_of
 from pytest_fxbucket.checks.bitwise.judge import difference_line
 from pytest_fxbucket.checks.bitwise.localise import bits_digest, seen
 from pytest_fxbucket.compat import pytree
@@ -34,7 +34,7 @@ from pytest_fxbucket.plan.schema_checks import Ring as Asked
 from pytest_fxbucket.ranks import device, mark
 from pytest_fxbucket.ranks.process_groups import sums
 from pytest_fxbucket.ranks.process_groups.sums import RingOrder
-from pytest_fxbucket.step_runner import Took, factors, rates_after, set_rates, state_and_batches
+from pytest_fxbucket.step_runner import StepOutcome, factors, rates_after, set_rates, state_and_batches
 
 if TYPE_CHECKING:
     from torch import nn
@@ -64,12 +64,12 @@ class EagerTask:
 
 
 @dataclass(slots=True)
-class Seen:
+class EagerOutcome:
     """What one rank saw."""
 
     digests: tuple[str, ...]
     """Of the graphs that ran: bucketed, or set-up, steady and clean-up."""
-    differences: list[Difference] = field(default_factory=list)
+    differences: list[TensorDifference] = field(default_factory=list)
     one_sided: list[str] = field(default_factory=list)
     """What only the graph has, a clause each."""
     lacking: list[str] = field(default_factory=list)
@@ -91,7 +91,7 @@ class _RaisedError(FxbucketError):
     """The eager step raised."""
 
 
-def run(rank: int, world: int, task: EagerTask) -> Seen:
+def run(rank: int, world: int, task: EagerTask) -> EagerOutcome:
     """Run the plan's steps both ways from the same state, and compare after each until they differ.
 
     Learning rates are those of their schedules, or shrink as in bitwise, so that one of another step or group shows.
@@ -101,7 +101,7 @@ def run(rank: int, world: int, task: EagerTask) -> Seen:
         ring = asked.ring or Asked()
         sums.add_by(RingOrder(ring.channels, ring.chunk_bytes, world // ring.nodes))
     graphs, digests, numbers = graphs_of(rank, graph, {})
-    found = Seen(digests)
+    found = EagerOutcome(digests)
     start, batches = state_and_batches(rank, graph)
     ours = final_run(graphs, start, graph, numbers)
     reporter = StepReporter(task.pipe, rank)
@@ -130,11 +130,11 @@ def run(rank: int, world: int, task: EagerTask) -> Seen:
     return found
 
 
-def _first(found: Seen) -> str:
+def _first(found: EagerOutcome) -> str:
     return difference_line(found.differences[0], {}) if found.differences else ""
 
 
-def _graph_step(ours: StepRun, batch: Sequence[Tensor], step: int, graph: BitwiseTask) -> Took:
+def _graph_step(ours: StepRun, batch: Sequence[Tensor], step: int, graph: BitwiseTask) -> StepOutcome:
     torch.manual_seed(graph.seed + step)
     return ours.step([tensor.clone() for tensor in batch], step + 1, graph.steps)
 
@@ -160,7 +160,7 @@ class _Reference:
     """What each step is taken in."""
 
     @classmethod
-    def make(cls, rank: int, task: EagerTask, found: Seen, held: Collection[tuple[str, str]]) -> _Reference:
+    def make(cls, rank: int, task: EagerTask, found: EagerOutcome, held: Collection[tuple[str, str]]) -> _Reference:
         """Build it, and note in ``found`` the reasons for which it may round otherwise.
 
         A trainer has all parameters and buffers of the plan's model; of pipeline stages, those in ``held`` that this rank has.
@@ -235,7 +235,7 @@ def _whole(model: nn.Module) -> Left:
     return found | {("buffer", fqn): one for fqn, one in model.named_buffers()}
 
 
-def _torchs(task: EagerTask, data: Any, found: Seen) -> Trainer:
+def _torchs(task: EagerTask, data: Any, found: EagerOutcome) -> Trainer:
     """The plan's own model under torch's parallelism."""
     plan, graph = task.plan, task.graph
     assert plan.model is not None
@@ -271,14 +271,14 @@ def _its_own() -> Iterator[None]:
         raise _RaisedError(f"{type(error).__name__}: {said}" if said else type(error).__name__) from error
 
 
-def _by_key(ours: StepRun, took: Took) -> Left:
+def _by_key(ours: StepRun, took: StepOutcome) -> Left:
     """What the graph left, by role and name: inputs as they are now, and outputs that are no new values of those."""
     left = {v.key: tensor for v, tensor in zip(ours.task.inputs, took.given, strict=True)}
     left |= {v.key: made for v, made in zip(ours.task.outputs, took.results, strict=True)}
     return {("loss", "") if key[0] == "loss" else key: value for key, value in left.items()}
 
 
-def _compare(found: Seen, rank: int, step: int, ours: Left, theirs: Left, task: EagerTask) -> None:
+def _compare(found: EagerOutcome, rank: int, step: int, ours: Left, theirs: Left, task: EagerTask) -> None:
     """Losses, gradients, parameters, buffers and state; one-sided is what the graph lacks, and a gradient that it has alone."""
     graph, removed = task.graph, task.removed
     words = {"grad": "gradient", "param": "parameter"}

@@ -12,12 +12,12 @@ from torch import nn
 
 from pytest_fxbucket.capture.names import units_of
 from pytest_fxbucket.capture.parallel.forwards import forwards_of
-from pytest_fxbucket.checks.bitwise.judge import Compared, first_step
+from pytest_fxbucket.checks.bitwise.judge import RankComparison, first_step
 from pytest_fxbucket.graph.ops import dtype_name
 from pytest_fxbucket.plan.factories import dtype_named
 
 if TYPE_CHECKING:
-    from pytest_fxbucket.checks.bitwise.job import Difference
+    from pytest_fxbucket.checks.bitwise.job import TensorDifference
     from pytest_fxbucket.plan.schema import Plan
     from pytest_fxbucket.plan.selectors import Resolution
     from pytest_fxbucket.step.roles import StepGraph
@@ -68,13 +68,13 @@ def _reduces_otherwise(model: nn.Module, plan: Plan) -> bool:
     return any((computed or one.dtype) != reduced for one in model.parameters())
 
 
-def gradients_alone(seen: Sequence[Compared]) -> bool:
+def gradients_alone(seen: Sequence[RankComparison]) -> bool:
     """Whether the first step that differs has the same loss both ways, but other gradients: how those are made may be why."""
     whats = {one.what for one in _first(seen)}
     return "gradient" in whats and "loss" not in whats
 
 
-def made_equal(seen: Sequence[Compared], stated: Sequence[Compared]) -> bool:
+def made_equal(seen: Sequence[RankComparison], stated: Sequence[RankComparison]) -> bool:
     """Whether a gradient that differs in the first such step of ``seen`` is equal there in ``stated``.
 
     ``stated`` is the same run, with a reason that does not hold in it; it must not differ before.
@@ -86,7 +86,7 @@ def made_equal(seen: Sequence[Compared], stated: Sequence[Compared]) -> bool:
     return any((one.rank, one.fqn) not in still for one in _first(seen) if one.what == "gradient")
 
 
-def _first(seen: Sequence[Compared]) -> list[Difference]:
+def _first(seen: Sequence[RankComparison]) -> list[TensorDifference]:
     step = first_step(seen)
     return [one for each in seen for one in each.differences if one.step == step]
 

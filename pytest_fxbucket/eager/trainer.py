@@ -20,8 +20,8 @@ from pytest_fxbucket.words import some
 if TYPE_CHECKING:
     from torch.optim import Optimizer
 
-    from pytest_fxbucket.capture.batch import Split
-    from pytest_fxbucket.eager.wrapped import Wrapped
+    from pytest_fxbucket.capture.batch import BatchSplit
+    from pytest_fxbucket.eager.wrapped import ShardedModel
     from pytest_fxbucket.plan.schema_model import Step
 
 
@@ -52,7 +52,12 @@ class TorchsOwn:
     """The plan's model under torch's parallelism: microbatches, ``clip_grad_norm_``, torch's optimizers."""
 
     def __init__(
-        self, wrapped: Wrapped, split: Split, loss: Callable[[Any, Any], Any], step: Step, optimizers: Sequence[Optimizer]
+        self,
+        wrapped: ShardedModel,
+        split: BatchSplit,
+        loss: Callable[[Any, Any], Any],
+        step: Step,
+        optimizers: Sequence[Optimizer],
     ) -> None:
         self.model, self.optimizers = wrapped.model, optimizers
         self._wrapped, self._split, self._loss, self._step = wrapped, split, loss, step

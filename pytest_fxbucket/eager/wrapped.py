@@ -44,7 +44,7 @@ _ALL = 1 << 30
 
 
 @dataclass(frozen=True, slots=True)
-class Wrapped:
+class ShardedModel:
     """A model whose parameters are this rank's parts, as torch deals them."""
 
     model: nn.Module
@@ -52,7 +52,7 @@ class Wrapped:
     """By whether it is the step's last microbatch, which reduces gradients: what is called as the model is."""
 
 
-def wrap(model: nn.Module, plan: Plan, mesh: Mesh, *, reused: Collection[str], without_gradient: bool) -> Wrapped:
+def wrap(model: nn.Module, plan: Plan, mesh: Mesh, *, reused: Collection[str], without_gradient: bool) -> ShardedModel:
     """``model`` under what ``plan`` asks for, on ``mesh``; it is changed in place.
 
     ``reused`` are modules that are to be the root's, and no units; ``without_gradient`` says that some parameter gets none.
@@ -77,7 +77,7 @@ def wrap(model: nn.Module, plan: Plan, mesh: Mesh, *, reused: Collection[str], w
     _shard(model, devices[tuple(name for name in sizes if name not in ("pp", "tp"))], plan, reused)
     if "gradient_dtype" in plan.eager.rounds_otherwise:
         gradients_of_parameters(model)
-    return Wrapped(model, partial(_sharded_call, model))
+    return ShardedModel(model, partial(_sharded_call, model))
 
 
 def _sharded_call(model: nn.Module, last: bool) -> Callable[..., Any]:
@@ -86,7 +86,7 @@ def _sharded_call(model: nn.Module, last: bool) -> Callable[..., Any]:
     return model
 
 
-def _replicated(model: nn.Module, group: dist.ProcessGroup, plan: Plan, without_gradient: bool) -> Wrapped:
+def _replicated(model: nn.Module, group: dist.ProcessGroup, plan: Plan, without_gradient: bool) -> ShardedModel:
     is_planned = "ddp_buckets" in plan.eager.rounds_otherwise
     # buffers stay each rank's own, as under FSDP2 and in the graph
     parallel = DistributedDataParallel(
@@ -109,7 +109,7 @@ def _replicated(model: nn.Module, group: dist.ProcessGroup, plan: Plan, without_
 
         return run
 
-    return Wrapped(model, call)
+    return ShardedModel(model, call)
 
 
 def _reduce_by_unit(

@@ -17,7 +17,7 @@ from pytest_fxbucket.graph.order import displaced, order_of
 from pytest_fxbucket.graph.updates import readiness, updates_between
 from pytest_fxbucket.passes.compute import overlapped
 from pytest_fxbucket.passes.report import BucketReport, PassReport
-from pytest_fxbucket.passes.targets import LeftAlone
+from pytest_fxbucket.passes.targets import UntouchedLaunch
 from pytest_fxbucket.plan_on_mesh import PlanOnMesh, mesh_of
 from pytest_fxbucket.simulate.of_plan import NamedFlight, SimulatedRank, simulated_ranks
 from pytest_fxbucket.step.pipelined import stage_of
@@ -196,11 +196,11 @@ def _launches_before(before: GraphAnalysis, planned: list[Bucket]) -> Iterator[i
         yield len(taken)
 
 
-def _left_alone(bucket: Bucket) -> LeftAlone:
+def _left_alone(bucket: Bucket) -> UntouchedLaunch:
     fqns = tuple(fqn for fqn in bucket.fqns if fqn)
     what = f"{bucket.kind} of {', '.join(fqns) or bucket.node} ({bucket.direction})"
     unnamed = "no entry names its parameter" if fqns else "it carries no parameter and no parameter's gradient"
-    return LeftAlone(what, bucket.unmergeable or unnamed, bucket.direction, bucket.kind, fqns)
+    return UntouchedLaunch(what, bucket.unmergeable or unnamed, bucket.direction, bucket.kind, fqns)
 
 
 # A plan through a pass, as data to be told: the report of each graph, and which bytes of a launch each member has.

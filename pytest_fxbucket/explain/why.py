@@ -61,7 +61,7 @@ class BucketPlace:
 
 
 @dataclass(frozen=True, slots=True)
-class Why:
+class ParameterFacts:
     """All there is to say of one parameter, as JSON has it."""
 
     parameter: str
@@ -72,13 +72,13 @@ class Why:
     places: tuple[BucketPlace, ...]
 
 
-def why(found: Explanation, parameter: ExplainedParameter) -> Why:
+def why(found: Explanation, parameter: ExplainedParameter) -> ParameterFacts:
     """Where ``parameter`` went in each graph, direction and kind, and why."""
     fqn = parameter.fqn
     places = tuple(place for graph in found.graphs for place in _places(found, graph, fqn))
     buckets = (bucket for graph in found.graphs for bucket in graph.report.buckets if fqn in bucket.members)
     entry = found.entry_of.get(fqn) or next((bucket.entry for bucket in buckets), "") or None
-    return Why(fqn, entry, _note(parameter, places), places)
+    return ParameterFacts(fqn, entry, _note(parameter, places), places)
 
 
 def _places(found: Explanation, graph: GraphReport, fqn: str) -> Iterator[BucketPlace]:
@@ -149,7 +149,7 @@ def _note(parameter: ExplainedParameter, places: tuple[BucketPlace, ...]) -> str
 _MOST = 6
 
 
-def answered(answers: Sequence[Why]) -> Iterator[str]:
+def answered(answers: Sequence[ParameterFacts]) -> Iterator[str]:
     """The lines on some parameters, those of equal layers together."""
     for row in fold([TextRow(one.parameter, tuple(_lines(one))) for one in answers]):
         for line in (row.entry + row.cells[0], *row.cells[1:]):
@@ -157,7 +157,7 @@ def answered(answers: Sequence[Why]) -> Iterator[str]:
             yield from wrapped(text, " " * (len(line) - len(text)), "  ")
 
 
-def _lines(one: Why) -> Iterator[str]:
+def _lines(one: ParameterFacts) -> Iterator[str]:
     """What follows the parameter's name, and the lines below; not wrapped yet."""
     yield f": entry {one.entry}" if one.entry else ""
     if one.note:
@@ -176,7 +176,7 @@ def _lines(one: Why) -> Iterator[str]:
     yield from _directions(one)
 
 
-def _directions(one: Why) -> Iterator[str]:
+def _directions(one: ParameterFacts) -> Iterator[str]:
     """Said once of a parameter that is gathered, or reduced, in both directions."""
     both = {(place.kind, place.direction) for place in one.places}
     for place in one.places:

@@ -8,14 +8,14 @@ from typing import Any
 
 import torch
 
-from pytest_fxbucket.fuzz.drawing import MOST, Drawing, Drawn, Step, pick
+from pytest_fxbucket.fuzz.drawing import MOST, Drawing, DrawingStep, ReadableValue, pick
 from pytest_fxbucket.fuzz.program import aten, c10d
 
 KINDS = ("all_gather", "reduce_scatter", "all_reduce")
 _NAMES = {"all_gather": "all_gather_into_tensor", "reduce_scatter": "reduce_scatter_tensor", "all_reduce": "all_reduce"}
 
 
-def start(kind: str, drawing: Drawing, step: Step, count: int = 1) -> None:
+def start(kind: str, drawing: Drawing, step: DrawingStep, count: int = 1) -> None:
     """A launch of ``count`` tensors; every other one is waited for at once."""
     group = pick(drawing.groups, step.c)
     fitting = drawing.readable(lambda value: _fits(drawing, value, kind, group))
@@ -27,19 +27,19 @@ def start(kind: str, drawing: Drawing, step: Step, count: int = 1) -> None:
             drawing.wait()
 
 
-def coalesced(drawing: Drawing, step: Step) -> None:
+def coalesced(drawing: Drawing, step: DrawingStep) -> None:
     """A launch of two or three tensors."""
     start(KINDS[step.c % 3], drawing, step, 2 + step.b % 2)
 
 
-def _fits(drawing: Drawing, value: Drawn, kind: str, group: str) -> bool:
+def _fits(drawing: Drawing, value: ReadableValue, kind: str, group: str) -> bool:
     fake, ranks = value.fake, drawing.program.ranks(group)
     if kind == "all_gather":
         return fake.dim() > 0 and fake.numel() * ranks <= MOST
     return kind in ("all_reduce", "broadcast") or (fake.dim() > 0 and fake.shape[0] % ranks == 0)
 
 
-def launch(drawing: Drawing, kind: str, sent: Sequence[Drawn], op: int, group: str) -> None:
+def launch(drawing: Drawing, kind: str, sent: Sequence[ReadableValue], op: int, group: str) -> None:
     """Launch the collective ``kind`` of all of ``sent``; ``op`` chooses the reduction."""
     if kind in ("all_to_all", "broadcast"):
         send = getattr(drawing.program, f"launch_{kind}")
@@ -60,13 +60,13 @@ def launch(drawing: Drawing, kind: str, sent: Sequence[Drawn], op: int, group: s
     drawing.fly(made, sent, plain)
 
 
-def gather_into(drawing: Drawing, step: Step) -> None:
+def gather_into(drawing: Drawing, step: DrawingStep) -> None:
     """An all-gather into a new buffer, or into a value that is there."""
     group = pick(drawing.groups, step.c)
     value = pick(drawing.readable(lambda v: _fits(drawing, v, "all_gather", group)), step.a)
     shape = [value.fake.shape[0] * drawing.program.ranks(group), *value.fake.shape[1:]]
 
-    def is_room(other: Drawn) -> bool:
+    def is_room(other: ReadableValue) -> bool:
         fake = other.fake
         same = list(fake.shape) == shape and fake.dtype == value.fake.dtype and fake.is_contiguous()
         return same and other.storage != value.storage
@@ -81,7 +81,7 @@ def gather_into(drawing: Drawing, step: Step) -> None:
     drawing.fly([node], [value], value.plain, buffer.storage)
 
 
-def all_reduce_in_place(drawing: Drawing, step: Step) -> None:
+def all_reduce_in_place(drawing: Drawing, step: DrawingStep) -> None:
     """Reduce a value where it lies."""
     value = pick(drawing.writable(lambda v: v.fake.is_contiguous()), step.a)
     if value is not None:
@@ -89,7 +89,7 @@ def all_reduce_in_place(drawing: Drawing, step: Step) -> None:
         drawing.fly([node], [value], False, value.storage)
 
 
-def cast_and_launch(drawing: Drawing, step: Step) -> None:
+def cast_and_launch(drawing: Drawing, step: DrawingStep) -> None:
     """Two casts, perhaps a write to what was cast, and the launches of both."""
     kind = KINDS[step.c % 3]
     fitting = drawing.readable(lambda v: _fits(drawing, v, kind, "0") and v.fake.dtype == torch.float32)
@@ -101,10 +101,10 @@ def cast_and_launch(drawing: Drawing, step: Step) -> None:
     if step.b % 2 and writable:
         drawing.call(aten.add_.Tensor, writable[0], 1)
     for value, cast in zip(pair, casts, strict=True):
-        launch(drawing, kind, [Drawn(cast, drawing.new_storage(), value.plain)], step.b, "0")
+        launch(drawing, kind, [ReadableValue(cast, drawing.new_storage(), value.plain)], step.b, "0")
 
 
-def accumulate(drawing: Drawing, step: Step) -> None:
+def accumulate(drawing: Drawing, step: DrawingStep) -> None:
     """Two gradients that are reduced, and read by nothing but their sum."""
     kind = KINDS[1 + step.c % 2]
     fitting = drawing.readable(lambda v: _fits(drawing, v, kind, "0"))
@@ -119,7 +119,7 @@ def accumulate(drawing: Drawing, step: Step) -> None:
         drawing.add(drawing.call(aten.add.Tensor, *brought))
 
 
-def symbolic(drawing: Drawing, step: Step) -> None:
+def symbolic(drawing: Drawing, step: DrawingStep) -> None:
     """A launch of rows of a symbolic size."""
     if len(drawing.symbolic) < 2 or step.b % 4 == 3:
         rows = (2 * drawing.world * drawing.world, drawing.world)[step.b % 2]
@@ -135,19 +135,19 @@ def symbolic(drawing: Drawing, step: Step) -> None:
         drawing.wait()
 
 
-def wait(drawing: Drawing, step: Step) -> None:
+def wait(drawing: Drawing, step: DrawingStep) -> None:
     """Wait for what is in flight."""
     drawing.wait(step.a)
 
 
-def wait_again(drawing: Drawing, step: Step) -> None:
+def wait_again(drawing: Drawing, step: DrawingStep) -> None:
     """Wait once more for what was waited for."""
     one = pick([one for one in drawing.waited if not one.fills], step.a)
     if one is not None:
         drawing.add(drawing.program.wait(one.node), storage=one.storage, plain=one.plain)
 
 
-STEPS: dict[str, tuple[Callable[[Drawing, Step], None], int]] = {
+STEPS: dict[str, tuple[Callable[[Drawing, DrawingStep], None], int]] = {
     "gather": (partial(start, "all_gather"), 6),
     "reduce": (partial(start, "reduce_scatter"), 5),
     "all_reduce": (partial(start, "all_reduce"), 3),

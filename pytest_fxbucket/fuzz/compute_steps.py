@@ -7,11 +7,11 @@ from typing import Any
 
 import torch
 
-from pytest_fxbucket.fuzz.drawing import DTYPES, Drawing, Step, pick
+from pytest_fxbucket.fuzz.drawing import DTYPES, Drawing, DrawingStep, pick
 from pytest_fxbucket.fuzz.program import aten
 
 
-def compute(drawing: Drawing, step: Step) -> None:
+def compute(drawing: Drawing, step: DrawingStep) -> None:
     """A sum, a product, a sum of two, or the negative."""
     value = pick(drawing.readable(), step.a)
     if step.b % 4 == 0:
@@ -26,12 +26,12 @@ def compute(drawing: Drawing, step: Step) -> None:
     drawing.add(made)
 
 
-def random(drawing: Drawing, step: Step) -> None:
+def random(drawing: Drawing, step: DrawingStep) -> None:
     """Random numbers."""
     drawing.add(drawing.call(aten.randint_like.default, pick(drawing.readable(), step.a), 5))
 
 
-def cast(drawing: Drawing, step: Step) -> None:
+def cast(drawing: Drawing, step: DrawingStep) -> None:
     """To another dtype, or to its own."""
     value, dtype = pick(drawing.readable(), step.a), DTYPES[step.b % len(DTYPES)]
     source, plain = value, value.plain
@@ -44,7 +44,7 @@ def cast(drawing: Drawing, step: Step) -> None:
     drawing.add(made, plain=plain)
 
 
-def view(drawing: Drawing, step: Step) -> None:
+def view(drawing: Drawing, step: DrawingStep) -> None:
     """A view of a value, in the same storage."""
     value = pick(drawing.readable(lambda v: v.fake.dim() > 0 and v.fake.numel() > 0), step.a)
     fake = value.fake
@@ -70,7 +70,7 @@ def view(drawing: Drawing, step: Step) -> None:
     drawing.add(made, storage=value.storage, plain=value.plain)
 
 
-def write(drawing: Drawing, step: Step) -> None:
+def write(drawing: Drawing, step: DrawingStep) -> None:
     """A write in place of a value; also from a second one, if another storage has one of the same shape and dtype."""
     value = pick(drawing.writable(), step.a)
     if value is None:
@@ -93,26 +93,26 @@ def write(drawing: Drawing, step: Step) -> None:
         drawing.add(made, storage=value.storage)
 
 
-def give(drawing: Drawing, step: Step) -> None:
+def give(drawing: Drawing, step: DrawingStep) -> None:
     """Let a value be an output."""
     drawing.returned.append(pick(drawing.readable(), step.a).node)
 
 
-def nothing(drawing: Drawing, step: Step) -> None:
+def nothing(drawing: Drawing, step: DrawingStep) -> None:
     """Do nothing: hypothesis can put this in place of a step that a failure does not need."""
 
 
-def module(drawing: Drawing, step: Step) -> None:
+def module(drawing: Drawing, step: DrawingStep) -> None:
     """Let what follows belong to another module."""
     drawing.program.module = drawing.inside + "abc"[step.a % 3]
 
 
-def backward(drawing: Drawing, step: Step) -> None:
+def backward(drawing: Drawing, step: DrawingStep) -> None:
     """Let what follows belong to the backward."""
     drawing.program.backward = True
 
 
-STEPS: dict[str, tuple[Callable[[Drawing, Step], None], int]] = {
+STEPS: dict[str, tuple[Callable[[Drawing, DrawingStep], None], int]] = {
     "nothing": (nothing, 1),
     "compute": (compute, 2),
     "cast": (cast, 1),

@@ -25,11 +25,11 @@ from pytest_fxbucket.fuzz.trial import Trial
 from pytest_fxbucket.graph.modules import module_stack
 
 if TYPE_CHECKING:
-    from pytest_fxbucket.fuzz.tried_pass import Subject
+    from pytest_fxbucket.fuzz.tried_pass import TriedPass
 
 
 @dataclass(frozen=True)
-class Kept:
+class StoredFind:
     """A find and the file that it lies in."""
 
     path: Path
@@ -42,14 +42,14 @@ def files_in(folder: Path) -> list[Path]:
     return sorted(folder.glob("test_fuzz_*.py"))
 
 
-def replayed(path: Path, subject: Subject) -> Kept | None:
+def replayed(path: Path, subject: TriedPass) -> StoredFind | None:
     """The find that the file ``path`` still shows; None if the pass is mended. Raises FxbucketError if it holds no trial."""
     trial, kind = trial_in(path)
     find = judged(trial, subject, kind)
-    return None if find is None else Kept(path, path.read_text(encoding="utf-8"), find)
+    return None if find is None else StoredFind(path, path.read_text(encoding="utf-8"), find)
 
 
-def keep(folder: Path, trial: Trial, find: Find, name: str) -> Kept:
+def keep(folder: Path, trial: Trial, find: Find, name: str) -> StoredFind:
     """Write the test of ``find`` against the pass ``name``. Raises FxbucketError if it cannot be written."""
     text = text_of_test(trial, find, name)
     number = hashlib.sha256(text.encode()).hexdigest()[:8]
@@ -59,7 +59,7 @@ def keep(folder: Path, trial: Trial, find: Find, name: str) -> Kept:
         write_whole(path, text)
     except OSError as error:
         raise FxbucketError(f"{path} cannot be written: {error.strerror or error}") from error
-    return Kept(path, text, find)
+    return StoredFind(path, text, find)
 
 
 _HEAD = '''"""{kind}, found by fxbucket fuzz --pass {name}.

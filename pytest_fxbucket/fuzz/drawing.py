@@ -21,7 +21,7 @@ DTYPES = (torch.float32, torch.bfloat16, torch.float64, torch.int64)
 
 
 @dataclass(frozen=True)
-class Step:
+class DrawingStep:
     """What is done next; ``a``, ``b`` and ``c`` choose among the values that there are by then."""
 
     what: str
@@ -31,7 +31,7 @@ class Step:
 
 
 @dataclass(frozen=True)
-class Drawn:
+class ReadableValue:
     """A value that a step may read."""
 
     node: fx.Node
@@ -56,13 +56,13 @@ class Drawn:
         size: Any = self.fake.shape[0]
         return size if isinstance(size, int) else int(size.node.hint)
 
-    def is_like(self, other: Drawn) -> bool:
+    def is_like(self, other: ReadableValue) -> bool:
         """Whether both have one shape and dtype."""
         return self.fake.shape == other.fake.shape and self.fake.dtype == other.fake.dtype
 
 
 @dataclass(frozen=True)
-class InFlight:
+class LaunchedTensor:
     """One tensor of a launch."""
 
     node: fx.Node
@@ -75,7 +75,7 @@ class InFlight:
 
 
 @dataclass
-class Held:
+class DrawnParameter:
     """A parameter, and the state that its update has."""
 
     fqn: str
@@ -98,13 +98,13 @@ class Drawing:
     inside: str = ""
     """What the names of all modules begin with."""
     program: Program = field(init=False)
-    values: list[Drawn] = field(default_factory=list)
-    open: list[InFlight] = field(default_factory=list)
-    waited: list[InFlight] = field(default_factory=list)
-    symbolic: list[Drawn] = field(default_factory=list)
+    values: list[ReadableValue] = field(default_factory=list)
+    open: list[LaunchedTensor] = field(default_factory=list)
+    waited: list[LaunchedTensor] = field(default_factory=list)
+    symbolic: list[ReadableValue] = field(default_factory=list)
     """Values of symbolic size. Only few steps read them: to compare the size with a number would specialise it."""
     returned: list[fx.Node] = field(default_factory=list)
-    held: list[Held] = field(default_factory=list)
+    held: list[DrawnParameter] = field(default_factory=list)
     """Parameters of a whole step, which is called over and over."""
     results: list[tuple[fx.Node, str]] = field(default_factory=list)
     """What else a whole step returns, with its roles: gradients, new parameters and state."""
@@ -126,9 +126,9 @@ class Drawing:
         for i, shape in enumerate(shapes):
             self.add(self.program.given(f"p{i}", *shape), plain=True)
 
-    def add(self, node: fx.Node, *, storage: int | None = None, plain: bool = False) -> Drawn:
+    def add(self, node: fx.Node, *, storage: int | None = None, plain: bool = False) -> ReadableValue:
         """``node`` as a value that steps may read; without ``storage`` in one of its own."""
-        drawn = Drawn(node, self.new_storage() if storage is None else storage, plain)
+        drawn = ReadableValue(node, self.new_storage() if storage is None else storage, plain)
         is_symbolic = any(not isinstance(size, int) for size in drawn.fake.shape)
         (self.symbolic if is_symbolic else self.values).append(drawn)
         return drawn
@@ -138,12 +138,12 @@ class Drawing:
         self.storages += 1
         return self.storages
 
-    def readable(self, allowed: Callable[[Drawn], bool] = lambda _: True) -> list[Drawn]:
+    def readable(self, allowed: Callable[[ReadableValue], bool] = lambda _: True) -> list[ReadableValue]:
         """What a step may read now."""
         filled = {one.storage for one in self.open if one.fills}
         return [value for value in self.values if value.storage not in filled and allowed(value)]
 
-    def writable(self, allowed: Callable[[Drawn], bool] = lambda _: True) -> list[Drawn]:
+    def writable(self, allowed: Callable[[ReadableValue], bool] = lambda _: True) -> list[ReadableValue]:
         """What a step may write now."""
         # Neither what a launch in flight sends nor, by readable, what it fills; nor a value whose elements share memory.
         sent = {one.sends for one in self.open}
@@ -151,15 +151,15 @@ class Drawing:
 
     def call(self, target: Any, *args: Any, **kwargs: Any) -> fx.Node:
         """As :meth:`Program.call`, of values too."""
-        plain = [arg.node if isinstance(arg, Drawn) else arg for arg in args]
+        plain = [arg.node if isinstance(arg, ReadableValue) else arg for arg in args]
         return self.program.call(target, *plain, **kwargs)
 
-    def fly(self, made: Sequence[fx.Node], sent: Sequence[Drawn], plain: bool, fills: int | None = None) -> None:
+    def fly(self, made: Sequence[fx.Node], sent: Sequence[ReadableValue], plain: bool, fills: int | None = None) -> None:
         """``made`` are the parts of a launch that sends ``sent``; they are new, or ``fills`` is the storage that they fill."""
         self.modules.append(self.program.module or "")
         for node, value in zip(made, sent, strict=True):
             storage = self.new_storage() if fills is None else fills
-            self.open.append(InFlight(node, storage, plain, value.storage, fills is not None))
+            self.open.append(LaunchedTensor(node, storage, plain, value.storage, fills is not None))
 
     def wait(self, number: int = 0) -> None:
         """Wait for one that is in flight, counted from the last."""

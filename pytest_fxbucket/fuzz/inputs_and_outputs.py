@@ -13,7 +13,7 @@ from pytest_fxbucket.checks.bitwise.localise import bits
 
 
 @dataclass(frozen=True, slots=True)
-class Given:
+class GraphInput:
     """One input as the graph's fake value has it. Inputs of one ``storage`` share it."""
 
     shape: tuple[int, ...]
@@ -29,17 +29,17 @@ def has_symbolic(graph_module: fx.GraphModule) -> bool:
     return any(not isinstance(size, int) for value in values for size in value.shape)
 
 
-def given(graph_module: fx.GraphModule, times: int = 1) -> Iterator[Given]:
+def given(graph_module: fx.GraphModule, times: int = 1) -> Iterator[GraphInput]:
     """What inputs to make for ``graph_module``; symbolic sizes are ``times`` those that it was traced with."""
     storages: dict[object, int] = {}
     for node in graph_module.graph.find_nodes(op="placeholder"):
         value = node.meta["val"]
         storage = storages.setdefault(value.untyped_storage()._cdata, len(storages))
         shape = tuple(size if isinstance(size, int) else times * int(size.node.hint) for size in value.shape)
-        yield Given(shape, value.stride(), value.storage_offset(), value.dtype, storage)
+        yield GraphInput(shape, value.stride(), value.storage_offset(), value.dtype, storage)
 
 
-def inputs_of(inputs: Sequence[Given], seed: int, rank: int) -> list[Tensor]:
+def inputs_of(inputs: Sequence[GraphInput], seed: int, rank: int) -> list[Tensor]:
     """Integers from -4 to 4, different ones on each rank, the same in each call; inputs of one storage and dtype share it."""
     # Each storage is as large as its last element that an input reaches. It is drawn once and, for each dtype, made a tensor
     # that inputs are views of, with their own strides and offsets: aliases in the traced step stay aliases.

@@ -25,7 +25,7 @@ from pytest_fxbucket.fuzz import lockstep
 from pytest_fxbucket.fuzz.finds import DIFFERS, HANG, KINDS, PLAN, RAISED, TWICE, VALUES, Find, features_of
 from pytest_fxbucket.fuzz.our_pass import before_the_pass, run_pass
 from pytest_fxbucket.fuzz.program import copied, fake_groups, members_of
-from pytest_fxbucket.fuzz.tried_pass import Subject, subject_of
+from pytest_fxbucket.fuzz.tried_pass import TriedPass, subject_of
 from pytest_fxbucket.graph import collectives
 from pytest_fxbucket.graph.calls import Call, calls_of, joint_problems
 from pytest_fxbucket.graph.reading import read_graph
@@ -47,11 +47,11 @@ _RACES = ("without waiting", "before its wait")
 
 
 @dataclass(frozen=True)
-class Made:
+class PassOutput:
     """What a pass made of a trial, by rank."""
 
     trial: Trial
-    subject: Subject
+    subject: TriedPass
     after: tuple[fx.GraphModule, ...]
 
     @property
@@ -71,14 +71,14 @@ def problem(trial: Trial, pass_name: str, kind: str = TWICE) -> str:
     return "" if found is None else found.text
 
 
-def judged(trial: Trial, subject: Subject, last: str = TWICE) -> Find | None:
+def judged(trial: Trial, subject: TriedPass, last: str = TWICE) -> Find | None:
     """The first fault, up to the kind ``last``; None if there is none, or if the pass refused the trial with a sentence."""
     for kind, says, *lines in _said(trial, subject, set(KINDS[: KINDS.index(last) + 1])):
         return Find(kind, says, (*lines,), frozenset() if kind == TWICE else features_of(trial))
     return None
 
 
-def _said(trial: Trial, subject: Subject, kinds: set[str]) -> Iterator[tuple[str, ...]]:
+def _said(trial: Trial, subject: TriedPass, kinds: set[str]) -> Iterator[tuple[str, ...]]:
     try:
         made = made_of(trial, subject)
     except KeyboardInterrupt:
@@ -98,7 +98,7 @@ def _said(trial: Trial, subject: Subject, kinds: set[str]) -> Iterator[tuple[str
                 yield (*text, *_shown(trial.graph_module, made.after[0]))
 
 
-def made_of(trial: Trial, subject: Subject) -> Made:
+def made_of(trial: Trial, subject: TriedPass) -> PassOutput:
     """The graphs that the pass makes as each rank; ours runs as the first and the last alone, if these get the same graph.
 
     Raises what the pass raises, and PassError for a graph that :func:`_run` refuses.
@@ -107,11 +107,11 @@ def made_of(trial: Trial, subject: Subject) -> Made:
     if subject.is_ours:
         first, last = (_run(trial, subject, rank) for rank in (0, world - 1))
         if str(first.graph) == str(last.graph):
-            return Made(trial, subject, (first,) * world)
-    return Made(trial, subject, tuple(_run(trial, subject, rank) for rank in range(world)))
+            return PassOutput(trial, subject, (first,) * world)
+    return PassOutput(trial, subject, tuple(_run(trial, subject, rank) for rank in range(world)))
 
 
-def _run(trial: Trial, subject: Subject, rank: int) -> fx.GraphModule:
+def _run(trial: Trial, subject: TriedPass, rank: int) -> fx.GraphModule:
     """The graph of one rank. Raises what the pass raises, and PassError for a graph of other inputs, or not in order."""
     with fake_groups(trial.program.world, trial.program.groups, rank), _within(_LONGEST_S):
         after = subject.run(copied(trial.graph_module), trial)
@@ -160,7 +160,7 @@ def _raised(error: BaseException) -> str:
 # Would it hang, or read what has not arrived?
 
 
-def hangs(made: Made) -> Iterator[tuple[str, ...]]:
+def hangs(made: PassOutput) -> Iterator[tuple[str, ...]]:
     """Problems that checks/collectives has with the graphs; none are looked for if it has some with the program already."""
     program = made.trial.program
     if problems(program, [made.trial.before.graph] * program.world):
@@ -185,7 +185,7 @@ def problems(program: Program, graphs: list[fx.Graph]) -> list[str]:
 # Other values?
 
 
-def differs(made: Made) -> Iterator[tuple[str, ...]]:
+def differs(made: PassOutput) -> Iterator[tuple[str, ...]]:
     """Outputs, and inputs as a run leaves them, that are not bit for bit those of the program.
 
     For our own pass the graphs are also compared as expressions (:mod:`~pytest_fxbucket.same.two_graphs`), which shows
@@ -217,7 +217,7 @@ def differs(made: Made) -> Iterator[tuple[str, ...]]:
 _RULES = {one.name for one in fields(Overlap)}
 
 
-def broken(made: Made) -> Iterator[tuple[str, ...]]:
+def broken(made: PassOutput) -> Iterator[tuple[str, ...]]:
     """Launches that the plan merges and the pass left apart, and limits that it does not keep, in the graph of the first rank.
 
     For a pass that is not ours, our pass says how many launches the plan leaves at least; its values are tested elsewhere.
@@ -280,7 +280,7 @@ def _limits(trial: Trial, graph: fx.Graph) -> Iterator[str]:
 # Is a second time nothing?
 
 
-def again(made: Made) -> Iterator[tuple[str, ...]]:
+def again(made: PassOutput) -> Iterator[tuple[str, ...]]:
     """Whether the pass changes its own result when run on it. Not asked of several calls in one graph, which are no step."""
     if made.trial.crosses or _gathers_anew(made.trial.graph_module.graph):
         return
@@ -305,14 +305,14 @@ def _gathers_anew(graph: fx.Graph) -> bool:
     return max(counts.values(), default=0) > 1
 
 
-def _digest(graph_module: fx.GraphModule, subject: Subject) -> str:
+def _digest(graph_module: fx.GraphModule, subject: TriedPass) -> str:
     try:
         return digest(encode(graph_module.graph, graph_module, subject.modules))
     except PassError:  # the graph cannot be sent to ranks, and encoding refuses it
         return str(graph_module.graph)
 
 
-_QUESTIONS: tuple[tuple[str, Callable[[Made], Iterator[tuple[str, ...]]]], ...] = (
+_QUESTIONS: tuple[tuple[str, Callable[[PassOutput], Iterator[tuple[str, ...]]]], ...] = (
     (HANG, hangs),
     (VALUES, differs),
     (PLAN, broken),

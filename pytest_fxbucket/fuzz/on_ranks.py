@@ -13,7 +13,7 @@ from pytest_fxbucket.fuzz.finds import HANG, RAISED, VALUES
 from pytest_fxbucket.fuzz.inputs_and_outputs import given
 from pytest_fxbucket.fuzz.judge import made_of
 from pytest_fxbucket.fuzz.program import Groups
-from pytest_fxbucket.fuzz.rank_job import Case
+from pytest_fxbucket.fuzz.rank_job import FuzzCase
 from pytest_fxbucket.graph import collectives
 from pytest_fxbucket.ranks.pools import Pools
 from pytest_fxbucket.step.portable import encode, encode_module
@@ -21,7 +21,7 @@ from pytest_fxbucket.step.portable import encode, encode_module
 if TYPE_CHECKING:
     from pytest_fxbucket.fuzz.finds import Find
     from pytest_fxbucket.fuzz.trial import Trial
-    from pytest_fxbucket.fuzz.tried_pass import Subject
+    from pytest_fxbucket.fuzz.tried_pass import TriedPass
 
 JOB = "pytest_fxbucket.fuzz.rank_job:compare"
 LIMIT_S = 60.0
@@ -53,7 +53,7 @@ def compare_all(
 ) -> list[list[str]]:
     """As :func:`compare`, for several graphs that passes made of one."""
     portable = tuple(encode_module(one) for one in after)
-    case = Case(encode_module(before), portable, tuple(given(before)), seed, named_groups(groups or {}, before, *after))
+    case = FuzzCase(encode_module(before), portable, tuple(given(before)), seed, named_groups(groups or {}, before, *after))
     results = pools.get(world).run(JOB, [case] * world, timeout_s=LIMIT_S, what="graphs before and after a pass")
     said = cast("list[list[list[str]]]", results)
     return [[text for result in said for text in result[number]] for number in range(len(after))]
@@ -70,7 +70,7 @@ HANG_S = 20.0
 """Ranks that have not answered after so many seconds are said to hang."""
 
 
-def on_real_ranks(pools: Pools, trial: Trial, find: Find, subject: Subject) -> str:
+def on_real_ranks(pools: Pools, trial: Trial, find: Find, subject: TriedPass) -> str:
     """What ranks over gloo say of ``find``, a sentence; empty where it is nothing that ranks could tell."""
     if find.kind not in (HANG, VALUES) and not (find.kind == RAISED and "what it made raises" in find.says):
         return ""
@@ -79,7 +79,7 @@ def on_real_ranks(pools: Pools, trial: Trial, find: Find, subject: Subject) -> s
         made = made_of(trial, subject)
         groups = named_groups(trial.program.groups, before, *made.after)
         cases = [
-            Case(encode_module(before), (encode(one.graph, one, subject.modules),), tuple(given(before)), 0, groups)
+            FuzzCase(encode_module(before), (encode(one.graph, one, subject.modules),), tuple(given(before)), 0, groups)
             for one in made.after
         ]
     except PassError as error:

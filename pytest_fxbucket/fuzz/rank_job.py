@@ -12,7 +12,7 @@ from torch import fx
 
 from pytest_fxbucket.compat.c10d import group_name, twin_name, untwinned
 from pytest_fxbucket.compat.pytree import tree_leaves
-from pytest_fxbucket.fuzz.inputs_and_outputs import Given, differences, inputs_of
+from pytest_fxbucket.fuzz.inputs_and_outputs import GraphInput, differences, inputs_of
 from pytest_fxbucket.fuzz.program import Groups
 from pytest_fxbucket.graph import collectives
 from pytest_fxbucket.graph.groups import ensure_twins
@@ -22,17 +22,17 @@ from pytest_fxbucket.step.portable import PortableGraph, decode
 
 
 @dataclass(frozen=True, slots=True)
-class Case:
+class FuzzCase:
     """A graph, what passes made of it, and the inputs that they run on."""
 
     before: PortableGraph
     after: tuple[PortableGraph, ...]
-    inputs: tuple[Given, ...]
+    inputs: tuple[GraphInput, ...]
     seed: int
     groups: Groups = field(default_factory=dict)
 
 
-def compare(rank: int, world: int, case: Case) -> list[list[str]]:
+def compare(rank: int, world: int, case: FuzzCase) -> list[list[str]]:
     """For each graph after a pass, a sentence for each difference on this rank."""
     names = _groups(rank, case.groups)
     mark("the graph before the pass")

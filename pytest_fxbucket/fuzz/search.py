@@ -17,14 +17,14 @@ from hypothesis import HealthCheck, Phase, given, seed, settings
 from hypothesis import strategies as st
 
 from pytest_fxbucket.fuzz import strategies, training_steps
-from pytest_fxbucket.fuzz.drawing import Step
+from pytest_fxbucket.fuzz.drawing import DrawingStep
 from pytest_fxbucket.fuzz.finds import PLAN, TWICE, VALUES, Find
 from pytest_fxbucket.fuzz.judge import judged
 from pytest_fxbucket.fuzz.small_programs import sweeps
 from pytest_fxbucket.fuzz.smaller import smaller
 from pytest_fxbucket.fuzz.strategies import NAMES, TRAINING, drawn
-from pytest_fxbucket.fuzz.trial import Chosen, Trial
-from pytest_fxbucket.fuzz.tried_pass import Subject
+from pytest_fxbucket.fuzz.trial import PlanChoice, Trial
+from pytest_fxbucket.fuzz.tried_pass import TriedPass
 
 _EXAMPLES = 40
 _SHRINKING_S = 20.0
@@ -36,7 +36,7 @@ _LAUNCHING = (
     *("gather", "reduce", "all_reduce", "coalesced", "gather_into", "all_reduce_in_place", "cast_and_launch"),
     *("all_to_all", "broadcast", "accumulate", "symbolic"),
 )
-Draws = tuple[list[Step], Chosen, str]
+Draws = tuple[list[DrawingStep], PlanChoice, str]
 """What hypothesis drew: steps, plan and options, and the prefix of all module names."""
 
 
@@ -48,7 +48,7 @@ class _Over(BaseException):
 class Search:
     """Finds against ``subject`` on programs of ``ranks`` ranks."""
 
-    subject: Subject
+    subject: TriedPass
     ranks: int
     number: int
     """The seed."""
@@ -110,7 +110,7 @@ class Search:
         found = [*self.known, *(one for _, one in met)]
         return PLAN if kind == TWICE and any(one.kind == TWICE for one in found) else kind
 
-    def trial(self, steps: Sequence[Step], chosen: Chosen, inside: str) -> Trial:
+    def trial(self, steps: Sequence[DrawingStep], chosen: PlanChoice, inside: str) -> Trial:
         """What hypothesis drew, as a trial."""
         return chosen.trial(drawn(self.ranks, steps, inside))
 
@@ -138,7 +138,7 @@ class Search:
             plans,
             st.sampled_from(strategies.INSIDE),
         )
-        def look(steps: list[Step], chosen: Chosen, inside: str) -> None:
+        def look(steps: list[DrawingStep], chosen: PlanChoice, inside: str) -> None:
             self._look(steps, chosen, inside, last)
 
         try:
@@ -150,7 +150,7 @@ class Search:
             if self._best is None:
                 raise
 
-    def _look(self, steps: list[Step], chosen: Chosen, inside: str, last: str) -> None:
+    def _look(self, steps: list[DrawingStep], chosen: PlanChoice, inside: str, last: str) -> None:
         # hypothesis draws until one trial fails and then shrinks it, by calling this again and again. The best so far is kept
         # here too, since _Over ends its run without a result. While shrinking only the signature of the first find counts, or
         # the round would slip from one fault to another.
@@ -186,7 +186,7 @@ class _FoundError(Exception):
     """The failure that hypothesis sees, and makes small."""
 
 
-def _size(steps: Sequence[Step], chosen: Chosen) -> tuple[int, int]:
+def _size(steps: Sequence[DrawingStep], chosen: PlanChoice) -> tuple[int, int]:
     return len(steps), len(repr(chosen))
 
 

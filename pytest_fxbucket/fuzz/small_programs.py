@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING
 import torch
 
 from pytest_fxbucket.fuzz import strategies
-from pytest_fxbucket.fuzz.drawing import Step
+from pytest_fxbucket.fuzz.drawing import DrawingStep
 from pytest_fxbucket.fuzz.program import Program, aten
 from pytest_fxbucket.fuzz.strategies import drawn
 from pytest_fxbucket.fuzz.training_steps import UPDATES
-from pytest_fxbucket.fuzz.trial import Chosen
+from pytest_fxbucket.fuzz.trial import PlanChoice
 from pytest_fxbucket.graph.collectives import launch_kind
 from pytest_fxbucket.graph.modules import module_stack
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from torch import fx
 
     from pytest_fxbucket.fuzz.trial import Trial
-    from pytest_fxbucket.fuzz.tried_pass import Subject
+    from pytest_fxbucket.fuzz.tried_pass import TriedPass
 
 Launching = Callable[[Program, "fx.Node", str], "fx.Node"]
 Build = Callable[[Program], "list[fx.Node]"]
@@ -33,7 +33,7 @@ OTHER = "again"
 
 
 @dataclass(frozen=True)
-class Form:
+class LaunchForm:
     """A way to launch one tensor."""
 
     launch: Launching
@@ -60,43 +60,45 @@ def _gather_into(made: Program, node: fx.Node, group: str) -> fx.Node:
     return made.launch_gather_into(node, made.buffer_for(node, group), group)
 
 
-FORMS: dict[str, Form] = {
-    "gather": Form(lambda made, node, group: made.launch_gather(node, group), reduces=False),
-    "reduce": Form(lambda made, node, group: made.launch_reduce(node, "sum", group)),
-    "all_reduce": Form(lambda made, node, group: made.launch_all_reduce(node, "sum", group)),
-    "gather_into": Form(_gather_into, reduces=False),
-    "all_reduce_in_place": Form(lambda made, node, group: made.launch_all_reduce_in_place(node, "sum", group), writes=True),
-    "all_to_all": Form(lambda made, node, group: made.launch_all_to_all(node, group)),
-    "broadcast": Form(lambda made, node, group: made.launch_broadcast(node, group)),
+FORMS: dict[str, LaunchForm] = {
+    "gather": LaunchForm(lambda made, node, group: made.launch_gather(node, group), reduces=False),
+    "reduce": LaunchForm(lambda made, node, group: made.launch_reduce(node, "sum", group)),
+    "all_reduce": LaunchForm(lambda made, node, group: made.launch_all_reduce(node, "sum", group)),
+    "gather_into": LaunchForm(_gather_into, reduces=False),
+    "all_reduce_in_place": LaunchForm(
+        lambda made, node, group: made.launch_all_reduce_in_place(node, "sum", group), writes=True
+    ),
+    "all_to_all": LaunchForm(lambda made, node, group: made.launch_all_to_all(node, group)),
+    "broadcast": LaunchForm(lambda made, node, group: made.launch_broadcast(node, group)),
 }
-Twist = Callable[[Program, Form], "list[fx.Node]"]
+Twist = Callable[[Program, LaunchForm], "list[fx.Node]"]
 
 
 # Twists: what stands around two launches of a form. Each gives what its program returns.
 
 
-def _one_by_one(made: Program, form: Form) -> list[fx.Node]:
+def _one_by_one(made: Program, form: LaunchForm) -> list[fx.Node]:
     return [form.read(made, form.brought(made, form.given(made, name))) for name in "pq"]
 
 
-def _together(made: Program, form: Form) -> list[fx.Node]:
+def _together(made: Program, form: LaunchForm) -> list[fx.Node]:
     launches = [form.launch(made, form.given(made, name), "0") for name in "pq"]
     return [form.read(made, made.wait(launch)) for launch in launches]
 
 
-def _read_early(made: Program, form: Form) -> list[fx.Node]:
+def _read_early(made: Program, form: LaunchForm) -> list[fx.Node]:
     first = made.neg(form.brought(made, form.given(made, "p")))
     return [first, form.read(made, form.brought(made, made.neg(form.given(made, "q"))))]
 
 
-def _written_before(made: Program, form: Form) -> list[fx.Node]:
+def _written_before(made: Program, form: LaunchForm) -> list[fx.Node]:
     p, q = form.given(made, "p"), form.given(made, "q")
     first = form.brought(made, p)
     made.call(aten.mul_.Tensor, q, 2.0)
     return [form.read(made, first), form.read(made, form.brought(made, q))]
 
 
-def _written_before_through_an_alias(made: Program, form: Form) -> list[fx.Node]:
+def _written_before_through_an_alias(made: Program, form: LaunchForm) -> list[fx.Node]:
     p, q = form.given(made, "p"), form.given(made, "q")
     alias = made.call(aten.view.default, q, [-1])
     first = form.brought(made, p)
@@ -104,128 +106,128 @@ def _written_before_through_an_alias(made: Program, form: Form) -> list[fx.Node]
     return [form.read(made, first), form.read(made, form.brought(made, q))]
 
 
-def _written_behind(made: Program, form: Form) -> list[fx.Node]:
+def _written_behind(made: Program, form: LaunchForm) -> list[fx.Node]:
     sent = made.neg(form.given(made, "p"))
     first = form.brought(made, sent)
     made.call(aten.mul_.Tensor, sent, 0.0)
     return [form.read(made, first), form.read(made, form.brought(made, form.given(made, "q")))]
 
 
-def _result_written(made: Program, form: Form) -> list[fx.Node]:
+def _result_written(made: Program, form: LaunchForm) -> list[fx.Node]:
     first, second = (form.brought(made, form.given(made, name)) for name in "pq")
     made.call(aten.add_.Tensor, first, 1)
     return [made.neg(first), form.read(made, second)]
 
 
-def _waited_for_twice(made: Program, form: Form) -> list[fx.Node]:
+def _waited_for_twice(made: Program, form: LaunchForm) -> list[fx.Node]:
     launch = form.launch(made, form.given(made, "p"), "0")
     waits = [made.wait(launch), made.wait(launch), form.brought(made, form.given(made, "q"))]
     return [form.read(made, wait) for wait in waits]
 
 
-def _of_what_was_launched(made: Program, form: Form) -> list[fx.Node]:
+def _of_what_was_launched(made: Program, form: LaunchForm) -> list[fx.Node]:
     twice = form.brought(made, form.brought(made, form.given(made, "p")))
     return [form.read(made, twice), form.read(made, form.brought(made, form.given(made, "q")))]
 
 
-def _over_two_groups(made: Program, form: Form) -> list[fx.Node]:
+def _over_two_groups(made: Program, form: LaunchForm) -> list[fx.Node]:
     return [form.read(made, form.brought(made, form.brought(made, form.given(made, name), OTHER))) for name in "pq"]
 
 
-def _in_opposite_nesting(made: Program, form: Form) -> list[fx.Node]:
+def _in_opposite_nesting(made: Program, form: LaunchForm) -> list[fx.Node]:
     first = form.brought(made, form.brought(made, form.given(made, "p"), OTHER))
     second = form.brought(made, form.brought(made, form.given(made, "q")), OTHER)
     return [form.read(made, first), form.read(made, second)]
 
 
-def _then_all_reduced(made: Program, form: Form) -> list[fx.Node]:
+def _then_all_reduced(made: Program, form: LaunchForm) -> list[fx.Node]:
     return [made.all_reduce(form.brought(made, form.given(made, name), OTHER)) for name in "pq"]
 
 
-def _added(made: Program, form: Form) -> list[fx.Node]:
+def _added(made: Program, form: LaunchForm) -> list[fx.Node]:
     made.backward = True
     u, v, x, y = (form.brought(made, form.given(made, name)) for name in "uvxy")
     return [made.add(u, v), made.add(x, y)]
 
 
-def _to_an_optimizer(made: Program, form: Form) -> list[fx.Node]:
+def _to_an_optimizer(made: Program, form: LaunchForm) -> list[fx.Node]:
     made.backward = True
     brought = [form.brought(made, form.given(made, name)) for name in "xy"]
     given = [made.given(name, *one.meta["val"].shape) for name, one in zip("pq", brought, strict=True)]
     return [made.call(aten.add.Tensor, p, one, alpha=-0.5) for p, one in zip(given, brought, strict=True)]
 
 
-def _in_the_backward(made: Program, form: Form) -> list[fx.Node]:
+def _in_the_backward(made: Program, form: LaunchForm) -> list[fx.Node]:
     made.backward = True
     return [form.read(made, form.brought(made, made.neg(form.given(made, name)))) for name in "xy"]
 
 
-def _in_both_directions(made: Program, form: Form) -> list[fx.Node]:
+def _in_both_directions(made: Program, form: LaunchForm) -> list[fx.Node]:
     given = {name: form.given(made, name) for name in "pq"}
     found = [form.read(made, form.brought(made, given[name])) for name in "pq"]
     made.backward = True
     return [*found, *(form.read(made, form.brought(made, given[name])) for name in "qp")]
 
 
-def _of_two_dtypes(made: Program, form: Form) -> list[fx.Node]:
+def _of_two_dtypes(made: Program, form: LaunchForm) -> list[fx.Node]:
     given = [form.given(made, "p", dtype=torch.bfloat16), form.given(made, "q")]
     return [form.read(made, form.brought(made, one)) for one in given]
 
 
-def _of_two_dtypes_and_odd_sizes(made: Program, form: Form) -> list[fx.Node]:
+def _of_two_dtypes_and_odd_sizes(made: Program, form: LaunchForm) -> list[fx.Node]:
     given = [form.given(made, "p", made.world, 1, dtype=torch.bfloat16), form.given(made, "q", made.world, 3)]
     return [form.read(made, form.brought(made, one)) for one in given]
 
 
-def _cast_before(made: Program, form: Form) -> list[fx.Node]:
+def _cast_before(made: Program, form: LaunchForm) -> list[fx.Node]:
     casts = [made.call(aten._to_copy.default, form.given(made, name), dtype=torch.bfloat16) for name in "pq"]
     return [form.read(made, form.brought(made, cast)) for cast in casts]
 
 
-def _cast_and_then_written(made: Program, form: Form) -> list[fx.Node]:
+def _cast_and_then_written(made: Program, form: LaunchForm) -> list[fx.Node]:
     given = [form.given(made, name) for name in "pq"]
     casts = [made.call(aten._to_copy.default, one, dtype=torch.bfloat16) for one in given]
     made.call(aten.add_.Tensor, given[0], 1)
     return [form.read(made, form.brought(made, cast)) for cast in casts]
 
 
-def _of_views(made: Program, form: Form) -> list[fx.Node]:
+def _of_views(made: Program, form: LaunchForm) -> list[fx.Node]:
     size = made.world * made.world
     given = [made.call(aten.t.default, form.given(made, name, size, size)) for name in "pq"]
     return [form.read(made, form.brought(made, one)) for one in given]
 
 
-def _seen_as_views(made: Program, form: Form) -> list[fx.Node]:
+def _seen_as_views(made: Program, form: LaunchForm) -> list[fx.Node]:
     waits = [form.brought(made, form.given(made, name)) for name in "pq"]
     return [made.neg(made.call(aten.view.default, wait, [-1])) for wait in waits]
 
 
-def _on_another_group(made: Program, form: Form) -> list[fx.Node]:
+def _on_another_group(made: Program, form: LaunchForm) -> list[fx.Node]:
     return [form.read(made, form.brought(made, form.given(made, name), group)) for name, group in (("p", "0"), ("q", OTHER))]
 
 
-def _on_groups_of_one(made: Program, form: Form) -> list[fx.Node]:
+def _on_groups_of_one(made: Program, form: LaunchForm) -> list[fx.Node]:
     return [form.read(made, form.brought(made, form.given(made, name), "alone")) for name in "pq"]
 
 
-def _without_elements(made: Program, form: Form) -> list[fx.Node]:
+def _without_elements(made: Program, form: LaunchForm) -> list[fx.Node]:
     given = [form.given(made, "p", 0, 3), form.given(made, "q")]
     return [form.read(made, form.brought(made, one)) for one in given]
 
 
-def _of_one_value(made: Program, form: Form) -> list[fx.Node]:
+def _of_one_value(made: Program, form: LaunchForm) -> list[fx.Node]:
     p = form.given(made, "p")
     return [form.read(made, form.brought(made, p)) for _ in range(2)]
 
 
-def _beside_random_numbers(made: Program, form: Form) -> list[fx.Node]:
+def _beside_random_numbers(made: Program, form: LaunchForm) -> list[fx.Node]:
     p, q = form.given(made, "p"), form.given(made, "q")
     first = form.brought(made, p)
     chance = made.call(aten.randint_like.default, q, 5)
     return [form.read(made, first), form.read(made, form.brought(made, made.add(q, chance))), made.neg(p)]
 
 
-def _handed_on_as_it_is(made: Program, form: Form) -> list[fx.Node]:
+def _handed_on_as_it_is(made: Program, form: LaunchForm) -> list[fx.Node]:
     given = [form.given(made, name) for name in "pq"]
     return [*(form.brought(made, one) for one in given), *given]
 
@@ -233,14 +235,14 @@ def _handed_on_as_it_is(made: Program, form: Form) -> list[fx.Node]:
 def _in_another_module(name: str) -> Twist:
     """Two launches of a module that lies in another, or in a model of that name."""
 
-    def twist(made: Program, form: Form) -> list[fx.Node]:
+    def twist(made: Program, form: LaunchForm) -> list[fx.Node]:
         made.module = f"{name}a"
         return _one_by_one(made, form)
 
     return twist
 
 
-def _of_a_symbolic_size(made: Program, form: Form) -> list[fx.Node]:
+def _of_a_symbolic_size(made: Program, form: LaunchForm) -> list[fx.Node]:
     given = [made.dynamic(name, made.world * made.world, 3) for name in "pq"]
     given = [made.neg(one) for one in given] if form.writes else given
     return [form.read(made, form.brought(made, one)) for one in given]
@@ -324,7 +326,7 @@ OFTEN = "gather"
 """The form that every step has."""
 
 
-def _twisted(twist: Twist, form: Form, made: Program) -> list[fx.Node]:
+def _twisted(twist: Twist, form: LaunchForm, made: Program) -> list[fx.Node]:
     return twist(made, form)
 
 
@@ -342,7 +344,7 @@ def programs(*forms: str) -> Iterator[Build]:
 # to launch meets each twist.
 
 
-def sweeps(ranks: int, subject: Subject) -> Iterator[Iterator[Trial]]:
+def sweeps(ranks: int, subject: TriedPass) -> Iterator[Iterator[Trial]]:
     """Every program with plain options, and every plan that is wrong; then a sweep for each other value of an option."""
     plain, *others = strategies.one_at_a_time(subject)
     yield chain(
@@ -357,13 +359,13 @@ def sweeps(ranks: int, subject: Subject) -> Iterator[Iterator[Trial]]:
 def training(ranks: int) -> Iterator[Trial]:
     """Whole training steps of three layers, with each kind of update, whose last entries move to the next call."""
     for number, moved in zip(range(len(UPDATES)), cycle(((2,), (0,), (1, 2))), strict=False):
-        layers = [Step("parameter", layer, number) for layer in range(3)]
-        updates = [Step("update", layer, number, number) for layer in range(3)]
-        steps = [*layers, *[Step("gradient")] * 3, *updates]
-        yield Chosen(plan=1, updates="ready", moved=moved).trial(drawn(ranks, steps))
+        layers = [DrawingStep("parameter", layer, number) for layer in range(3)]
+        updates = [DrawingStep("update", layer, number, number) for layer in range(3)]
+        steps = [*layers, *[DrawingStep("gradient")] * 3, *updates]
+        yield PlanChoice(plan=1, updates="ready", moved=moved).trial(drawn(ranks, steps))
 
 
-def _trial(ranks: int, build: Build, chosen: Chosen) -> Trial:
+def _trial(ranks: int, build: Build, chosen: PlanChoice) -> Trial:
     everybody = list(range(ranks))
     made = Program(ranks, {OTHER: [everybody], "alone": [[rank] for rank in everybody]})
     outputs = build(made)

@@ -13,10 +13,10 @@ from typing import Any
 from hypothesis import strategies as st
 
 from pytest_fxbucket.fuzz import collective_steps, compute_steps, training_steps
-from pytest_fxbucket.fuzz.drawing import Drawing, Step
+from pytest_fxbucket.fuzz.drawing import Drawing, DrawingStep
 from pytest_fxbucket.fuzz.our_pass import ROUNDS, SAME_BITS
-from pytest_fxbucket.fuzz.trial import BYTES, PLANS, WRONG, Chosen, Trial
-from pytest_fxbucket.fuzz.tried_pass import Subject, subject_of
+from pytest_fxbucket.fuzz.trial import BYTES, PLANS, WRONG, PlanChoice, Trial
+from pytest_fxbucket.fuzz.tried_pass import TriedPass, subject_of
 from pytest_fxbucket.fuzz.users_packer import JOINED
 
 # Legal graphs out of plain numbers: any list of steps is a program, so a failing one can be cut short.
@@ -35,14 +35,14 @@ TRAINING = _often(*compute_steps.STEPS, *training_steps.BESIDE, *training_steps.
 """Kinds of steps in a whole training step."""
 
 
-def drawn(world: int, steps: Sequence[Step], inside: str = "") -> Drawing:
+def drawn(world: int, steps: Sequence[DrawingStep], inside: str = "") -> Drawing:
     """The program of ``steps``, not finished, with at least one launch. ``inside``: the prefix of all modules' names."""
     drawing = Drawing(world, inside)
     for step in steps:
         _STEPS[step.what][0](drawing, step)
     training_steps.complete(drawing)
     if not drawing.modules:
-        _STEPS["gather"][0](drawing, Step("gather"))
+        _STEPS["gather"][0](drawing, DrawingStep("gather"))
     return drawing
 
 
@@ -86,7 +86,7 @@ _own = st.sampled_from(["same", "same", "same", "own"])
 _packers = st.sampled_from(["default", "default", "default", JOINED])
 _places = st.one_of(st.just(()), st.just(()), st.tuples(st.integers(0, 2), st.integers(0, 2), st.integers(0, 1)))
 by_hand = st.builds(
-    Chosen,
+    PlanChoice,
     plan=_plans,
     by=st.sampled_from(["plan", "plan", "plan", "size"]),
     caps=st.one_of(st.just((0,)), st.lists(st.sampled_from(BYTES), min_size=1, max_size=3).map(tuple)),
@@ -105,7 +105,7 @@ by_hand = st.builds(
 )
 """Our pass, and a schedule by hand."""
 crossing = st.builds(
-    Chosen,
+    PlanChoice,
     plan=_plans,
     caps=st.sampled_from([(0,), (0,), (60,), (200,)]),
     dtypes=st.sampled_from(["separate", "mixed"]),
@@ -120,7 +120,7 @@ crossing = st.builds(
 )
 """Our pass on a whole training step, by hand, and work that crosses its calls."""
 automatic = st.builds(
-    Chosen,
+    PlanChoice,
     plan=_plans,
     by=st.sampled_from(["plan", "overlap", "overlap", "size"]),
     caps=st.sampled_from(BYTES).map(lambda size: (size,)),
@@ -140,21 +140,23 @@ automatic = st.builds(
 """Our pass, and a schedule that it finds by itself."""
 
 
-def steps(names: Collection[str] = NAMES, least: int = 12, most: int = 44, reach: int = 11) -> st.SearchStrategy[list[Step]]:
+def steps(
+    names: Collection[str] = NAMES, least: int = 12, most: int = 44, reach: int = 11
+) -> st.SearchStrategy[list[DrawingStep]]:
     """Lists of steps of these names, each of which :func:`~pytest_fxbucket.fuzz.strategies.drawn` makes a program of.
 
     ``reach``: how far back what they read and write may lie; where it is small, they meet more often.
     """
     back = st.integers(0, reach)
-    return st.lists(st.builds(Step, st.sampled_from(list(names)), back, _small, back), min_size=least, max_size=most)
+    return st.lists(st.builds(DrawingStep, st.sampled_from(list(names)), back, _small, back), min_size=least, max_size=most)
 
 
-def plans(subject: Subject, *, wrong: bool = True) -> st.SearchStrategy[Chosen]:
+def plans(subject: TriedPass, *, wrong: bool = True) -> st.SearchStrategy[PlanChoice]:
     """Plans and options that ``subject`` takes; with ``wrong`` one in eight is that."""
     if subject.is_ours and not wrong:
         return st.one_of(by_hand, automatic)
     if subject.is_ours:
-        bad = st.builds(Chosen, plan=_plans, wrong=st.sampled_from([one for one in WRONG if "bucket_mode" not in one]))
+        bad = st.builds(PlanChoice, plan=_plans, wrong=st.sampled_from([one for one in WRONG if "bucket_mode" not in one]))
         return st.one_of(*[by_hand] * 4, *[automatic] * 3, bad)
     keywords: dict[str, st.SearchStrategy[Any]] = {
         name: st.sampled_from(values) for name, values in KEYWORDS.items() if name in subject.keywords
@@ -162,38 +164,38 @@ def plans(subject: Subject, *, wrong: bool = True) -> st.SearchStrategy[Chosen]:
     if "custom_runtime_estimation" in subject.keywords:
         keywords["costs"] = st.integers(0, 99)
     given = st.fixed_dictionaries(keywords).map(lambda found: {name: one for name, one in found.items() if one is not None})
-    right = st.builds(Chosen, plan=_plans, keywords=given)
+    right = st.builds(PlanChoice, plan=_plans, keywords=given)
     if not subject.takes_plan or not wrong:
         return right
     names = [one.wrong for one in wrong_plans(subject)]
-    return st.one_of(*[right] * 7, st.builds(Chosen, plan=_plans, keywords=given, wrong=st.sampled_from(names)))
+    return st.one_of(*[right] * 7, st.builds(PlanChoice, plan=_plans, keywords=given, wrong=st.sampled_from(names)))
 
 
-def wrong_plans(subject: Subject) -> list[Chosen]:
+def wrong_plans(subject: TriedPass) -> list[PlanChoice]:
     """One plan for each way to be wrong that applies to ``subject``."""
     if not subject.takes_plan:
         return []
     takes_mode = not subject.is_ours and "bucket_mode" in subject.keywords
     keywords: dict[str, Any] | None = None if subject.is_ours else {}
-    return [Chosen(keywords=keywords, wrong=one) for one in WRONG if one != "an unknown bucket_mode" or takes_mode]
+    return [PlanChoice(keywords=keywords, wrong=one) for one in WRONG if one != "an unknown bucket_mode" or takes_mode]
 
 
-def one_at_a_time(subject: Subject) -> list[Chosen]:
+def one_at_a_time(subject: TriedPass) -> list[PlanChoice]:
     """Plain options; then, for each other value of each option that ``subject`` takes, plain ones with only that changed."""
     if subject.is_ours:
-        return [Chosen(), *(Chosen(**{name: value}) for name, values in OPTIONS.items() for value in values)]
+        return [PlanChoice(), *(PlanChoice(**{name: value}) for name, values in OPTIONS.items() for value in values)]
     values: dict[str, tuple[Any, ...]] = {name: found for name, found in KEYWORDS.items() if name in subject.keywords}
     if "custom_runtime_estimation" in subject.keywords:
         values["costs"] = (0, 1)
     given = [{name: one} for name, found in values.items() for one in dict.fromkeys(found) if one is not None]
-    return [Chosen(keywords=keywords) for keywords in ({}, *given)]
+    return [PlanChoice(keywords=keywords) for keywords in ({}, *given)]
 
 
 def trials(pass_name: str, ranks: int = 2) -> st.SearchStrategy[Trial]:
     """Programs on so many ranks, with plans and options that the pass takes: manual, torch or module:callable."""
     subject = subject_of(pass_name)
 
-    def made(found: list[Step], chosen: Chosen, inside: str) -> Trial:
+    def made(found: list[DrawingStep], chosen: PlanChoice, inside: str) -> Trial:
         return chosen.trial(drawn(ranks, found, inside))
 
     return st.builds(made, steps(), plans(subject), st.sampled_from(INSIDE))

@@ -11,7 +11,7 @@ from functools import partial
 import torch
 from torch import fx
 
-from pytest_fxbucket.fuzz.drawing import Drawing, Drawn, Held, Step, pick
+from pytest_fxbucket.fuzz.drawing import Drawing, DrawingStep, DrawnParameter, ReadableValue, pick
 from pytest_fxbucket.fuzz.program import COLUMNS, HALVES, MODULES, aten, with_role
 
 BESIDE = ("all_reduce", "all_to_all", "wait")
@@ -26,7 +26,7 @@ _READ = 6
 _FORMS = ("hybrid", "sharded", "replicated", "sharded")
 
 
-def parameter(drawing: Drawing, step: Step) -> None:
+def parameter(drawing: Drawing, step: DrawingStep) -> None:
     """A parameter with its state, gathered and used."""
     made = drawing.program
     module = MODULES[step.a % len(MODULES)]
@@ -39,7 +39,7 @@ def parameter(drawing: Drawing, step: Step) -> None:
     momentum = made.given(f"{name}_momentum", *shape, role=f"state {fqn}.momentum")
     gathered, reduced = _parted(drawing, shard, pick(_FORMS, step.b), pick(_DTYPES, step.c))
     drawing.modules.append(made.module)
-    drawing.held.append(Held(fqn, made.module, shard, gathered, momentum, reduced))
+    drawing.held.append(DrawnParameter(fqn, made.module, shard, gathered, momentum, reduced))
     _used(drawing, gathered, step.b)
     if step.c % (_READ // 2) == 1:
         drawing.add(shard, plain=True)
@@ -73,9 +73,9 @@ def _used(drawing: Drawing, whole: fx.Node, number: int) -> fx.Node:
     return drawing.add(product).node
 
 
-def _activation(drawing: Drawing, number: int) -> Drawn:
+def _activation(drawing: Drawing, number: int) -> ReadableValue:
     shape = (2 * drawing.world, COLUMNS)
-    found: Drawn = pick(drawing.readable(lambda v: v.fake.shape == shape and v.fake.dtype == torch.float32), number)
+    found: ReadableValue = pick(drawing.readable(lambda v: v.fake.shape == shape and v.fake.dtype == torch.float32), number)
     return found
 
 
@@ -83,9 +83,9 @@ def _row(drawing: Drawing, node: fx.Node) -> fx.Node:
     return drawing.call(aten.sum.dim_IntList, node, [0])
 
 
-def gradient(drawing: Drawing, step: Step) -> None:
+def gradient(drawing: Drawing, step: DrawingStep) -> None:
     """The gradient of a parameter that has none yet: made of its gathered value and an activation, then reduced."""
-    one: Held | None = pick([one for one in drawing.held if one.gradient is None], step.a)
+    one: DrawnParameter | None = pick([one for one in drawing.held if one.gradient is None], step.a)
     if one is None:
         return
     made = drawing.program
@@ -105,12 +105,12 @@ def gradient(drawing: Drawing, step: Step) -> None:
         drawing.add(one.gradient)
 
 
-def update(drawing: Drawing, step: Step) -> None:
+def update(drawing: Drawing, step: DrawingStep) -> None:
     """The update of one parameter that has a gradient, or of several, of one module or of all."""
     ready = [one for one in drawing.held if one.gradient is not None and not one.updated]
     if not ready:
         return
-    first: Held = pick(ready, step.a)
+    first: DrawnParameter = pick(ready, step.a)
     alike = [one for one in ready if one.module == first.module or step.c % 4 == 3]
     group = alike if step.c % 2 else [first]
     made = drawing.program
@@ -129,11 +129,11 @@ def _rate(drawing: Drawing, number: int) -> fx.Node:
     return given.get(name) or drawing.program.given(name, role=f"hyper optimizers.0.groups.{number}.lr")
 
 
-def _gives(drawing: Drawing, one: Held, new: fx.Node, momentum: fx.Node) -> None:
+def _gives(drawing: Drawing, one: DrawnParameter, new: fx.Node, momentum: fx.Node) -> None:
     drawing.results += [(new, f"param {one.fqn}"), (momentum, f"state {one.fqn}.momentum")]
 
 
-def _rounded(drawing: Drawing, group: Sequence[Held], rate: fx.Node) -> None:
+def _rounded(drawing: Drawing, group: Sequence[DrawnParameter], rate: fx.Node) -> None:
     """An update rounded at random: 0 or 1 is added by chance."""
     for one in group:
         new = drawing.call(aten.sub.Tensor, one.shard, drawing.call(aten.mul.Tensor, one.gradient, rate))
@@ -141,7 +141,7 @@ def _rounded(drawing: Drawing, group: Sequence[Held], rate: fx.Node) -> None:
         _gives(drawing, one, new, drawing.call(aten.neg.default, one.momentum))
 
 
-def _plain(drawing: Drawing, group: Sequence[Held], rate: fx.Node) -> None:
+def _plain(drawing: Drawing, group: Sequence[DrawnParameter], rate: fx.Node) -> None:
     """SGD with momentum, one parameter after the other."""
     for one in group:
         momentum = drawing.call(aten.add.Tensor, drawing.call(aten.mul.Tensor, one.momentum, 0.5), one.gradient)
@@ -149,7 +149,7 @@ def _plain(drawing: Drawing, group: Sequence[Held], rate: fx.Node) -> None:
         _gives(drawing, one, drawing.call(aten.add.Tensor, one.shard, move), momentum)
 
 
-def _foreach(drawing: Drawing, group: Sequence[Held], rate: fx.Node) -> None:
+def _foreach(drawing: Drawing, group: Sequence[DrawnParameter], rate: fx.Node) -> None:
     """SGD with momentum, by foreach operators on lists."""
 
     def parts(node: fx.Node) -> list[fx.Node]:
@@ -163,7 +163,7 @@ def _foreach(drawing: Drawing, group: Sequence[Held], rate: fx.Node) -> None:
         _gives(drawing, one, made, momentum)
 
 
-def _decaying(drawing: Drawing, group: Sequence[Held], rate: fx.Node) -> None:
+def _decaying(drawing: Drawing, group: Sequence[DrawnParameter], rate: fx.Node) -> None:
     """With a part of the parameter that does not depend on the gradient, and a state that follows the parameter."""
     for one in group:
         kept = drawing.call(aten.mul.Tensor, one.shard, 0.5)
@@ -171,7 +171,7 @@ def _decaying(drawing: Drawing, group: Sequence[Held], rate: fx.Node) -> None:
         _gives(drawing, one, new, drawing.call(aten.add.Tensor, one.momentum, new))
 
 
-def _in_place(drawing: Drawing, group: Sequence[Held], rate: fx.Node) -> None:
+def _in_place(drawing: Drawing, group: Sequence[DrawnParameter], rate: fx.Node) -> None:
     """SGD whose momentum is updated in place."""
     for one in group:
         momentum = drawing.call(aten.add_.Tensor, one.momentum, one.gradient)
@@ -187,15 +187,15 @@ def complete(drawing: Drawing) -> None:
     if not drawing.held:
         return
     while any(one.gradient is None for one in drawing.held):
-        gradient(drawing, Step("gradient"))
+        gradient(drawing, DrawingStep("gradient"))
     while any(not one.updated for one in drawing.held):
-        update(drawing, Step("update"))
+        update(drawing, DrawingStep("update"))
     for node in drawing.program.graph.find_nodes(op="placeholder"):
         if node.name in _BUFFERS:
             with_role(node, f"buffer {node.name}")
 
 
-STEPS: dict[str, tuple[Callable[[Drawing, Step], None], int]] = {
+STEPS: dict[str, tuple[Callable[[Drawing, DrawingStep], None], int]] = {
     "parameter": (parameter, 8),
     "gradient": (gradient, 3),
     "update": (update, 3),

@@ -85,7 +85,7 @@ _AUTO = (*_BOTH, "schedule", "max_prefetch")
 
 
 @dataclass(frozen=True)
-class Chosen:
+class PlanChoice:
     """A plan: which modules share an entry, and how buckets and overlap are to be."""
 
     plan: int = 0
@@ -184,7 +184,7 @@ class Chosen:
         return found if self.in_flight is None else _limited(found, self.in_flight)
 
 
-_DEFAULT = Chosen()
+_DEFAULT = PlanChoice()
 
 
 def _places(choice: Sequence[int], names: Sequence[str]) -> dict[str, dict[str, str]]:

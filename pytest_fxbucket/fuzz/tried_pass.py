@@ -25,7 +25,7 @@ _KEYWORDS = (Parameter.KEYWORD_ONLY, Parameter.POSITIONAL_OR_KEYWORD)
 
 
 @dataclass(frozen=True)
-class Subject:
+class TriedPass:
     """A pass by its name in options."""
 
     name: str
@@ -68,20 +68,20 @@ class Subject:
         return self.is_ours and isinstance(error, PlanError if by_hand else TogetherError)
 
 
-def subject_of(name: str) -> Subject:
+def subject_of(name: str) -> TriedPass:
     """The pass ``name``: manual, torch or module:callable, found from the working folder.
 
     Raises PlanError for one that cannot be imported, or that cannot be called.
     """
     if name == "manual":
-        return Subject(name, run_pass, frozenset())
+        return TriedPass(name, run_pass, frozenset())
     if name == "torch":
-        return Subject(name, torch_pass.torch_manual_overlap_bucketing, frozenset({"bucket_mode"}), (torch_pass.OPERATORS,))
+        return TriedPass(name, torch_pass.torch_manual_overlap_bucketing, frozenset({"bucket_mode"}), (torch_pass.OPERATORS,))
     with first_on_path([Path.cwd()]):
         function = import_callable(name, f"pass {name}")
     module = name.partition(":")[0]
     modules = (torch_pass.OPERATORS,) if module.startswith(("torch.", "pytest_fxbucket.compat.")) else (module,)
-    return Subject(name, function, _keywords(name, function), modules)
+    return TriedPass(name, function, _keywords(name, function), modules)
 
 
 def _keywords(name: str, function: Callable[..., Any]) -> frozenset[str]:

@@ -11,7 +11,7 @@ import torch
 if TYPE_CHECKING:
     from torch import fx
 
-    from pytest_fxbucket.passes.new_nodes import Maker
+    from pytest_fxbucket.passes.new_nodes import NodeMaker
     from pytest_fxbucket.passes.packers import Packing, Unpack
 
 aten = torch.ops.aten
@@ -19,7 +19,7 @@ JOINED = "pytest_fxbucket.fuzz.users_packer:joined"
 """The value of ``packer`` that names it."""
 
 
-def joined(make: Maker, bucket: Packing) -> tuple[fx.Node, Unpack]:
+def joined(make: NodeMaker, bucket: Packing) -> tuple[fx.Node, Unpack]:
     """Members of one dtype, one behind the other in each rank's row."""
     reduces = bucket.kind == "reduce_scatter"
     numels = zip(bucket.inputs, bucket.numels, strict=True)

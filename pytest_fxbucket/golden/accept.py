@@ -25,7 +25,7 @@ def accepts(mode: str | None, path: Path) -> bool:
 
 
 @dataclass(frozen=True, slots=True)
-class Written:
+class WriteOutcome:
     """What was done on disk: goldens that were really written, or removed, and a sentence for each that could not be."""
 
     paths: tuple[Path, ...] = ()
@@ -63,7 +63,7 @@ class AcceptQueue:
         self.pending.clear()
         return entries
 
-    def flush(self, mode: str | None, start: Snapshot | None = None) -> Written:
+    def flush(self, mode: str | None, start: Snapshot | None = None) -> WriteOutcome:
         """Write what ``mode`` lets be written, each file whole or not at all, in path order, and forget it.
 
         What is not on disk as it was at the ``start`` of the run is somebody else's work, and left alone.
@@ -88,12 +88,12 @@ class AcceptQueue:
                     errors.append(str(error))
         for folder in {path.parent for path in paths}:
             settle(folder)
-        return Written(tuple(paths), tuple(errors))
+        return WriteOutcome(tuple(paths), tuple(errors))
 
-    def abandon(self, reason: str) -> Written:
+    def abandon(self, reason: str) -> WriteOutcome:
         """Write nothing and say so, if anything was queued."""
         count = len(self.drain())
-        return Written(errors=(f"{count} accepted, but {reason}",)) if count else Written()
+        return WriteOutcome(errors=(f"{count} accepted, but {reason}",)) if count else WriteOutcome()
 
 
 def two_texts(tests: Sequence[str]) -> str:
@@ -149,7 +149,7 @@ class Orphan:
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class FolderScan:
     """What a look at the golden folder found."""
 
     orphans: tuple[Orphan, ...] = ()
@@ -158,7 +158,7 @@ class Found:
 
 
 @dataclass(slots=True)
-class Owners:
+class GoldenOwners:
     """Finds the owners of goldens on disk, as plan files and test files say.
 
     ``has_run_whole`` says whether every test of a test file ran to its end in this run: a golden of that file that none of them
@@ -170,7 +170,7 @@ class Owners:
     has_run_whole: Callable[[Path], bool] = lambda _: False
     _rows: dict[Path, dict[str | None, bool] | None] = field(default_factory=dict)
 
-    def look(self) -> Found:
+    def look(self) -> FolderScan:
         """Look at every golden below the golden folder; other files, links, and goldens of a newer format are none of ours."""
         orphans, has_seen_all = [], True
         for path in goldens_below(self.store.root):
@@ -179,7 +179,7 @@ class Owners:
                 orphans.append(Orphan(path, reason))
             elif path not in self.compared:
                 has_seen_all = False
-        return Found(tuple(orphans), has_seen_all)
+        return FolderScan(tuple(orphans), has_seen_all)
 
     def _lacking(self, golden: Path) -> str | None:
         """Return why nobody owns ``golden``; None if somebody does."""
@@ -225,12 +225,12 @@ def goldens_below(root: Path) -> list[Path]:
     return [path for path in files if (number := format_of(path)) is not None and number <= FORMAT]
 
 
-def prune(orphans: Iterable[Orphan], start: Snapshot) -> Written:
+def prune(orphans: Iterable[Orphan], start: Snapshot) -> WriteOutcome:
     """Remove ``orphans``, and folders that this leaves empty; what is not as it was at the ``start`` of the run stays."""
     paths: list[Path] = []
     errors = []
     if not start.root.is_dir():
-        return Written()
+        return WriteOutcome()
     with locked(start.root):
         for path in (orphan.path for orphan in orphans):
             change = start.change(path)
@@ -245,7 +245,7 @@ def prune(orphans: Iterable[Orphan], start: Snapshot) -> Written:
                 continue
             paths.append(path)
             _remove_empty(path.parent, start.root)
-    return Written(tuple(paths), tuple(errors))
+    return WriteOutcome(tuple(paths), tuple(errors))
 
 
 def _remove_empty(folder: Path, root: Path) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 
-from pytest_fxbucket.golden.read_back import Paired, carried, known
+from pytest_fxbucket.golden.read_back import PairedBuckets, carried, known
 from pytest_fxbucket.golden.schedule import NAMELESS, PADDING, NamedBucket
 from pytest_fxbucket.words import plural
 
@@ -15,7 +15,7 @@ Holders = Mapping[tuple[str, str, str], NamedBucket]
 """Bucket by direction, kind and a member's FQN."""
 
 
-def bucket_sentences(paired: Paired) -> Iterator[str]:
+def bucket_sentences(paired: PairedBuckets) -> Iterator[str]:
     """Sentences on all buckets, those that are gone first."""
     now = _holders([*paired.new, *(new for _, new in paired.pairs)])
     before = _holders([*paired.lost, *(old for old, _ in paired.pairs)])

@@ -9,7 +9,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 
-from pytest_fxbucket.golden.read_back import Paired
+from pytest_fxbucket.golden.read_back import PairedBuckets
 from pytest_fxbucket.golden.schedule import COMPUTING, direction_of
 
 
@@ -141,7 +141,7 @@ class _Moved:
     """What it was before and is behind now, or the other way round, in order."""
 
 
-def event_sentences(section: str, old: Sequence[str], new: Sequence[str], paired: Paired) -> Iterator[str]:
+def event_sentences(section: str, old: Sequence[str], new: Sequence[str], paired: PairedBuckets) -> Iterator[str]:
     """Sentences on the events of one section; a bucket that has another name now is called by it."""
     direction = direction_of(section)
     names = {a.label: b.label for a, b in paired.pairs if a.direction == direction}

@@ -100,7 +100,7 @@ def pair(member: str) -> tuple[str, str]:
 
 
 @dataclass(frozen=True, slots=True)
-class Paired:
+class PairedBuckets:
     """Buckets of two schedules; each is in one of the three."""
 
     pairs: tuple[tuple[NamedBucket, NamedBucket], ...]
@@ -109,7 +109,7 @@ class Paired:
     new: tuple[NamedBucket, ...]
 
 
-def paired(old: Sequence[NamedBucket], new: Sequence[NamedBucket]) -> Paired:
+def paired(old: Sequence[NamedBucket], new: Sequence[NamedBucket]) -> PairedBuckets:
     """Pair buckets of the same direction and kind that share most members; of the rest those that have the same name."""
     taken_old: dict[int, int] = {}
     taken_new: set[int] = set()
@@ -122,7 +122,7 @@ def paired(old: Sequence[NamedBucket], new: Sequence[NamedBucket]) -> Paired:
         if a not in taken_old and bucket.name in by_name:
             taken_old[a] = by_name.pop(bucket.name)
             taken_new.add(taken_old[a])
-    return Paired(
+    return PairedBuckets(
         pairs=tuple((old[a], new[b]) for a, b in sorted(taken_old.items())),
         lost=tuple(bucket for a, bucket in enumerate(old) if a not in taken_old),
         new=tuple(bucket for b, bucket in enumerate(new) if b not in taken_new),

@@ -113,7 +113,7 @@ class GraphAnalysis:
     """Positions of the nodes that update parameters, and of what is computed for that alone."""
     updates: tuple[Update, ...] = ()
     """What each updated parameter, and state of it, is made of."""
-    overwritten: tuple[Read, ...] = ()
+    overwritten: tuple[InputReader, ...] = ()
     """Who reads what of inputs that are written in place."""
     late: frozenset[int] = frozenset()
     """Positions of what is done for the call before: its reductions and updates, in steady and clean-up graphs."""
@@ -140,7 +140,7 @@ class GraphAnalysis:
 
 
 @dataclass(frozen=True, slots=True)
-class Read:
+class InputReader:
     """One reader of an input that is written in place."""
 
     fqn: str
@@ -150,7 +150,7 @@ class Read:
     """Nodes that have written it when the reader is done, in order; empty: it reads the value that the step began with."""
 
 
-def reads_of_written(order: Order, inputs: Sequence[Value], buckets: Sequence[Bucket]) -> Iterator[Read]:
+def reads_of_written(order: Order, inputs: Sequence[Value], buckets: Sequence[Bucket]) -> Iterator[InputReader]:
     """Every reader and writer of each input that is written in place, in order of the inputs, then of the graph."""
     placeholders = [node for node in order.nodes if node.op == "placeholder"]
     direction = {bucket.node: bucket.direction for bucket in buckets}
@@ -160,7 +160,9 @@ def reads_of_written(order: Order, inputs: Sequence[Value], buckets: Sequence[Bu
             yield from _reads(order, node, value.fqn, writers, direction)
 
 
-def _reads(order: Order, node: fx.Node, fqn: str, writers: Sequence[int], direction: Mapping[str, str]) -> Iterator[Read]:
+def _reads(
+    order: Order, node: fx.Node, fqn: str, writers: Sequence[int], direction: Mapping[str, str]
+) -> Iterator[InputReader]:
     counts: dict[str, int] = {}
     readers = sorted({index for storage in order.storages(node) for index in order.readers(storage)}.union(writers))
     for index in readers:
@@ -171,7 +173,7 @@ def _reads(order: Order, node: fx.Node, fqn: str, writers: Sequence[int], direct
         seen = tuple(order.nodes[writer].name for writer in writers if writer < end)
         for name in _names(reader, direction):
             counts[name] = counts.get(name, 0) + 1
-            yield Read(fqn, name if counts[name] == 1 else f"{name} ({counts[name]})", seen)
+            yield InputReader(fqn, name if counts[name] == 1 else f"{name} ({counts[name]})", seen)
 
 
 def _end(order: Order, reader: fx.Node) -> int:

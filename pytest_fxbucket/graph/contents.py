@@ -299,7 +299,7 @@ class NotFollowedError(Exception):
     """An operator moves data in a way that runs of elements cannot tell; the message says how."""
 
 
-class Memory:
+class StorageContents:
     """Contents of every storage that was met so far."""
 
     def __init__(self) -> None:

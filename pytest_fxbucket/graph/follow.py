@@ -18,17 +18,17 @@ from pytest_fxbucket.compat.pytree import tree_map
 from pytest_fxbucket.errors import PassError
 from pytest_fxbucket.graph import collectives, contents
 from pytest_fxbucket.graph.collectives import Launch
-from pytest_fxbucket.graph.contents import ByteRange, Memory, NotFollowedError, Runs, precision_of
+from pytest_fxbucket.graph.contents import ByteRange, NotFollowedError, Runs, StorageContents, precision_of
 from pytest_fxbucket.graph.effects import written_arguments
 from pytest_fxbucket.graph.movement import execute, is_new_storage, joins, moves_data, reorders
 from pytest_fxbucket.graph.ops import operator_name
-from pytest_fxbucket.graph.sending import Sent, Source, SourceTable
+from pytest_fxbucket.graph.sending import SentLaunch, Source, SourceTable
 from pytest_fxbucket.graph.storages import base
 
 if TYPE_CHECKING:
     from torch import fx
 
-__all__ = ["Followed", "Sent", "Source", "Use", "follow"]
+__all__ = ["FollowedValues", "SentLaunch", "Source", "Use", "follow"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,11 +42,11 @@ class Use:
 
 
 @dataclass(slots=True)
-class Followed:
+class FollowedValues:
     """Everything that the walk found."""
 
     table: SourceTable = field(default_factory=SourceTable)
-    sent: dict[fx.Node, Sent] = field(default_factory=dict)
+    sent: dict[fx.Node, SentLaunch] = field(default_factory=dict)
     uses: list[Use] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
     """Data movement that could not be told; what it gave counts as computed."""
@@ -57,7 +57,7 @@ class Followed:
         return self.table.found
 
 
-def follow(graph: fx.Graph, anew: Collection[fx.Node] = ()) -> Followed:
+def follow(graph: fx.Graph, anew: Collection[fx.Node] = ()) -> FollowedValues:
     """Walk ``graph`` once; cost grows with its nodes and with members times ranks of its launches.
 
     What is in ``anew`` counts as a source of its own, though it may only be a part of what another node computed.
@@ -80,8 +80,8 @@ def _visit(walk: _Walk, node: fx.Node) -> None:
 
 class _Walk:
     def __init__(self, graph: fx.Graph, anew: Collection[fx.Node]) -> None:
-        self.found = Followed()
-        self.memory = Memory()
+        self.found = FollowedValues()
+        self.memory = StorageContents()
         self.values: dict[fx.Node, Any] = {}
         self.moving = {node for node in graph.nodes if moves_data(node) and node not in anew}
         """Nodes that only move data."""
@@ -221,7 +221,7 @@ class _Walk:
 
     def _launch(self, launch: Launch) -> None:
         several = isinstance(collectives.sent_by(launch.node), (list, tuple))
-        sent = self.found.sent[launch.node] = Sent(launch)
+        sent = self.found.sent[launch.node] = SentLaunch(launch)
         nodes = collectives.tensors_sent(launch.node)
         results: list[tuple[torch.Tensor, Runs, Sequence[int]]] = []
         for node in nodes:
@@ -240,7 +240,7 @@ class _Walk:
             values = self._results(launch.node, results)
             self.values[launch.node] = values if several else values[0]
 
-    def _brought(self, sent: Sent, tensor: torch.Tensor) -> tuple[Runs, Sequence[int]] | str:
+    def _brought(self, sent: SentLaunch, tensor: torch.Tensor) -> tuple[Runs, Sequence[int]] | str:
         """(content, shape) of what ``sent`` brings for one tensor; or why that is not known, as of most kinds."""
         content, table = self.memory.read(tensor), self.found.table
         kind, ranks = sent.launch.kind, sent.launch.ranks

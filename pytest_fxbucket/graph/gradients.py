@@ -20,7 +20,7 @@ from pytest_fxbucket.graph.sending import UNEVEN
 if TYPE_CHECKING:
     from torch import fx
 
-    from pytest_fxbucket.graph.follow import Followed, Use
+    from pytest_fxbucket.graph.follow import FollowedValues, Use
     from pytest_fxbucket.step.roles import Role, Value
 
 _SUMS = ("add", "mul", "div", "_to_copy", "view", "clone", "reshape", "detach", "alias")
@@ -38,7 +38,7 @@ class Gradients:
 
     def __init__(
         self,
-        found: Followed,
+        found: FollowedValues,
         output: fx.Node,
         outputs: Sequence[Value],
         role: Mapping[fx.Node, Role],
@@ -191,7 +191,7 @@ def _foreach_of(node: fx.Node) -> fx.Node | None:
 _CASTS = ("aten::_to_copy", "prims::convert_element_type")
 
 
-def begun_in(found: Followed) -> set[fx.Node]:
+def begun_in(found: FollowedValues) -> set[fx.Node]:
     """Nodes that only move data, at which a gradient begins whose pieces cannot be told from where they were computed."""
     return {
         node for launch, sent in found.sent.items() if sent.problem == UNEVEN for node in _gradient(launch) if moves_data(node)

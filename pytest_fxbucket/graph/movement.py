@@ -18,14 +18,14 @@ from pytest_fxbucket.compat.pytree import tree_flatten, tree_unflatten
 from pytest_fxbucket.compat.torch_pass import numbered_dtypes
 from pytest_fxbucket.compat.tracing import trace
 from pytest_fxbucket.graph import contents
-from pytest_fxbucket.graph.contents import Memory, NotFollowedError
+from pytest_fxbucket.graph.contents import NotFollowedError, StorageContents
 from pytest_fxbucket.graph.ops import by_operator, is_view_operator, operator_name, overload
 
 if TYPE_CHECKING:
     from torch import fx
 
 _PAD = "aten::constant_pad_nd"
-Handler = Callable[[Memory, Sequence[Any], dict[str, Any]], Any]
+Handler = Callable[[StorageContents, Sequence[Any], dict[str, Any]], Any]
 
 
 def moves_data(node: fx.Node) -> bool:
@@ -73,7 +73,7 @@ def reorders(node: fx.Node, source: torch.Tensor) -> bool:
     return node.kwargs.get("memory_format") is torch.contiguous_format and not in_order
 
 
-def execute(node: fx.Node, args: Sequence[Any], kwargs: dict[str, Any], memory: Memory) -> Any:
+def execute(node: fx.Node, args: Sequence[Any], kwargs: dict[str, Any], memory: StorageContents) -> Any:
     """Result of ``node`` on meta tensors ``args`` and ``kwargs``, whose storages ``memory`` holds.
 
     Raises :class:`NotFollowedError` for data movement that cannot be told.
@@ -110,7 +110,7 @@ def _is_made_of_others(op: torch._ops.OpOverload) -> bool:
     return op.namespace not in ("aten", "prims") and op._can_decompose()
 
 
-def _by_parts(op: torch._ops.OpOverload, args: Sequence[Any], kwargs: dict[str, Any], memory: Memory) -> Any:
+def _by_parts(op: torch._ops.OpOverload, args: Sequence[Any], kwargs: dict[str, Any], memory: StorageContents) -> Any:
     """What the operators do that ``op`` is made of."""
     leaves, shape = tree_flatten((list(args), kwargs))
     places = [place for place, leaf in enumerate(leaves) if isinstance(leaf, torch.Tensor)]
@@ -152,7 +152,7 @@ def _by_place(op: torch._ops.OpOverload, args: Sequence[Any], kwargs: dict[str, 
     return placed, named
 
 
-def _clone(memory: Memory, args: Sequence[Any], kwargs: dict[str, Any]) -> torch.Tensor:
+def _clone(memory: StorageContents, args: Sequence[Any], kwargs: dict[str, Any]) -> torch.Tensor:
     dtype = kwargs.get("dtype") or args[0].dtype
     target = torch.empty_like(args[0], dtype=dtype, memory_format=kwargs.get("memory_format") or torch.preserve_format)
     memory.define(target, contents.run(contents.UNDEFINED, target.nbytes))
@@ -160,11 +160,11 @@ def _clone(memory: Memory, args: Sequence[Any], kwargs: dict[str, Any]) -> torch
     return target
 
 
-def _convert(memory: Memory, args: Sequence[Any], kwargs: dict[str, Any]) -> torch.Tensor:
+def _convert(memory: StorageContents, args: Sequence[Any], kwargs: dict[str, Any]) -> torch.Tensor:
     return _clone(memory, args[:1], {"dtype": args[1]})
 
 
-def _cat(memory: Memory, args: Sequence[Any], kwargs: dict[str, Any]) -> torch.Tensor:
+def _cat(memory: StorageContents, args: Sequence[Any], kwargs: dict[str, Any]) -> torch.Tensor:
     parts, dim = args[0], args[1] if len(args) > 1 else kwargs.get("dim", 0)
     target = torch.empty_like(torch.cat(list(parts), dim), memory_format=torch.contiguous_format)
     sizes = [0 if part.shape == (0,) else part.shape[dim] for part in parts]
@@ -172,7 +172,7 @@ def _cat(memory: Memory, args: Sequence[Any], kwargs: dict[str, Any]) -> torch.T
     return target
 
 
-def _fill(memory: Memory, target: torch.Tensor, places: Iterable[torch.Tensor], parts: Iterable[torch.Tensor]) -> None:
+def _fill(memory: StorageContents, target: torch.Tensor, places: Iterable[torch.Tensor], parts: Iterable[torch.Tensor]) -> None:
     """Copy each of ``parts`` to its place in the new ``target``, all of which they cover."""
     pairs = [(at, part) for at, part in zip(places, parts, strict=True) if part.numel()]
     if other := next((part.shape for at, part in pairs if at.numel() != part.numel()), None):
@@ -180,7 +180,7 @@ def _fill(memory: Memory, target: torch.Tensor, places: Iterable[torch.Tensor], 
     memory.define(target, contents.filled((at, memory.cast(part, at.dtype)) for at, part in pairs))
 
 
-def _flatten_dense(memory: Memory, args: Sequence[Any], kwargs: dict[str, Any]) -> torch.Tensor:
+def _flatten_dense(memory: StorageContents, args: Sequence[Any], kwargs: dict[str, Any]) -> torch.Tensor:
     parts = args[0]
     sizes = [part.numel() for part in parts]
     target = torch.empty(sum(sizes), dtype=parts[0].dtype, device="meta")
@@ -188,7 +188,7 @@ def _flatten_dense(memory: Memory, args: Sequence[Any], kwargs: dict[str, Any]) 
     return target
 
 
-def _chunk_cat(memory: Memory, args: Sequence[Any], kwargs: dict[str, Any]) -> torch.Tensor:
+def _chunk_cat(memory: StorageContents, args: Sequence[Any], kwargs: dict[str, Any]) -> torch.Tensor:
     parts, dim, chunks = args[0], args[1], args[2]
     padded = []
     for part in parts:
@@ -204,7 +204,7 @@ def _chunk_cat(memory: Memory, args: Sequence[Any], kwargs: dict[str, Any]) -> t
     return target
 
 
-def _pad(memory: Memory, args: Sequence[Any], kwargs: dict[str, Any]) -> torch.Tensor:
+def _pad(memory: StorageContents, args: Sequence[Any], kwargs: dict[str, Any]) -> torch.Tensor:
     """Pads are (before, after) of each dimension, the last one first; below zero they cut."""
     source, pads, value = args[0], args[1], args[2] if len(args) > 2 else kwargs.get("value", 0)
     target = memory.allocate(torch.empty(torch.constant_pad_nd(source, pads).shape, dtype=source.dtype, device="meta"))
@@ -221,7 +221,7 @@ def _pad(memory: Memory, args: Sequence[Any], kwargs: dict[str, Any]) -> torch.T
     return target
 
 
-def _split_copy(memory: Memory, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+def _split_copy(memory: StorageContents, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     dim = args[2] if len(args) > 2 else kwargs.get("dim", 0)
     pieces = torch.split(args[0], args[1], dim)
     if not kwargs.get("out"):
@@ -231,24 +231,24 @@ def _split_copy(memory: Memory, args: Sequence[Any], kwargs: dict[str, Any]) -> 
     return None
 
 
-def _copy_(memory: Memory, args: Sequence[Any], kwargs: dict[str, Any]) -> torch.Tensor:
+def _copy_(memory: StorageContents, args: Sequence[Any], kwargs: dict[str, Any]) -> torch.Tensor:
     target: torch.Tensor = args[0]
     memory.copy(target, args[1])
     return target
 
 
-def _copy(memory: Memory, args: Sequence[Any], kwargs: dict[str, Any]) -> torch.Tensor:
+def _copy(memory: StorageContents, args: Sequence[Any], kwargs: dict[str, Any]) -> torch.Tensor:
     target = memory.allocate(args[0])
     memory.copy(target, args[1])
     return target
 
 
-def _foreach_copy_(memory: Memory, args: Sequence[Any], kwargs: dict[str, Any]) -> None:
+def _foreach_copy_(memory: StorageContents, args: Sequence[Any], kwargs: dict[str, Any]) -> None:
     for target, source in zip(args[0], args[1], strict=True):
         memory.copy(target, source)
 
 
-def _pre_bucket_all_gather(memory: Memory, args: Sequence[Any], kwargs: dict[str, Any]) -> torch.Tensor:
+def _pre_bucket_all_gather(memory: StorageContents, args: Sequence[Any], kwargs: dict[str, Any]) -> torch.Tensor:
     """torch's pack: the members, cast, in this rank's part of a new buffer for the whole gather."""
     parts, ranks, *rest = args
     dtype, numbers, rank = [one for one in rest if not isinstance(one, str)][:3]  # torch 2.12 gives the group's name too
@@ -262,14 +262,14 @@ def _pre_bucket_all_gather(memory: Memory, args: Sequence[Any], kwargs: dict[str
     return whole
 
 
-def _pre_bucket_reduce_scatter(memory: Memory, args: Sequence[Any], kwargs: dict[str, Any]) -> torch.Tensor:
+def _pre_bucket_reduce_scatter(memory: StorageContents, args: Sequence[Any], kwargs: dict[str, Any]) -> torch.Tensor:
     """torch's pack: the members as matrices of (ranks, elements of a piece), side by side."""
     parts, ranks = args
     rows = [_reshaped(memory, part, [ranks, -1]) for part in parts]
     return _cat(memory, [rows, 1], {}).view(-1)
 
 
-def _reshaped(memory: Memory, tensor: torch.Tensor, shape: Sequence[int]) -> torch.Tensor:
+def _reshaped(memory: StorageContents, tensor: torch.Tensor, shape: Sequence[int]) -> torch.Tensor:
     if not tensor.is_contiguous():
         tensor = _clone(memory, [tensor], {"memory_format": torch.contiguous_format})
     return tensor.view(shape)

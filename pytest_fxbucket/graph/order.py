@@ -249,7 +249,7 @@ def displaced(before: Sequence[str], after: Sequence[str]) -> tuple[int, int]:
 
 
 @dataclass(frozen=True, slots=True)
-class Needs:
+class LaunchBounds:
     """Bounds of one launch, as positions in the graph."""
 
     blocked: int
@@ -258,7 +258,7 @@ class Needs:
     """First launch that needs what it brings; None if none does."""
 
 
-def needs_of(order: Order, launches: Sequence[fx.Node]) -> dict[fx.Node, Needs]:
+def needs_of(order: Order, launches: Sequence[fx.Node]) -> dict[fx.Node, LaunchBounds]:
     """Bounds of each of ``launches``. One walk down the graph and one up, O(nodes + edges)."""
     fixed = [not moves_freely(node) for node in order.nodes]
     blocked: list[int] = []
@@ -275,7 +275,7 @@ def needs_of(order: Order, launches: Sequence[fx.Node]) -> dict[fx.Node, Needs]:
         for earlier in order.before[index]:
             needed[earlier] = min(needed[earlier], first)
     at = {launch: order.index[launch] for launch in launches}
-    return {launch: Needs(blocked[i], needed[i] if needed[i] < end else None) for launch, i in at.items()}
+    return {launch: LaunchBounds(blocked[i], needed[i] if needed[i] < end else None) for launch, i in at.items()}
 
 
 _FRESH = ("aten::empty", "aten::new_empty", "aten::empty_like")

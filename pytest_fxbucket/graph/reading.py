@@ -13,12 +13,12 @@ from pytest_fxbucket.compat.c10d import untwinned
 from pytest_fxbucket.graph import collectives, contents
 from pytest_fxbucket.graph.buckets import Bucket, GraphAnalysis, Member, reads_of_written
 from pytest_fxbucket.graph.compute import computes, direct_reads, multiplies
-from pytest_fxbucket.graph.follow import Followed, Sent, Use, follow
+from pytest_fxbucket.graph.follow import FollowedValues, SentLaunch, Use, follow
 from pytest_fxbucket.graph.gradients import Gradients, begun_in, contributions, named_in
 from pytest_fxbucket.graph.modules import direction_of, module_of
 from pytest_fxbucket.graph.ops import returned
 from pytest_fxbucket.graph.order import needs_of, order_of, why_unmergeable
-from pytest_fxbucket.graph.sending import Piece
+from pytest_fxbucket.graph.sending import SentPiece
 from pytest_fxbucket.graph.update_provenance import updates_of
 from pytest_fxbucket.graph.updates import of_call_before, update_nodes
 from pytest_fxbucket.graph.walks import ancestors, made_of, writers_in
@@ -58,7 +58,7 @@ class _Reader:
         self.output = graph.output_node()
         self.late, new = of_call_before(graph, inputs, outputs)
         self.begun = named_in(graph, begun or ())
-        self.found: Followed = follow(graph, {*new, *self.begun})
+        self.found: FollowedValues = follow(graph, {*new, *self.begun})
         if begun is None and (own := begun_in(self.found)):
             self.begun = own
             self.found = follow(graph, {*new, *own})
@@ -200,7 +200,7 @@ class _Reader:
             number = source.sent
             source = self.found.sources[number] if number >= 0 else None
 
-    def _note_sent(self, launch: fx.Node, piece: Piece) -> None:
+    def _note_sent(self, launch: fx.Node, piece: SentPiece) -> None:
         """A launch reads what an earlier one brought."""
         source = self.found.sources[piece.source]
         before = self.found.sources[source.sent] if source is not None and source.sent >= 0 else None
@@ -213,7 +213,7 @@ class _Reader:
             return "nothing defined" if number == contents.UNDEFINED else "zeros"
         return self.parameter.get(source.node, source.node.name)
 
-    def _bucket(self, node: fx.Node, sent: Sent) -> Bucket:
+    def _bucket(self, node: fx.Node, sent: SentLaunch) -> Bucket:
         launch = sent.launch
         members = tuple(self._member(node, sent, piece) for piece in sent.content)
         self._note_problems(node, sent, members)
@@ -251,7 +251,7 @@ class _Reader:
             level=max((self.gradients.level(piece.source) for piece in sent.content), default=0),
         )
 
-    def _round(self, sent: Sent, direction: Direction, members: Sequence[Member]) -> int:
+    def _round(self, sent: SentLaunch, direction: Direction, members: Sequence[Member]) -> int:
         """How many gathers of a member were launched before ``sent``, at most; to be asked in order of launch.
 
         A gather of what another one brought, over a second group, belongs to the round of that one.
@@ -266,7 +266,7 @@ class _Reader:
         self.gathers.update(keys)
         return earlier
 
-    def _note_problems(self, node: fx.Node, sent: Sent, members: Sequence[Member]) -> None:
+    def _note_problems(self, node: fx.Node, sent: SentLaunch, members: Sequence[Member]) -> None:
         what = f"{sent.launch.operator} ({node.name})"
         if sent.problem and sent.launch.kind in ("all_gather", "reduce_scatter"):
             self.problems.append(f"{what}: {sent.problem}")
@@ -277,7 +277,7 @@ class _Reader:
                 "promised: trace the step with sizes that are numbers"
             )
 
-    def _member(self, node: fx.Node, sent: Sent, piece: Piece) -> Member:
+    def _member(self, node: fx.Node, sent: SentLaunch, piece: SentPiece) -> Member:
         number, kind, numel = piece.source, sent.launch.kind, piece.length // piece.dtype.itemsize
         source = self.found.sources[number]
         precision = self.precision.get((node, number), contents.EXACT)

@@ -37,7 +37,7 @@ class Source:
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
+class SentPiece:
     """A member of a launch on this rank: for a gather of what it sends, for a reduction of what it brings. In bytes."""
 
     offset: int
@@ -47,7 +47,7 @@ class Piece:
 
 
 @dataclass(slots=True)
-class Sent:
+class SentLaunch:
     """A launch, and what its input holds."""
 
     launch: Launch
@@ -56,7 +56,7 @@ class Sent:
     numel: int = 0
     """Elements of the input on one rank."""
     bytes: int = 0
-    content: list[Piece] = field(default_factory=list)
+    content: list[SentPiece] = field(default_factory=list)
     problem: str = ""
     """Why the content could not be told; empty if it could."""
     symbolic: str = ""
@@ -85,7 +85,7 @@ class SourceTable:
         old = self.known(number)
         return self.add(Source(old.node, numel, dtype, launch, number, ranks))
 
-    def gathered(self, sent: Sent, tensor: torch.Tensor, content: Runs, ranks: int) -> tuple[Runs, Sequence[int]]:
+    def gathered(self, sent: SentLaunch, tensor: torch.Tensor, content: Runs, ranks: int) -> tuple[Runs, Sequence[int]]:
         """(content, shape) of the result of a gather of ``tensor``; the members are added to ``sent``."""
         begin, own = sent.bytes, tensor.nbytes
         new, inner = dict[int, int](), dict[int, int]()
@@ -108,7 +108,7 @@ class SourceTable:
         )
         return runs, (tensor.shape[0] * ranks, *tensor.shape[1:]) if tensor.dim() else (ranks,)
 
-    def scattered(self, sent: Sent, tensor: torch.Tensor, content: Runs, ranks: int) -> tuple[Runs, Sequence[int]] | str:
+    def scattered(self, sent: SentLaunch, tensor: torch.Tensor, content: Runs, ranks: int) -> tuple[Runs, Sequence[int]] | str:
         """(content, shape) of the result of a reduce-scatter, or why it cannot be told; the members are added to ``sent``."""
         begin, own = sent.bytes // ranks, tensor.nbytes // ranks
         first = contents.first(content, own)
@@ -120,7 +120,7 @@ class SourceTable:
         for one in first:
             if one.source > ZERO:
                 new = self.brought(one.source, sent.launch.node, one.length // tensor.itemsize, tensor.dtype)
-                sent.content.append(Piece(begin + one.offset, one.length, new, tensor.dtype))
+                sent.content.append(SentPiece(begin + one.offset, one.length, new, tensor.dtype))
                 runs += contents.shifted(contents.run(new, one.length, one.precision, tensor.dtype), one.offset)
             else:
                 runs += contents.shifted(contents.run(ZERO, one.length), one.offset)
@@ -147,7 +147,7 @@ class SourceTable:
         """Of the whole source of ``one`` on a rank, in the form that it has there."""
         return self.known(one.source).numel * contents.dtype_of(one.form).itemsize
 
-    def summed(self, sent: Sent, tensor: torch.Tensor, content: Runs) -> tuple[Runs, Sequence[int]] | str:
+    def summed(self, sent: SentLaunch, tensor: torch.Tensor, content: Runs) -> tuple[Runs, Sequence[int]] | str:
         """(content, shape) of the result of an all-reduce, or why it cannot be told; the members are added to ``sent``."""
         if other := _seen_as(content, tensor.dtype):
             return other
@@ -158,7 +158,7 @@ class SourceTable:
             runs = [one for one in content if one.source == number]
             new[number] = self.brought(number, sent.launch.node, self.known(number).numel, tensor.dtype)
             begin, length = runs[0].offset, sum(one.length for one in runs)
-            sent.content.append(Piece(sent.bytes + begin, length, new[number], tensor.dtype))
+            sent.content.append(SentPiece(sent.bytes + begin, length, new[number], tensor.dtype))
         return _renamed(content, new), tensor.shape
 
 
@@ -179,9 +179,9 @@ def _seen_as(content: Runs, dtype: torch.dtype) -> str:
     return f"it reduces {other[0]} seen as {dtype}" if other else ""
 
 
-def _pieces(runs: Runs, begin: int, dtype: torch.dtype) -> list[Piece]:
+def _pieces(runs: Runs, begin: int, dtype: torch.dtype) -> list[SentPiece]:
     """Members that a gather sends, from byte ``begin`` on: a run each, but those of the ranks of an earlier gather are one."""
-    found: list[Piece] = []
+    found: list[SentPiece] = []
     number = last = OWN_RANK
     for offset, length, source, rank, _, _, form in runs:
         if source == ZERO:
@@ -189,7 +189,7 @@ def _pieces(runs: Runs, begin: int, dtype: torch.dtype) -> list[Piece]:
         elif source == number and rank > last >= 0:
             found[-1] = replace(found[-1], length=begin + offset + length - found[-1].offset)
         else:
-            found.append(Piece(begin + offset, length, source, contents.dtype_of(form) if form else dtype))
+            found.append(SentPiece(begin + offset, length, source, contents.dtype_of(form) if form else dtype))
             number = source
         last = rank
     return found

@@ -145,19 +145,19 @@ _COALESCED = "_coalesced"
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class StoragePlace:
     """Where a node's result lies: a storage, and which part of it for each list of parts on the way there."""
 
     storage: fx.Node
     parts: Mapping[fx.Node, object]
 
-    def meets(self, other: Place) -> bool:
+    def meets(self, other: StoragePlace) -> bool:
         """Whether both may have an element in common."""
         parted = any(other.parts.get(parts, index) != index for parts, index in self.parts.items())
         return self.storage is other.storage and not parted
 
 
-def place(node: fx.Node) -> Place:
+def place(node: fx.Node) -> StoragePlace:
     """Where ``node``'s result lies, back through views, their parts, waits, and results of writes."""
     parts: dict[fx.Node, object] = {}
     while True:
@@ -172,7 +172,7 @@ def place(node: fx.Node) -> Place:
         elif returns_written(node) and (written := written_arguments(node)):
             node = written[0]
         else:
-            return Place(node, parts)
+            return StoragePlace(node, parts)
 
 
 def base(node: fx.Node) -> fx.Node:

@@ -18,10 +18,10 @@ import torch
 from pytest_fxbucket.graph.collectives import REDUCTIONS, launch_kind, waits_of
 from pytest_fxbucket.graph.compute import computes, is_reduced
 from pytest_fxbucket.graph.effects import written_arguments
-from pytest_fxbucket.graph.follow import Followed, follow
+from pytest_fxbucket.graph.follow import FollowedValues, follow
 from pytest_fxbucket.graph.gradients import Gradients
 from pytest_fxbucket.graph.ops import operator_name, returned
-from pytest_fxbucket.graph.storages import Place, is_part, place
+from pytest_fxbucket.graph.storages import StoragePlace, is_part, place
 from pytest_fxbucket.graph.updates import UPDATED, is_scalar
 from pytest_fxbucket.graph.walks import ancestors, readers_of
 
@@ -89,7 +89,7 @@ class _Walk:
     ) -> None:
         self.roles, self.gradients, self.reduced = roles, gradients, reduced
         self.known: dict[fx.Node, Bits] = {}
-        self.written: dict[fx.Node, dict[tuple[Any, ...], tuple[Place, int]]] = {}
+        self.written: dict[fx.Node, dict[tuple[Any, ...], tuple[StoragePlace, int]]] = {}
         """By the node whose storage it is, then by the parts of it: gradients that were reduced together share one."""
         self.bit: dict[tuple[bool, str], int] = {}
         """Of each (is a gradient, FQN)."""
@@ -223,7 +223,7 @@ def _ones(bits: int) -> Iterator[int]:
 
 
 @dataclass(frozen=True, slots=True)
-class Reduction:
+class GradientReduction:
     """A launch that reduces gradients."""
 
     launch: fx.Node
@@ -235,7 +235,7 @@ class Reduction:
     """For each what made the gradient, before anything moved or packed it."""
 
 
-def reductions_of(graph: fx.Graph, inputs: Sequence[Value], outputs: Sequence[Value]) -> list[Reduction]:
+def reductions_of(graph: fx.Graph, inputs: Sequence[Value], outputs: Sequence[Value]) -> list[GradientReduction]:
     """All reductions of ``graph``, in order of launch."""
     found = follow(graph, {node for node in graph.nodes if is_result(node)})
     reducing = [node for node, sent in found.sent.items() if sent.launch.kind in REDUCTIONS]
@@ -246,11 +246,11 @@ def reductions_of(graph: fx.Graph, inputs: Sequence[Value], outputs: Sequence[Va
     return [_reduction(node, [piece.source for piece in found.sent[node].content], found, gradients) for node in reducing]
 
 
-def _reduction(launch: fx.Node, numbers: Sequence[int], found: Followed, gradients: Gradients) -> Reduction:
+def _reduction(launch: fx.Node, numbers: Sequence[int], found: FollowedValues, gradients: Gradients) -> GradientReduction:
     known = [number for number in numbers if found.sources[number] is not None]
     levels = [gradients.level(number) for number in known]
     fqns = tuple(gradients.names.get(number, "") for number in known)
-    return Reduction(launch, max(levels, default=0), fqns, tuple(found.table.known(number).node for number in known))
+    return GradientReduction(launch, max(levels, default=0), fqns, tuple(found.table.known(number).node for number in known))
 
 
 def is_result(node: fx.Node) -> bool:

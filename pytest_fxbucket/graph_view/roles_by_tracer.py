@@ -17,7 +17,7 @@ from pytest_fxbucket.step.roles import Value
 if TYPE_CHECKING:
     from torch import fx
 
-    from pytest_fxbucket.graph_view.tree import Held, Tree
+    from pytest_fxbucket.graph_view.tree import HeldParameter, Tree
     from pytest_fxbucket.step.roles import MeshDim
 
 
@@ -79,7 +79,7 @@ def _parameter_names(graph: fx.Graph) -> dict[fx.Node, str]:
     return names
 
 
-def _name(tree: Tree, held: Held) -> str:
+def _name(tree: Tree, held: HeldParameter) -> str:
     """Its FQN; of one that goes by its input's name, which is another in every torch, the module's and ``parameter``."""
     if held.fqn != held.input:
         return ".".join(module_path(held.fqn))

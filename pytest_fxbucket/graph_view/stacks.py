@@ -19,7 +19,7 @@ from pytest_fxbucket.graph.modules import (
     wraps,
     wrong_stack,
 )
-from pytest_fxbucket.graph_view.tree import ROOT, UNKNOWN, Given, ModuleRun, Tree
+from pytest_fxbucket.graph_view.tree import ROOT, UNKNOWN, KnownParameter, ModuleRun, Tree
 
 if TYPE_CHECKING:
     from torch import fx
@@ -32,7 +32,7 @@ def tree_of(
     graph: fx.Graph,
     module_stack_fn: ModuleStackFn | None = None,
     *,
-    given: Mapping[str, Given] | None = None,
+    given: Mapping[str, KnownParameter] | None = None,
     modules: Iterable[str] = (),
     direction: Direction | None = None,
     mesh: Mesh | None = None,

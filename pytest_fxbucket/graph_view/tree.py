@@ -29,7 +29,7 @@ ROOT = 0
 
 
 @dataclass(frozen=True, slots=True)
-class Given:
+class KnownParameter:
     """What somebody says of an input that is a parameter."""
 
     fqns: tuple[str, ...]
@@ -39,7 +39,7 @@ class Given:
 
 
 @dataclass(frozen=True, slots=True)
-class Held:
+class HeldParameter:
     """A parameter as the graph holds it: a sharded one is its local shard, padded."""
 
     fqn: str
@@ -62,7 +62,7 @@ class Held:
         return size
 
 
-def parameters_of(tree: Tree) -> list[Held]:
+def parameters_of(tree: Tree) -> list[HeldParameter]:
     """Parameters of ``tree``'s graph, in order of the graph's inputs.
 
     Those that were given; or those that the tracer names (dynamo's sources, AOTAutograd's descriptors, attributes and called
@@ -76,7 +76,7 @@ def parameters_of(tree: Tree) -> list[Held]:
     return list(_said(tree, graph)) or list(_guessed(tree, graph))
 
 
-def _given(tree: Tree, graph: fx.Graph, given: Mapping[str, Given]) -> Iterator[Held]:
+def _given(tree: Tree, graph: fx.Graph, given: Mapping[str, KnownParameter]) -> Iterator[HeldParameter]:
     inputs = {node.name: node for node in graph.nodes if node.op in ("placeholder", "get_attr")}
     for name, parameter in given.items():
         if name not in inputs:
@@ -84,10 +84,10 @@ def _given(tree: Tree, graph: fx.Graph, given: Mapping[str, Given]) -> Iterator[
         value = _value(inputs[name])
         shape, dtype = (parameter.shape, parameter.dtype) if parameter.shape is not None else _sizes(value)
         owners = tuple(dict.fromkeys(_owner(tree, fqn) for fqn in parameter.fqns))
-        yield Held(parameter.fqns[0], shape or (), dtype, inputs[name], name, owners)
+        yield HeldParameter(parameter.fqns[0], shape or (), dtype, inputs[name], name, owners)
 
 
-def _said(tree: Tree, graph: fx.Graph) -> Iterator[Held]:
+def _said(tree: Tree, graph: fx.Graph) -> Iterator[HeldParameter]:
     found: dict[object, tuple[list[str], fx.Node | None, str, Any]] = {}
     inputs = graph.find_nodes(op="placeholder")
     named = {node: name for node in inputs if (name := parameter_named(node)) is not None}
@@ -101,7 +101,7 @@ def _said(tree: Tree, graph: fx.Graph) -> Iterator[Held]:
     for fqns, node, name, value in found.values():
         owners = tuple(dict.fromkeys(_owner(tree, fqn) for fqn in fqns))
         shape, dtype = _sizes(value)
-        yield Held(fqns[0], shape, dtype, node, name, owners)
+        yield HeldParameter(fqns[0], shape, dtype, node, name, owners)
 
 
 def _attributes(graph: fx.Graph) -> Iterator[tuple[str, fx.Node | None, torch.nn.Parameter]]:
@@ -118,7 +118,7 @@ def _attributes(graph: fx.Graph) -> Iterator[tuple[str, fx.Node | None, torch.nn
             yield f"{target}.{name}", None, value
 
 
-def _guessed(tree: Tree, graph: fx.Graph) -> Iterator[Held]:
+def _guessed(tree: Tree, graph: fx.Graph) -> Iterator[HeldParameter]:
     """Inputs of floats that are gathered, or that one module alone reads; those that require grad, if any is said to."""
     inputs = [node for node in graph.find_nodes(op="placeholder") if _holds_floats(node) and not computed(node)]
     trained = [node for node in inputs if requires_grad(node)]
@@ -128,7 +128,7 @@ def _guessed(tree: Tree, graph: fx.Graph) -> Iterator[Held]:
         modules = {number for reader in readers for number in innermost.get(reader, ())} - {ROOT}
         if len(modules) == 1 or (gathered and modules):
             owner = tree.module(shared_path(tree.path(number) for number in modules))  # which there is
-            yield Held(node.name, *_sizes(_value(node)), node, node.name, (owner,))
+            yield HeldParameter(node.name, *_sizes(_value(node)), node, node.name, (owner,))
 
 
 def _readers(node: fx.Node) -> tuple[list[fx.Node], bool]:
@@ -203,7 +203,7 @@ class Tree:
 
     graph: fx.Graph | None
     """None after pickling."""
-    given: Mapping[str, Given] | None = None
+    given: Mapping[str, KnownParameter] | None = None
     """Parameters by the name of their input, if somebody said which they are."""
     direction: Direction | None = None
     """Of all nodes, where it is known."""
@@ -286,7 +286,7 @@ class Tree:
         return [sum(kind != "" for _, kind in self.marked(run)) for run in self.runs]
 
     @cached_property
-    def parameters(self) -> list[Held]:
+    def parameters(self) -> list[HeldParameter]:
         """Parameters, each with the modules that hold it."""
         return parameters_of(self)
 

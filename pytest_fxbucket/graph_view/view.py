@@ -21,7 +21,7 @@ from pytest_fxbucket.graph_view.find import (
     matching,
 )
 from pytest_fxbucket.graph_view.stacks import tree_of
-from pytest_fxbucket.graph_view.tree import ROOT, Given, Held, Tree
+from pytest_fxbucket.graph_view.tree import ROOT, HeldParameter, KnownParameter, Tree
 from pytest_fxbucket.words import counted, human_bytes, one_or_other
 
 if TYPE_CHECKING:
@@ -67,7 +67,7 @@ class GraphView:
 
         Raises :class:`GraphError` if ``module_stack_fn`` gives no module stack.
         """
-        given = None if parameters is None else {name: Given((fqn,)) for name, fqn in parameters.items()}
+        given = None if parameters is None else {name: KnownParameter((fqn,)) for name, fqn in parameters.items()}
         self._tree = tree_of(_graph(graph), module_stack_fn, given=given)
         self._number = ROOT
 
@@ -88,7 +88,7 @@ class GraphView:
         others: dict[str, tuple[str, ...]] = {parameter.fqn: parameter.aliases for parameter in step.parameters}
         inputs = graph.find_nodes(op="placeholder")
         given = {
-            node.name: Given((value.fqn, *others.get(value.fqn, ())), value.shape, value.dtype)
+            node.name: KnownParameter((value.fqn, *others.get(value.fqn, ())), value.shape, value.dtype)
             for node, value in zip(inputs, step.inputs[phase], strict=True)
             if value.role == "param"
         }
@@ -212,7 +212,7 @@ class GraphView:
         return {(d, k): found[d, k] for d in DIRECTIONS for k in KINDS if (d, k) in found}
 
     @property
-    def parameters(self) -> list[Held]:
+    def parameters(self) -> list[HeldParameter]:
         """Parameters of this module and of those in it, each once, in order of the graph's inputs."""
         held = self._tree.held[self._number]
         return [self._tree.parameters[index] for index in held]

@@ -18,7 +18,7 @@ from pytest_fxbucket.mutate.values import alike
 if TYPE_CHECKING:
     from torch import fx
 
-    from pytest_fxbucket.mutate.operator import Seen
+    from pytest_fxbucket.mutate.operator import SeenGraph
 
 _SCALINGS = ("aten::mul", "aten::div")
 _NUMBERS = ("number", "float", "Optional[number]", "Optional[float]")
@@ -75,7 +75,7 @@ def another(number: int | float) -> int | float:
 # Norms: their sums over ranks, among all other all-reduces.
 
 
-def other_sums(seen: Seen) -> Iterator[tuple[fx.Node, bool]]:
+def other_sums(seen: SeenGraph) -> Iterator[tuple[fx.Node, bool]]:
     """(launch, whether it sums norms for an update) of every all-reduce of one tensor that is no gradient."""
     updating = {seen.nodes[name] for name in seen.reading.updating_names}
     for bucket in seen.reading.buckets:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from pytest_fxbucket.checks.verdict import Verdict, capped, failed, passed
-from pytest_fxbucket.mutate.judge import Asked, scored
-from pytest_fxbucket.mutate.score import Score, sums, survivor_lines, undecided_lines
+from pytest_fxbucket.mutate.judge import MutantSelection, scored
+from pytest_fxbucket.mutate.score import MutationScore, sums, survivor_lines, undecided_lines
 from pytest_fxbucket.words import counted
 
 if TYPE_CHECKING:
@@ -17,9 +17,9 @@ def run(context: Context) -> Verdict:
     """Break the graph as often as the plan allows. Raises FxbucketError for a plan that does not pass its other checks."""
     options = context.plan.checks.mutation
     assert options  # the plan has it on
-    asked = Asked(seed=options.seed, at_most=options.at_most, seconds=options.budget_s)
+    asked = MutantSelection(seed=options.seed, at_most=options.at_most, seconds=options.budget_s)
     # A score comes after each mutant and counts all so far, so the last one is wanted; without mutants it is the empty one.
-    score = [Score((), 0), *scored(context, asked)][-1]
+    score = [MutationScore((), 0), *scored(context, asked)][-1]
     if not score.made:
         undecided = [line for one in score.judged for line in undecided_lines(one)]
         return failed(

@@ -18,7 +18,7 @@ from pytest_fxbucket.golden.accept import accepts
 from pytest_fxbucket.golden.store import GoldenStore
 from pytest_fxbucket.mutate.mutant import CannotMakeError, Spoiling, diff_of, mutants_of
 from pytest_fxbucket.mutate.registry import operators_of
-from pytest_fxbucket.mutate.score import OTHER_ORDER, SAME_STEP, Harmless, Judged, Score
+from pytest_fxbucket.mutate.score import OTHER_ORDER, SAME_STEP, Harmless, Judged, MutationScore
 from pytest_fxbucket.plan_on_mesh import text_of as golden_text_of
 from pytest_fxbucket.simulate.of_plan import bucketed
 
@@ -173,7 +173,7 @@ class Judge:
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class MutantSelection:
     """Which mutants are to be judged; plain data."""
 
     operators: tuple[str, ...] = ()
@@ -187,7 +187,7 @@ class Asked:
     """Number of workers; worker k takes every mutant whose number is k modulo that."""
 
 
-def scored(context: Context, asked: Asked) -> Iterator[Score]:
+def scored(context: Context, asked: MutantSelection) -> Iterator[MutationScore]:
     """The score so far, after each mutant of the plan that ``context`` is of.
 
     Raises FxbucketError for a plan that does not pass its own checks, UsageError for an operator that there is not.
@@ -203,7 +203,7 @@ def scored(context: Context, asked: Asked) -> Iterator[Score]:
     for number, mutant in enumerate(own, 1):
         if judged and time.monotonic() > end:  # however short the time, one mutant is judged
             break
-        score = Score(judged, len(mutants))
+        score = MutationScore(judged, len(mutants))
         context.say(f"mutant {number} of {len(own)}, {mutant.name}; found {score.found} of {len(score.made)}")
         judged.append(judge.judged(mutant))
-        yield Score(tuple(judged), len(mutants))
+        yield MutationScore(tuple(judged), len(mutants))

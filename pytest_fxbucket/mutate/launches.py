@@ -12,20 +12,20 @@ import torch
 from pytest_fxbucket.compat.fx import after
 from pytest_fxbucket.graph.collectives import REDUCTIONS, argument, is_wait, launch_kind, tensors_sent, waits_of
 from pytest_fxbucket.graph.ops import operator_name
-from pytest_fxbucket.mutate.moving import Move, brought_by, carries, lifted, passed_on, sunk
+from pytest_fxbucket.mutate.moving import NodeMove, brought_by, carries, lifted, passed_on, sunk
 
 if TYPE_CHECKING:
     from torch import fx
 
     from pytest_fxbucket.graph.buckets import Bucket
-    from pytest_fxbucket.mutate.operator import Broken, Seen
+    from pytest_fxbucket.mutate.operator import BrokenGraph, SeenGraph
 
 aten = torch.ops.aten
 _PLAIN = tuple(f"_c10d_functional::{name}" for name in ("all_gather_into_tensor", "reduce_scatter_tensor", "all_reduce"))
 
 
 @dataclass(frozen=True, slots=True)
-class Flight:
+class LaunchInFlight:
     """A launch and its waits."""
 
     launch: fx.Node
@@ -62,7 +62,7 @@ class Flight:
         return self.bucket is not None and any(self.bucket.fqns)
 
 
-def flights(seen: Seen) -> list[Flight]:
+def flights(seen: SeenGraph) -> list[LaunchInFlight]:
     """All launches, in graph order."""
     # Read off the waits, since a launch of several tensors has a wait for each, and ``after`` nodes may lie in between.
     waits: dict[fx.Node, list[fx.Node]] = {}
@@ -71,7 +71,7 @@ def flights(seen: Seen) -> list[Flight]:
             waits.setdefault(launch_of(node), []).append(node)
     buckets = {bucket.node: bucket for bucket in seen.reading.buckets}
     launches = (node for node in seen.graph.nodes if launch_kind(node) is not None)
-    return [Flight(node, tuple(waits.get(node, ())), buckets.get(node.name)) for node in launches]
+    return [LaunchInFlight(node, tuple(waits.get(node, ())), buckets.get(node.name)) for node in launches]
 
 
 def launch_of(wait: fx.Node) -> fx.Node:
@@ -96,12 +96,12 @@ def set_argument(node: fx.Node, name: str, value: Any) -> None:
 # gather, or its first rows as of a reduce-scatter on the first rank.
 
 
-def can_drop(flight: Flight) -> bool:
+def can_drop(flight: LaunchInFlight) -> bool:
     """Whether a local replacement of the shape and dtype that arrive can be made of the sent tensor."""
     return bool(flight.waits) and _stand_in(flight.launch, flight.sent) is not None
 
 
-def drop(launch: str, waits: tuple[str, ...], broken: Broken) -> None:
+def drop(launch: str, waits: tuple[str, ...], broken: BrokenGraph) -> None:
     """Take out ``launch`` and its ``waits``; their readers read the local replacement."""
     node = broken[launch]
     make = _stand_in(node, tensors_sent(node)[0])
@@ -112,7 +112,7 @@ def drop(launch: str, waits: tuple[str, ...], broken: Broken) -> None:
     broken.bypass(node, instead)
 
 
-def _stand_in(launch: fx.Node, sent: fx.Node | None) -> Callable[[Broken], fx.Node] | None:
+def _stand_in(launch: fx.Node, sent: fx.Node | None) -> Callable[[BrokenGraph], fx.Node] | None:
     if sent is None:
         return None
     large, small = launch.meta["val"], sent.meta["val"]
@@ -135,26 +135,26 @@ def alike(one: fx.Node, other: fx.Node) -> bool:
     return mine.shape == its.shape and mine.dtype == its.dtype
 
 
-def neighbours(found: list[Flight]) -> Iterator[tuple[Flight, Flight]]:
+def neighbours(found: list[LaunchInFlight]) -> Iterator[tuple[LaunchInFlight, LaunchInFlight]]:
     """Pairs of launches that follow each other on one process group."""
-    last: dict[str, Flight] = {}
+    last: dict[str, LaunchInFlight] = {}
     for flight in found:
         if flight.group in last:
             yield last[flight.group], flight
         last[flight.group] = flight
 
 
-def gathers(seen: Seen) -> list[Flight]:
+def gathers(seen: SeenGraph) -> list[LaunchInFlight]:
     """Launches that gather parameters."""
     return [one for one in flights(seen) if one.bucket is not None and one.bucket.kind == "all_gather" and one.planned]
 
 
-def reductions(seen: Seen) -> list[Flight]:
+def reductions(seen: SeenGraph) -> list[LaunchInFlight]:
     """Launches that reduce gradients of parameters."""
     return [one for one in flights(seen) if one.bucket is not None and one.bucket.kind in REDUCTIONS and one.planned]
 
 
-def trades(seen: Seen) -> Iterator[tuple[str, str, Move]]:
+def trades(seen: SeenGraph) -> Iterator[tuple[str, str, NodeMove]]:
     """Each pair of :func:`neighbours` that can trade places: both names, and the move that puts the second one first."""
     for first, second in neighbours(flights(seen)):
         # What the second one needs may be made between them: then the first is moved down instead.
@@ -163,24 +163,24 @@ def trades(seen: Seen) -> Iterator[tuple[str, str, Move]]:
             yield first.launch.name, second.launch.name, move
 
 
-def last_rank(seen: Seen) -> int:
+def last_rank(seen: SeenGraph) -> int:
     """The last rank of the pipeline stage that has the graph."""
     return max(rank for rank in range(seen.mesh.size) if seen.mesh.at(rank, "pp") == seen.mesh.at(seen.rank, "pp"))
 
 
-def regroup(name: str, group: str, broken: Broken) -> None:
+def regroup(name: str, group: str, broken: BrokenGraph) -> None:
     """Let the launch ``name`` be on process group ``group``."""
     set_argument(broken[name], "group_name", group)
 
 
-def plain_launches(seen: Seen) -> Iterator[tuple[fx.Node, fx.Node]]:
+def plain_launches(seen: SeenGraph) -> Iterator[tuple[fx.Node, fx.Node]]:
     """(launch, what it sends) of every gather and reduction of one tensor that is waited for."""
     for node in seen.graph.nodes:
         if operator_name(node) in _PLAIN and node.users and all(map(is_wait, node.users)):
             yield node, tensors_sent(node)[0]
 
 
-def sent_otherwise(launch: fx.Node, sent: fx.Node, read: Callable[[fx.Node], fx.Node], broken: Broken) -> None:
+def sent_otherwise(launch: fx.Node, sent: fx.Node, read: Callable[[fx.Node], fx.Node], broken: BrokenGraph) -> None:
     """Replace ``launch`` by one that sends ``sent``; readers of an old wait read what ``read`` makes of the new wait."""
     target = launch.target
     assert callable(target)
@@ -191,7 +191,7 @@ def sent_otherwise(launch: fx.Node, sent: fx.Node, read: Callable[[fx.Node], fx.
     broken.graph.erase_node(launch)
 
 
-def leave_out_launch(name: str, broken: Broken) -> None:
+def leave_out_launch(name: str, broken: BrokenGraph) -> None:
     """Take out the launch ``name`` and its waits; readers of the waits read the sent tensor."""
     launch = broken[name]
     (sent,) = tensors_sent(launch)
@@ -215,7 +215,7 @@ def pack_of(launch: fx.Node) -> fx.Node | None:
     return None
 
 
-def split_of(flight: Flight) -> fx.Node | None:
+def split_of(flight: LaunchInFlight) -> fx.Node | None:
     """The ``split_with_sizes`` that cuts the arrived tensor into several pieces of known sizes; None without one."""
     for node in flight.arrived:
         if operator_name(node) == "aten::split_with_sizes" and len(pieces_of(node)) > 1 and sizes_of(node):

@@ -14,17 +14,17 @@ from pytest_fxbucket.graph.walks import reached
 if TYPE_CHECKING:
     from torch import fx
 
-    from pytest_fxbucket.mutate.operator import Broken, Seen
+    from pytest_fxbucket.mutate.operator import BrokenGraph, SeenGraph
 
 
-class Move(NamedTuple):
+class NodeMove(NamedTuple):
     """Nodes that move, in their order, to right before the node ``before``."""
 
     names: tuple[str, ...]
     before: str
 
 
-def make_moves(moves: Sequence[Move], broken: Broken) -> None:
+def make_moves(moves: Sequence[NodeMove], broken: BrokenGraph) -> None:
     """Make ``moves``, one after the other."""
     for move in moves:
         for name in move.names:
@@ -46,7 +46,7 @@ def brought_by(node: fx.Node) -> list[fx.Node]:
     return reached([node], lambda one: filter(carries, one.all_input_nodes))
 
 
-def earlier(seen: Seen, node: fx.Node) -> Move | None:
+def earlier(seen: SeenGraph, node: fx.Node) -> NodeMove | None:
     """The move of ``node`` with its pack to as early as their inputs allow; None if they are there already."""
     own = set(brought_by(node))
     # Right behind the last source, but not among the placeholders and constants at the head of a graph.
@@ -55,14 +55,14 @@ def earlier(seen: Seen, node: fx.Node) -> Move | None:
     return lifted(seen, node, next(behind))
 
 
-def later(seen: Seen, node: fx.Node) -> Move | None:
+def later(seen: SeenGraph, node: fx.Node) -> NodeMove | None:
     """The move of ``node``, with the nodes that carry its result on, to right before its first reader; None if it is there."""
     own = set(passed_on(node))
     readers = [user for one in own for user in one.users if user not in own]
     return sunk(seen, node, min(readers, key=seen.place.__getitem__)) if readers else None
 
 
-def lifted(seen: Seen, node: fx.Node, before: fx.Node) -> Move | None:
+def lifted(seen: SeenGraph, node: fx.Node, before: fx.Node) -> NodeMove | None:
     """The move of ``node`` with its pack to before ``before``; None if an input comes later, or if it moves over nothing."""
     own, place = set(brought_by(node)), seen.place[before]
     if any(seen.place[source] >= place for one in own for source in one.all_input_nodes if source not in own):
@@ -70,7 +70,7 @@ def lifted(seen: Seen, node: fx.Node, before: fx.Node) -> Move | None:
     return _move(seen, own, lambda one: seen.place[one] > place, before, place, seen.place[node])
 
 
-def sunk(seen: Seen, node: fx.Node, before: fx.Node) -> Move | None:
+def sunk(seen: SeenGraph, node: fx.Node, before: fx.Node) -> NodeMove | None:
     """The move of ``node``, with the nodes that carry its result on, to before ``before``.
 
     None if the result is read before that, or if the move is over nothing.
@@ -81,7 +81,9 @@ def sunk(seen: Seen, node: fx.Node, before: fx.Node) -> Move | None:
     return _move(seen, own, lambda one: seen.place[one] < place, before, seen.place[node], place)
 
 
-def _move(seen: Seen, own: set[fx.Node], goes: Callable[[fx.Node], bool], before: fx.Node, begin: int, end: int) -> Move | None:
+def _move(
+    seen: SeenGraph, own: set[fx.Node], goes: Callable[[fx.Node], bool], before: fx.Node, begin: int, end: int
+) -> NodeMove | None:
     """The move to ``before`` of the nodes in ``own`` for which ``goes`` is true; None if it would not change the schedule.
 
     ``begin`` and ``end`` are the places between which it moves.
@@ -94,4 +96,4 @@ def _move(seen: Seen, own: set[fx.Node], goes: Callable[[fx.Node], bool], before
     ):
         return None
     names = tuple(one.name for one in sorted(own, key=seen.place.__getitem__) if goes(one))
-    return Move(names, before.name) if names else None
+    return NodeMove(names, before.name) if names else None

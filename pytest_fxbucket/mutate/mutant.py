@@ -11,7 +11,7 @@ from itertools import zip_longest
 from typing import TYPE_CHECKING
 
 from pytest_fxbucket.errors import FxbucketError
-from pytest_fxbucket.mutate.operator import Broken, Form, Operator, Seen, Site
+from pytest_fxbucket.mutate.operator import BrokenGraph, Form, Operator, SeenGraph, Site
 from pytest_fxbucket.passes.registry import Bucketed
 from pytest_fxbucket.step.portable import own_copy
 
@@ -56,7 +56,7 @@ def mutants_of(world: PlanOnMesh, operators: Sequence[Operator], seed: int) -> l
             Mutant(operator.name, operator.says, phase, stage, site, operator.form)
             for stage, rank in enumerate(world.mesh.ranks(0, "pp"))
             for phase, passed in (world.passed(rank) if operator.form == "passed" else world.final(rank)).items()
-            for site in operator.sites(Seen(phase, passed, rank, world.mesh, world.entry_of))
+            for site in operator.sites(SeenGraph(phase, passed, rank, world.mesh, world.entry_of))
         ]
         random.Random(f"{seed} {operator.name}").shuffle(found)
         by_operator.append(found)
@@ -99,7 +99,7 @@ class Spoiling:
             root = own_copy(bucketed.graph_module)
             graph = root.graph
         try:
-            self._mutant.site.change(Broken(graph, root, rank, self._world.mesh))
+            self._mutant.site.change(BrokenGraph(graph, root, rank, self._world.mesh))
             graph.lint()
         except Exception as error:
             raise CannotMakeError(f"{self._mutant.name} cannot be made: {type(error).__name__}: {error}") from error

@@ -12,7 +12,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal
 
 from pytest_fxbucket.compat.fake_tensors import FakeTensor, FakeTensorMode
-from pytest_fxbucket.passes.new_nodes import Maker
+from pytest_fxbucket.passes.new_nodes import NodeMaker
 
 if TYPE_CHECKING:
     import torch
@@ -29,7 +29,7 @@ Form = Literal["passed", "final"]
 
 
 @dataclass(frozen=True)
-class Seen:
+class SeenGraph:
     """One graph behind the pass, or behind all transformations, in which an operator looks for places; not to be changed."""
 
     phase: Phase
@@ -72,7 +72,7 @@ class Seen:
 
 
 @dataclass
-class Broken:
+class BrokenGraph:
     """A copy of a graph on one rank, to be changed in place."""
 
     graph: fx.Graph
@@ -95,7 +95,7 @@ class Broken:
         Raises PassError if ``target`` cannot be called on what these hold.
         """
         with self.graph.inserting_before(place):
-            return Maker(self.graph, self._mode, {key: value for key, value in place.meta.items() if key != "val"})(
+            return NodeMaker(self.graph, self._mode, {key: value for key, value in place.meta.items() if key != "val"})(
                 target, *args, **kwargs
             )
 
@@ -129,7 +129,7 @@ class Site:
     """Name of the node that is broken."""
     how: str
     """What is done, as a clause: ``it is not waited for``."""
-    change: Callable[[Broken], None]
+    change: Callable[[BrokenGraph], None]
     on_rank: int | None = None
     """The rank that alone is broken; None: all are."""
 
@@ -141,6 +141,6 @@ class Operator:
     name: str
     says: str
     """What it does to a graph, one line."""
-    sites: Callable[[Seen], Iterator[Site]]
+    sites: Callable[[SeenGraph], Iterator[Site]]
     """All places of a graph, in its order."""
     form: Form = "passed"

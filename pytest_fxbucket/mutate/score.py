@@ -54,7 +54,7 @@ class Judged:
 
 
 @dataclass(frozen=True)
-class Score:
+class MutationScore:
     """The score over all mutants that were judged."""
 
     judged: Sequence[Judged]
@@ -98,7 +98,7 @@ class Score:
         return dict(sorted(found.items()))
 
 
-def sums(score: Score) -> str:
+def sums(score: MutationScore) -> str:
     """``found 97 of 98 mutants (98.9 %); audit, collectives and bitwise alone find 93 of 96; 12 equivalents beside them``."""
     alone, of = score.without_golden
     beside = f"; {counted(count, 'equivalent')} beside them" if (count := len(score.of("equivalent"))) else ""

@@ -18,7 +18,7 @@ from pytest_fxbucket.mutate.operator import Site
 if TYPE_CHECKING:
     from torch import fx
 
-    from pytest_fxbucket.mutate.operator import Broken, Seen
+    from pytest_fxbucket.mutate.operator import BrokenGraph, SeenGraph
     from pytest_fxbucket.step.roles import Role, Value
 
 CASTS = ("aten::_to_copy", "prims::convert_element_type")
@@ -33,14 +33,14 @@ class Result(NamedTuple):
     value: Value
 
 
-def results(seen: Seen, *roles: Role) -> list[Result]:
+def results(seen: SeenGraph, *roles: Role) -> list[Result]:
     """The outputs in one of ``roles``."""
     given = zip(returned(seen.graph.output_node()), seen.outputs, strict=True)
     found = [Result(place, node, value) for place, (node, value) in enumerate(given) if value.role in roles]
     return [one for one in found if isinstance(one.node, torch.fx.Node)]
 
 
-def inputs(seen: Seen, *roles: Role) -> dict[str, fx.Node]:
+def inputs(seen: SeenGraph, *roles: Role) -> dict[str, fx.Node]:
     """Placeholders in one of ``roles``, by FQN."""
     given = zip(seen.graph.find_nodes(op="placeholder"), seen.inputs, strict=True)
     return {value.fqn: node for node, value in given if value.role in roles}
@@ -89,7 +89,7 @@ def expressions(graph: fx.Graph) -> dict[fx.Node, int]:
     return found
 
 
-def next_alike(seen: Seen, nodes: Iterable[fx.Node]) -> Iterator[tuple[fx.Node, fx.Node]]:
+def next_alike(seen: SeenGraph, nodes: Iterable[fx.Node]) -> Iterator[tuple[fx.Node, fx.Node]]:
     """Each of ``nodes`` with the next one that could stand in its place and holds something else."""
     number = expressions(seen.graph)
     rest = list(dict.fromkeys(nodes))
@@ -99,7 +99,7 @@ def next_alike(seen: Seen, nodes: Iterable[fx.Node]) -> Iterator[tuple[fx.Node, 
             yield node, other
 
 
-def swapped(seen: Seen, role: Role) -> Iterator[Site]:
+def swapped(seen: SeenGraph, role: Role) -> Iterator[Site]:
     """Sites that swap two alike values in ``role``: two outputs returned for each other, two inputs read for each other."""
     place = {one.node: one.place for one in results(seen, role)}
     for first, second in next_alike(seen, place):
@@ -112,7 +112,7 @@ def swapped(seen: Seen, role: Role) -> Iterator[Site]:
             yield Site(first.name, how, partial(trade, first.name, second.name, readers))
 
 
-def writes(seen: Seen) -> Iterator[tuple[fx.Node, fx.Node]]:
+def writes(seen: SeenGraph) -> Iterator[tuple[fx.Node, fx.Node]]:
     """(writer, written tensor) of each operator that writes one tensor and whose result is that tensor or is not read."""
     for node in seen.graph.nodes:
         if overload(node) is None or communicates(node):
@@ -125,12 +125,12 @@ def writes(seen: Seen) -> Iterator[tuple[fx.Node, fx.Node]]:
 # Changes. All take names of nodes, or places of outputs, and the graph last.
 
 
-def give(by: Mapping[int, str], broken: Broken) -> None:
+def give(by: Mapping[int, str], broken: BrokenGraph) -> None:
     """Return the nodes ``by`` in their places."""
     give_nodes({place: broken[name] for place, name in by.items()}, broken)
 
 
-def give_nodes(by: Mapping[int, fx.Node], broken: Broken) -> None:
+def give_nodes(by: Mapping[int, fx.Node], broken: BrokenGraph) -> None:
     """As :func:`give`, of nodes that may be new."""
     output = broken.graph.output_node()
     values = returned(output)
@@ -139,7 +139,7 @@ def give_nodes(by: Mapping[int, fx.Node], broken: Broken) -> None:
     output.args = (values if isinstance(output.args[0], (list, tuple)) else values[0],)
 
 
-def trade(first: str, second: str, readers: Iterable[str], broken: Broken) -> None:
+def trade(first: str, second: str, readers: Iterable[str], broken: BrokenGraph) -> None:
     """Let ``readers`` read ``first`` where they read ``second``, and the other way round."""
     pair = {broken[first]: broken[second], broken[second]: broken[first]}
     for name in readers:

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Place:
+class NodePlace:
     """Right before ``node``: for the launch of ``bucket``, or for its waits."""
 
     bucket: Merged
@@ -32,7 +32,7 @@ class Place:
     """What begins there: "... starts"."""
 
 
-def launches(scheduler: Scheduler, gathers: Iterable[Merged]) -> list[Place]:
+def launches(scheduler: Scheduler, gathers: Iterable[Merged]) -> list[NodePlace]:
     """Places of the launches of ``gathers``, each behind the one that it is placed before.
 
     Raises :class:`PlanError` for what is no node of the graph, and for launches in a circle.
@@ -40,14 +40,14 @@ def launches(scheduler: Scheduler, gathers: Iterable[Merged]) -> list[Place]:
     return _in_turn(_places(scheduler, "launch_before", "launch_at", gathers))
 
 
-def waits(scheduler: Scheduler, reductions: Iterable[Merged]) -> list[Place]:
+def waits(scheduler: Scheduler, reductions: Iterable[Merged]) -> list[NodePlace]:
     """Places of the waits of ``reductions``; raises :class:`PlanError` for what is no node of the graph."""
     return _places(scheduler, "wait_before", "wait_before", reductions)
 
 
-def _places(scheduler: Scheduler, name: str, key: str, buckets: Iterable[Merged]) -> list[Place]:
+def _places(scheduler: Scheduler, name: str, key: str, buckets: Iterable[Merged]) -> list[NodePlace]:
     hook, by_rule = getattr(scheduler, name), not overrides(scheduler, name)
-    found: list[Place] = []
+    found: list[NodePlace] = []
     for bucket in buckets:
         node = hook(bucket)
         if node is None:
@@ -60,17 +60,17 @@ def _places(scheduler: Scheduler, name: str, key: str, buckets: Iterable[Merged]
             direction, entry = bucket.first.direction, bucket.first.entry
             other = getattr(scheduler.rules, key)[direction][entry]
             where = f"{key}.{direction}: {entry!r} {'at' if key == 'launch_at' else 'before'} {other!r}"
-            found.append(Place(bucket, node, where, f"the compute of {other!r} starts"))
+            found.append(NodePlace(bucket, node, where, f"the compute of {other!r} starts"))
         else:
             where = f"{asked(scheduler, name)}: {of(bucket.first)} before {node.name}"
-            found.append(Place(bucket, node, where, f"{node.name} starts"))
+            found.append(NodePlace(bucket, node, where, f"{node.name} starts"))
     return found
 
 
-def _in_turn(places: Sequence[Place]) -> list[Place]:
+def _in_turn(places: Sequence[NodePlace]) -> list[NodePlace]:
     """``places``, those whose node is another's launch behind that one."""
     left = {place.bucket.launch: place for place in places}
-    turn: list[Place] = []
+    turn: list[NodePlace] = []
     while left:
         free = [place for place in left.values() if place.node not in left]
         if not free:

@@ -27,7 +27,7 @@ _PRODUCTS = ("mm", "bmm", "addmm", "baddbmm", "linear", "matmul", "convolution",
 _is_product = by_operator(lambda op: op._schema.name in {f"aten::{name}" for name in _PRODUCTS}, False)
 
 
-class Carried(NamedTuple):
+class LaunchContents(NamedTuple):
     """What one launch carries, and for which entry."""
 
     fqns: tuple[str, ...]
@@ -47,13 +47,13 @@ class Carried(NamedTuple):
     round: int = 0
 
 
-def carried(graph: fx.Graph) -> dict[fx.Node, Carried]:
+def carried(graph: fx.Graph) -> dict[fx.Node, LaunchContents]:
     """What each launch of ``graph`` carries, in graph order."""
     inputs = {node: i for i, node in enumerate(graph.find_nodes(op="placeholder"))}
     values = returned(graph.output_node())
     outputs = {node: i for i, node in reversed(list(enumerate(values))) if isinstance(node, torch.fx.Node)}
     products = _Products()
-    found: dict[fx.Node, Carried] = {}
+    found: dict[fx.Node, LaunchContents] = {}
     for index, node in enumerate(graph.nodes):
         kind = collectives.launch_kind(node)
         if kind == "all_gather":
@@ -64,15 +64,15 @@ def carried(graph: fx.Graph) -> dict[fx.Node, Carried]:
     return found
 
 
-def _gather(node: fx.Node, inputs: dict[fx.Node, int]) -> Carried:
+def _gather(node: fx.Node, inputs: dict[fx.Node, int]) -> LaunchContents:
     direction = direction_of(node)
     sources: list[fx.Node] = []
     for source in _sources(node):
         if source not in inputs:
-            return Carried((), 0, direction, f"it gathers what {source.name} computes, no parameter")
+            return LaunchContents((), 0, direction, f"it gathers what {source.name} computes, no parameter")
         sources.append(source)
     sources.sort(key=inputs.__getitem__)
-    return Carried(tuple(s.name for s in sources), inputs[sources[0]] if sources else 0, direction)
+    return LaunchContents(tuple(s.name for s in sources), inputs[sources[0]] if sources else 0, direction)
 
 
 def _launched_before(node: fx.Node) -> int:
@@ -116,17 +116,21 @@ def _data_inputs(node: fx.Node) -> Iterator[fx.Node]:
             yield source
 
 
-def _reduction(node: fx.Node, outputs: dict[fx.Node, int], products: _Products, index: int) -> Carried:
+def _reduction(node: fx.Node, outputs: dict[fx.Node, int], products: _Products, index: int) -> LaunchContents:
     direction = direction_of(node)
     if products.reached_from(node):
-        return Carried((), 0, direction, "its result goes into a product with a weight: it carries an activation")
+        return LaunchContents((), 0, direction, "its result goes into a product with a weight: it carries an activation")
 
     def onward(one: fx.Node) -> Iterable[fx.Node]:
         further = collectives.launch_kind(one) in collectives.REDUCTIONS  # over another dimension of the mesh
         return one.users if further or collectives.is_wait(one) or moves_or_pads(one) else ()
 
     place = next((outputs[one] for one in reached(node.users, onward) if one in outputs), None)
-    return Carried((), len(outputs) + index, direction) if place is None else Carried((f"output {place}",), place, direction)
+    return (
+        LaunchContents((), len(outputs) + index, direction)
+        if place is None
+        else LaunchContents((f"output {place}",), place, direction)
+    )
 
 
 class _Products:

@@ -28,7 +28,7 @@ Computes = Sequence[tuple["fx.Node", "Direction", str]]
 _OTHER: dict[str, Direction] = {"forward": "backward", "backward": "forward"}
 
 
-class Starts:
+class FirstComputes:
     """First compute of each entry, by direction; ``computes`` is in order, empty if nobody knows."""
 
     def __init__(self, order: Order, buckets: Sequence[Merged], computes: Computes) -> None:
@@ -125,7 +125,7 @@ Labels = list[tuple["fx.Node", str]]
 
 
 @dataclass(frozen=True, slots=True)
-class Overlapped:
+class OverlappedCompute:
     """Compute between a launch and its wait."""
 
     nodes: int
@@ -143,14 +143,14 @@ def labels_of(targets: Iterable[MergeTarget]) -> Labels:
     return found
 
 
-def overlapped(graph: fx.Graph, spans: Sequence[tuple[fx.Node, Sequence[fx.Node]]], labels: Labels) -> list[Overlapped]:
+def overlapped(graph: fx.Graph, spans: Sequence[tuple[fx.Node, Sequence[fx.Node]]], labels: Labels) -> list[OverlappedCompute]:
     """What stands in each (launch, waits) of ``spans``. One walk over ``graph``."""
     before = computed_before(graph)
     timeline = _Timeline((before[node], name) for node, name in labels if node in before)
-    found: list[Overlapped] = []
+    found: list[OverlappedCompute] = []
     for launch, waits in spans:
         first, last = before[launch], min(before[wait] for wait in waits)
-        found.append(Overlapped(last - first, tuple(dict.fromkeys(timeline.between(first, last)))))
+        found.append(OverlappedCompute(last - first, tuple(dict.fromkeys(timeline.between(first, last)))))
     return found
 
 

@@ -29,7 +29,7 @@ _NOT_USERS = frozenset({"torch", "math", "operator", "_operator", "builtins"})
 
 
 @dataclass(frozen=True, slots=True)
-class Made:
+class ForeignOutput:
     """What a pass gave."""
 
     module: fx.GraphModule
@@ -39,7 +39,7 @@ class Made:
     """What it goes by beside the graph, a clause each."""
 
 
-def run_foreign(name: str, root: fx.GraphModule, plans: Plans, *, twice: bool) -> Made:
+def run_foreign(name: str, root: fx.GraphModule, plans: Plans, *, twice: bool) -> ForeignOutput:
     """Run the pass ``name`` on a copy of ``root``; with ``twice`` once more, under other circumstances.
 
     Raises PassError for whatever it raises, for what is no graph, for a graph that runs Python of its own, and for a pass that
@@ -53,7 +53,7 @@ def run_foreign(name: str, root: fx.GraphModule, plans: Plans, *, twice: bool) -
     notes += ["the pass draws random numbers"] if drawn.has_drawn() else []
     if twice:
         notes += _of_circumstances(name, foreign, root, plans, _digest(module, modules), modules)
-    return Made(module, modules, tuple(notes))
+    return ForeignOutput(module, modules, tuple(notes))
 
 
 def _found(name: str) -> tuple[ForeignPass, tuple[str, ...]]:

@@ -33,7 +33,7 @@ BUCKETED = "fxbucket_bucketed"
 """Mark of a launch that this pass has bucketed already: a second run leaves it as it is."""
 
 
-class Hides(Protocol):
+class HiddenWhenMerged(Protocol):
     """Knows what stays hidden as one launch."""
 
     def parts(self, groups: Sequence[Group], cap: float) -> list[list[Group]]:
@@ -74,7 +74,11 @@ def named(targets: Sequence[MergeTarget], bucketer: Bucketer) -> tuple[MergeTarg
 
 
 def grouping_of(
-    order: Order, targets: Sequence[MergeTarget], bucketer: Bucketer, entries: Sequence[str], hiding: Hides | None = None
+    order: Order,
+    targets: Sequence[MergeTarget],
+    bucketer: Bucketer,
+    entries: Sequence[str],
+    hiding: HiddenWhenMerged | None = None,
 ) -> list[Part]:
     """Sort ``targets``, in order of launch, into buckets, as ``bucketer`` asks for, in order of their first launch.
 
@@ -91,7 +95,7 @@ def grouping_of(
 
 
 def _parts(
-    order: Order, targets: Sequence[MergeTarget], bucketer: Bucketer, entries: Sequence[str], hiding: Hides | None
+    order: Order, targets: Sequence[MergeTarget], bucketer: Bucketer, entries: Sequence[str], hiding: HiddenWhenMerged | None
 ) -> list[Part]:
     keyed = _by_key(targets, bucketer.rules)
     if hiding is None:
@@ -187,7 +191,7 @@ def _capped(group: Group, bucketer: Bucketer, entries: Sequence[str]) -> Iterato
         yield from ((_laid_out(part, bucketer), splits) for part, splits in _filled(group, rules.cap_mb))
 
 
-def _hidden(keyed: Sequence[Part], bucketer: Bucketer, hiding: Hides) -> Iterator[Part]:
+def _hidden(keyed: Sequence[Part], bucketer: Bucketer, hiding: HiddenWhenMerged) -> Iterator[Part]:
     """``keyed`` in parts that stay hidden as one launch; what must stay alone does."""
     several = [(group, splits) for group, splits in keyed if len(group) > 1]
     yield from ((group, splits) for group, splits in keyed if len(group) == 1)

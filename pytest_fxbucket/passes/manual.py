@@ -24,7 +24,7 @@ from pytest_fxbucket.graph_view.roles_by_tracer import bare_values
 from pytest_fxbucket.passes.auto.headroom import NoRoomError
 from pytest_fxbucket.passes.auto.reorder import hiding_of, peak_of, reorder_by_itself
 from pytest_fxbucket.passes.bucketer import Bucketer, asked
-from pytest_fxbucket.passes.compute import Labels, Overlapped, gathered_lives, labels_of, overlapped
+from pytest_fxbucket.passes.compute import Labels, OverlappedCompute, gathered_lives, labels_of, overlapped
 from pytest_fxbucket.passes.grouping import BUCKETED, grouping_of, named
 from pytest_fxbucket.passes.keep_order import keep_order, without_kept_order
 from pytest_fxbucket.passes.merge import Merged, merge
@@ -33,7 +33,7 @@ from pytest_fxbucket.passes.new_nodes import shared_meta
 from pytest_fxbucket.passes.prefetch import reorder
 from pytest_fxbucket.passes.report import BucketReport, PassReport
 from pytest_fxbucket.passes.scheduler import Scheduler, kept_pairs, overrides, put_on_groups, refuse_unnamed
-from pytest_fxbucket.passes.targets import LeftAlone, by_module
+from pytest_fxbucket.passes.targets import UntouchedLaunch, by_module
 from pytest_fxbucket.passes.updates import updates_behind
 from pytest_fxbucket.plan.entries import parse_entries
 from pytest_fxbucket.plan.schema_bucket import Bucket, Overlap
@@ -101,7 +101,7 @@ class ManualPass:
             done.kept_order,
         )
 
-    def apply(self, graph: fx.Graph, targets: Targets, estimates: Estimates | None = None) -> Done:
+    def apply(self, graph: fx.Graph, targets: Targets, estimates: Estimates | None = None) -> ManualResult:
         """Change ``graph`` in place; ``estimates`` are for ``schedule = "auto"``, which needs them.
 
         Raises :class:`PassError` for buckets that cannot be built; ``graph`` is as it was then. Raises :class:`PlanError` for
@@ -111,7 +111,7 @@ class ManualPass:
         targets = replace(targets, planned=named(targets.planned, bucketer))
         return self._apply(graph, targets, bucketer, estimates)
 
-    def _apply(self, graph: fx.Graph, targets: Targets, bucketer: Bucketer, estimates: Estimates | None) -> Done:
+    def _apply(self, graph: fx.Graph, targets: Targets, bucketer: Bucketer, estimates: Estimates | None) -> ManualResult:
         """``targets`` have the names that ``bucketer`` gives them."""
         ends = targets.ends or (bare_values(graph) if self.overlap.updates == "ready" else None)
         hides = self.bucket.enabled and self.bucket.by == "overlap"
@@ -137,10 +137,12 @@ class ManualPass:
             pairs = kept_pairs(scheduler, moved.kept)
             meta_of = {node: shared_meta(bucket.members) for bucket in buckets for node in (bucket.launch, *bucket.waits)}
             lost, why = keep_order(graph, pairs, meta_of), "no input of the later one can carry it"
-            left += tuple(LeftAlone(f"order of {earlier.name} and {later.name}", why) for earlier, later in lost)
+            left += tuple(UntouchedLaunch(f"order of {earlier.name} and {later.name}", why) for earlier, later in lost)
             kept = [(earlier.name, later.name) for earlier, later in dict.fromkeys(pairs) if (earlier, later) not in lost]
         _refuse_broken(graph)
-        return Done(tuple(buckets), tuple(splits for _, splits in groups), left, tuple(behind), moved.schedule, tuple(kept))
+        return ManualResult(
+            tuple(buckets), tuple(splits for _, splits in groups), left, tuple(behind), moved.schedule, tuple(kept)
+        )
 
 
 def _refuse_places(scheduler: Scheduler) -> None:
@@ -180,13 +182,13 @@ _T = TypeVar("_T")
 
 
 @dataclass(frozen=True, slots=True)
-class Done:
+class ManualResult:
     """What the pass did."""
 
     buckets: tuple[Merged, ...]
     splits: tuple[tuple[SplitReason, ...], ...]
     """Of each bucket what parted it from others."""
-    left: tuple[LeftAlone, ...]
+    left: tuple[UntouchedLaunch, ...]
     """What could not be moved."""
     updates: tuple[tuple[str, ...], ...]
     """Of each bucket other entries of which an update stands behind it."""
@@ -195,14 +197,16 @@ class Done:
     """(earlier, later) that the graph itself says."""
 
 
-def _reports(graph: fx.Graph, done: Done, labels: Labels) -> tuple[BucketReport, ...]:
+def _reports(graph: fx.Graph, done: ManualResult, labels: Labels) -> tuple[BucketReport, ...]:
     """In order of launch."""
     behind = overlapped(graph, [(bucket.launch, bucket.waits) for bucket in done.buckets], labels)
     found = zip(done.buckets, done.splits, behind, done.updates, strict=True)
     return tuple(_report(*one) for one in sorted(found, key=lambda one: one[0].launch))
 
 
-def _report(bucket: Merged, splits: tuple[SplitReason, ...], behind: Overlapped, updates: tuple[str, ...]) -> BucketReport:
+def _report(
+    bucket: Merged, splits: tuple[SplitReason, ...], behind: OverlappedCompute, updates: tuple[str, ...]
+) -> BucketReport:
     first = bucket.first
     dtypes = dict.fromkeys(dtype_name(part.input.meta["val"].dtype) for member in bucket.members for part in member.parts)
     return BucketReport(

@@ -15,7 +15,7 @@ from pytest_fxbucket.graph.ops import dtype_name, is_view, operator_name, return
 from pytest_fxbucket.graph.walks import reached
 from pytest_fxbucket.passes.arrange import arranged, drawn, drawn_together, pull_up, relink
 from pytest_fxbucket.passes.bucketer import packer_for
-from pytest_fxbucket.passes.new_nodes import Maker, alone, fake_value, has_numbers, shared_meta
+from pytest_fxbucket.passes.new_nodes import NodeMaker, alone, fake_value, has_numbers, shared_meta
 from pytest_fxbucket.passes.packers import PACKERS, Packing, packer_named
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from pytest_fxbucket.passes.bucketer import Bucketer
     from pytest_fxbucket.passes.grouping import Group
     from pytest_fxbucket.passes.packers import Packer, Unpack
-    from pytest_fxbucket.passes.targets import MergeTarget, Part
+    from pytest_fxbucket.passes.targets import LaunchTensor, MergeTarget
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,7 +158,7 @@ def build(
         else None
     )
     inputs = tuple(cast.sources) if cast else tuple(part.input for part in parts)
-    make = Maker(graph, fake_value(inputs[0]).fake_mode, shared_meta(members))
+    make = NodeMaker(graph, fake_value(inputs[0]).fake_mode, shared_meta(members))
     bucket = _bucket(make, members[0], inputs, parts)
     name = f'packer "{packer}"' if isinstance(packer, str) else f"packer {getattr(packer, '__qualname__', packer)}"
     asked = packer_named(packer) if isinstance(packer, str) else packer
@@ -175,7 +175,7 @@ def build(
     return Merged(launch, (wait,), tuple(results), members, pack, make.taken(), cast.casts if cast else ())
 
 
-def _bucket(make: Maker, first: MergeTarget, inputs: tuple[fx.Node, ...], parts: Sequence[Part]) -> Packing:
+def _bucket(make: NodeMaker, first: MergeTarget, inputs: tuple[fx.Node, ...], parts: Sequence[LaunchTensor]) -> Packing:
     """What the packer is told. Symbolic sizes are computed before the launch, so that its inputs need not live longer."""
     numels = [make.numel(node) for node in inputs]
     shapes = [[make.size(node, dim) for dim in range(fake_value(node).dim())] for node in inputs]
@@ -195,7 +195,7 @@ def _bucket(make: Maker, first: MergeTarget, inputs: tuple[fx.Node, ...], parts:
     )
 
 
-def _launched(make: Maker, first: MergeTarget, packed: fx.Node) -> tuple[fx.Node, fx.Node]:
+def _launched(make: NodeMaker, first: MergeTarget, packed: fx.Node) -> tuple[fx.Node, fx.Node]:
     c10d = c10d_functional()
     if first.kind == "all_gather":
         launch = make(c10d.all_gather_into_tensor.default, packed, first.ranks, first.group)
@@ -222,7 +222,7 @@ def _pair(packer: str, given: Any) -> tuple[fx.Node, Unpack]:
     raise PassError(f"{packer} gave a {type(given).__name__}, where (packed node, unpack) was expected")
 
 
-def _checked(packer: str, results: Sequence[fx.Node], parts: Sequence[Part], bucket: Packing) -> list[fx.Node]:
+def _checked(packer: str, results: Sequence[fx.Node], parts: Sequence[LaunchTensor], bucket: Packing) -> list[fx.Node]:
     """``results``, if they are what the waits were; raises :class:`PassError` that names ``packer`` if not."""
     if len(results) != len(parts):
         raise PassError(f"{packer} gave {len(results)} results for {len(parts)} inputs")
@@ -236,7 +236,7 @@ def _checked(packer: str, results: Sequence[fx.Node], parts: Sequence[Part], buc
     return list(results)
 
 
-def _in_own_storage(make: Maker, result: fx.Node, part: Part) -> fx.Node:
+def _in_own_storage(make: NodeMaker, result: fx.Node, part: LaunchTensor) -> fx.Node:
     """``result``, or a copy of it if it lies among others and somebody who reads it must not see that."""
     if alone(fake_value(result)) or not any(need_own_storage(wait) for wait in part.waits):
         return result
@@ -256,7 +256,7 @@ def _words(value: FakeTensor) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Folded:
+class FoldedCasts:
     """The casts of a bucket's members."""
 
     casts: tuple[fx.Node, ...]
@@ -265,7 +265,7 @@ class Folded:
     """What they cast, member by member."""
     dtype: torch.dtype
 
-    def apply(self, make: Maker, packed: fx.Node) -> fx.Node:
+    def apply(self, make: NodeMaker, packed: fx.Node) -> fx.Node:
         """The cast of ``packed``, by the operator that the first member was cast with."""
         target: Any = self.casts[0].target
         if operator_name(self.casts[0]) == "prims::convert_element_type":
@@ -273,7 +273,7 @@ class Folded:
         return make(target, packed, dtype=self.dtype)
 
 
-def folded(inputs: Sequence[fx.Node], launches: Sequence[fx.Node], foldable: Callable[[fx.Node], bool]) -> Folded | None:
+def folded(inputs: Sequence[fx.Node], launches: Sequence[fx.Node], foldable: Callable[[fx.Node], bool]) -> FoldedCasts | None:
     """The casts that a pack of ``inputs`` can do; None if not each is one, from and to the same, for ``launches`` alone.
 
     Casts between floating dtypes only: what a cast to an integer gives for a number that does not fit may depend on where an
@@ -285,7 +285,7 @@ def folded(inputs: Sequence[fx.Node], launches: Sequence[fx.Node], foldable: Cal
     dtypes = {(_source(cast).dtype, fake_value(cast).dtype) for cast in casts}
     if len(dtypes) > 1:
         return None
-    return Folded(casts, tuple(cast.all_input_nodes[0] for cast in inputs), dtypes.pop()[1])
+    return FoldedCasts(casts, tuple(cast.all_input_nodes[0] for cast in inputs), dtypes.pop()[1])
 
 
 def _is_cast(node: fx.Node) -> bool:

@@ -217,7 +217,7 @@ _QUICK: dict[str, Callable[..., Any]] = {
 }
 
 
-class Maker:
+class NodeMaker:
     """Makes nodes at the graph's insertion point, one behind the other.
 
     ``make(target, *args, **kwargs)`` gives the node that calls ``target``; arguments may be nodes, and lists of nodes.

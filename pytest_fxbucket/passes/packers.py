@@ -1,11 +1,11 @@
 """How the members of a bucket become one tensor, and what arrives becomes members again: the packers, by name.
 
-A packer is a callable ``packer(make, bucket) -> (packed, unpack)``. With ``make``, a
-:class:`~pytest_fxbucket.passes.new_nodes.Maker`, it makes the nodes of the pack and gives ``packed``, what the launch sends;
-``unpack(arrived)`` makes the nodes behind the launch's wait and gives one result for each input, contiguous and of the shape
-that ``bucket.shapes`` says. What arrives is what the functional collective gives: for an all-gather the ranks' ``packed`` one
-behind the other along dimension 0, for a reduce-scatter this rank's part of it, for an all-reduce a tensor like it. A graph
-must be the same on every rank, so a packer is not told the rank. For example::
+A packer is a callable ``packer(make, bucket) -> (packed, unpack)``. It makes the nodes of the pack with ``make``, a
+:class:`~pytest_fxbucket.passes.new_nodes.NodeMaker`, and gives ``packed``, what the launch sends; ``unpack(arrived)`` makes
+the nodes behind the launch's wait and gives one result for each input, contiguous and of the shape that ``bucket.shapes``
+says. What arrives is what the functional collective gives: for an all-gather the ranks' ``packed`` one behind the other along
+dimension 0, for a reduce-scatter this rank's part of it, for an all-reduce a tensor like it. A graph must be the same on
+every rank, so a packer is not told the rank. For example::
 
     def joined(make, bucket):
         parts = [make(aten.reshape.default, tensor, [-1]) for tensor in bucket.inputs]
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
     from pytest_fxbucket.compat.fake_tensors import FakeTensor
     from pytest_fxbucket.graph.collectives import Kind
-    from pytest_fxbucket.passes.new_nodes import Maker
+    from pytest_fxbucket.passes.new_nodes import NodeMaker
 
 aten = torch.ops.aten
 _BYTE = torch.uint8
@@ -57,7 +57,7 @@ _BYTE = torch.uint8
 # (``flatten_dense_tensors``, ``_chunk_cat``, ``split_with_sizes_copy``, ``new_zeros``) before it asks anybody's pass.
 
 
-def pack(make: Maker, bucket: Packing) -> tuple[fx.Node, Unpack]:
+def pack(make: NodeMaker, bucket: Packing) -> tuple[fx.Node, Unpack]:
     """Pack ``bucket``, of any kind; see :class:`~pytest_fxbucket.passes.packers.Packer`."""
     if bucket.kind == "reduce_scatter":
         return _side_by_side(make, bucket), lambda arrived: cut_views(make, bucket, arrived)
@@ -69,12 +69,12 @@ def pack(make: Maker, bucket: Packing) -> tuple[fx.Node, Unpack]:
     return _behind_each_other(make, bucket), lambda arrived: cut_columns(make, bucket, arrived)
 
 
-def _behind_each_other(make: Maker, bucket: Packing) -> fx.Node:
+def _behind_each_other(make: NodeMaker, bucket: Packing) -> fx.Node:
     flat = [node if fake_value(node).dim() == 1 else make(aten.reshape.default, node, [-1]) for node in bucket.inputs]
     return make(aten.cat.default, flat)
 
 
-def _side_by_side(make: Maker, bucket: Packing) -> fx.Node:
+def _side_by_side(make: NodeMaker, bucket: Packing) -> fx.Node:
     """Shape (ranks, elements of a piece)."""
     rows = [
         make(aten.reshape.default, node, [bucket.ranks, numel])
@@ -83,20 +83,20 @@ def _side_by_side(make: Maker, bucket: Packing) -> fx.Node:
     return make(aten.cat.default, rows, 1)
 
 
-def cut_views(make: Maker, bucket: Packing, arrived: fx.Node) -> list[fx.Node]:
+def cut_views(make: NodeMaker, bucket: Packing, arrived: fx.Node) -> list[fx.Node]:
     """Views of ``arrived``."""
     flat = make(aten.view.default, arrived, [-1])
     pieces = make(aten.split_with_sizes.default, flat, list(bucket.numels))
     return [_shaped(make, bucket, _item(make, pieces, i), i) for i in range(len(bucket.inputs))]
 
 
-def cut_columns(make: Maker, bucket: Packing, arrived: fx.Node) -> list[fx.Node]:
+def cut_columns(make: NodeMaker, bucket: Packing, arrived: fx.Node) -> list[fx.Node]:
     """Copies, each in a storage of its own."""
     pieces = _columns(make, bucket, arrived, bucket.numels, range(len(bucket.inputs)))
     return [_shaped(make, bucket, piece, i) for i, piece in enumerate(pieces)]
 
 
-def _as_bytes(make: Maker, bucket: Packing) -> tuple[fx.Node, list[int | fx.Node], list[int]]:
+def _as_bytes(make: NodeMaker, bucket: Packing) -> tuple[fx.Node, list[int | fx.Node], list[int]]:
     """(packed, sizes, places): uint8, ``sizes`` of members and of zeros between them, and where the members stand in them."""
     unit = max(dtype.itemsize for dtype in bucket.dtypes)
     parts: list[fx.Node] = []
@@ -113,7 +113,7 @@ def _as_bytes(make: Maker, bucket: Packing) -> tuple[fx.Node, list[int | fx.Node
     return make(aten.cat.default, parts), sizes, places
 
 
-def _bytes_of(make: Maker, node: fx.Node) -> fx.Node:
+def _bytes_of(make: NodeMaker, node: fx.Node) -> fx.Node:
     value = fake_value(node)
     strided = any(stride != 1 for stride in value.stride()) and value.numel() == 1  # contiguous all the same, but no bytes
     if not has_numbers(value) or not value.is_contiguous() or strided:
@@ -123,7 +123,7 @@ def _bytes_of(make: Maker, node: fx.Node) -> fx.Node:
 
 
 def _cut_bytes(
-    make: Maker, bucket: Packing, arrived: fx.Node, sizes: Sequence[int | fx.Node], places: Sequence[int]
+    make: NodeMaker, bucket: Packing, arrived: fx.Node, sizes: Sequence[int | fx.Node], places: Sequence[int]
 ) -> list[fx.Node]:
     pieces = _columns(make, bucket, arrived, sizes, places)
     results = []
@@ -136,7 +136,7 @@ def _cut_bytes(
 
 
 def _columns(
-    make: Maker, bucket: Packing, arrived: fx.Node, sizes: Sequence[int | fx.Node], places: Sequence[int]
+    make: NodeMaker, bucket: Packing, arrived: fx.Node, sizes: Sequence[int | fx.Node], places: Sequence[int]
 ) -> list[fx.Node]:
     """Copies of the columns of what arrived, a row for each rank: the members', which are at ``places`` among ``sizes``."""
     rows = make(aten.view.default, arrived, [bucket.ranks, -1])
@@ -144,7 +144,7 @@ def _columns(
     return [_copied(make, _item(make, columns, place), old) for place, old in zip(places, bucket.replaced, strict=True)]
 
 
-def _copied(make: Maker, column: fx.Node, old: FakeTensor) -> fx.Node:
+def _copied(make: NodeMaker, column: fx.Node, old: FakeTensor) -> fx.Node:
     """A copy of ``column``, which holds the very storage of ``old`` if that is all the result will be."""
     value, clone = fake_value(column), aten.clone.default
     if not alone(old) or not has_numbers(value):
@@ -152,7 +152,7 @@ def _copied(make: Maker, column: fx.Node, old: FakeTensor) -> fx.Node:
     return make.holding(seen(old, value.shape, value.dtype), clone, column, memory_format=torch.contiguous_format)
 
 
-def _shaped(make: Maker, bucket: Packing, piece: fx.Node, index: int) -> fx.Node:
+def _shaped(make: NodeMaker, bucket: Packing, piece: fx.Node, index: int) -> fx.Node:
     """``piece`` in the shape of result ``index``, which is the old one where that is a view of what ``piece`` holds."""
     view = aten.view.default
     value, old = fake_value(piece), bucket.replaced[index]
@@ -166,7 +166,7 @@ def _shaped(make: Maker, bucket: Packing, piece: fx.Node, index: int) -> fx.Node
     return make.holding(seen(value, shape), view, piece, shape) if value.is_contiguous() else make(view, piece, shape)
 
 
-def _item(make: Maker, several: fx.Node, place: int) -> fx.Node:
+def _item(make: NodeMaker, several: fx.Node, place: int) -> fx.Node:
     """Of what ``several`` gives the one at ``place``, the very tensor."""
     return make.holding(several.meta["val"][place], getitem, several, place)
 
@@ -197,7 +197,7 @@ Unpack = Callable[["fx.Node"], Sequence["fx.Node"]]
 class Packer(Protocol):
     """Packs one bucket; called when its launch is built."""
 
-    def __call__(self, make: Maker, bucket: Packing) -> tuple[fx.Node, Unpack]:
+    def __call__(self, make: NodeMaker, bucket: Packing) -> tuple[fx.Node, Unpack]:
         """Make the pack's nodes; give what is sent, and what makes the nodes behind the wait."""
 
 

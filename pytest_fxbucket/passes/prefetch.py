@@ -21,8 +21,8 @@ from pytest_fxbucket.graph.collectives import REDUCTIONS, communicates
 from pytest_fxbucket.passes import by_hand
 from pytest_fxbucket.passes.arrange import arranged, blocker, pull_up, readers, readers_before, relink
 from pytest_fxbucket.passes.compute import readers_of
-from pytest_fxbucket.passes.report import Reordered
-from pytest_fxbucket.passes.targets import LeftAlone
+from pytest_fxbucket.passes.report import ReorderReport
+from pytest_fxbucket.passes.targets import UntouchedLaunch
 from pytest_fxbucket.passes.updates import hoist_updates, kept_pairs, waits_of, why_late
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ Stage = list["Merged"]
 DIRECTIONS: tuple[Direction, Direction] = ("forward", "backward")
 
 
-def reorder(graph: fx.Graph, scheduler: Scheduler, updating: Iterable[fx.Node]) -> Reordered:
+def reorder(graph: fx.Graph, scheduler: Scheduler, updating: Iterable[fx.Node]) -> ReorderReport:
     """Move launches and waits of the buckets in ``graph``, with what they need and who reads them, as ``scheduler`` says.
 
     ``updating`` are the optimizer's nodes, which move if the rules say so. Raises :class:`PlanError` for a place by hand that
@@ -56,7 +56,7 @@ def reorder(graph: fx.Graph, scheduler: Scheduler, updating: Iterable[fx.Node]) 
         found = arranged(edges, moves.wishes)
         moves.refuse_missed(found)
         relink(graph, [moves.order.nodes[index] for index in found])
-    return Reordered(tuple(moves.left), tuple(moves.kept))
+    return ReorderReport(tuple(moves.left), tuple(moves.kept))
 
 
 class _Moves:
@@ -76,7 +76,7 @@ class _Moves:
         self.waits = by_hand.waits(scheduler, self._reductions())
         self.by_hand = {at.bucket.launch for at in self.launches}.union(*(at.bucket.waits for at in self.waits))
         """Launches and waits that the user placed."""
-        self.left: list[LeftAlone] = []
+        self.left: list[UntouchedLaunch] = []
         self.kept: list[tuple[fx.Node, fx.Node]] = []
 
     def prefetch(self, direction: Direction) -> None:
@@ -190,7 +190,7 @@ class _Moves:
             return True
         names = self.order.nodes[anchor].name, self.order.nodes[blocked].name
         reason = f"{bucket.launch.name} cannot be launched before {names[0]}: it depends on {names[1]}"
-        self.left.append(LeftAlone(f"launch of {bucket.first.entry} ({direction})", reason))
+        self.left.append(UntouchedLaunch(f"launch of {bucket.first.entry} ({direction})", reason))
         pull_up(self.order, self.wishes, [launch], blocked + 0.5)
         return False
 
@@ -209,7 +209,7 @@ class _Moves:
             return True
         names = self.order.nodes[anchor].name, self.order.nodes[blocked].name
         reason = f"{wait.name} cannot wait until {names[0]} is launched: {names[1]} depends on it"
-        self.left.append(LeftAlone(f"wait of {bucket.first.entry}'s reduction", reason))
+        self.left.append(UntouchedLaunch(f"wait of {bucket.first.entry}'s reduction", reason))
         return False
 
     def _waiting(self, wait: int, bound: int, bucket: Merged, aside: frozenset[fx.Node] = frozenset()) -> int | None:

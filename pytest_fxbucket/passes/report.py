@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
-from pytest_fxbucket.passes.targets import LeftAlone
+from pytest_fxbucket.passes.targets import UntouchedLaunch
 from pytest_fxbucket.words import some
 
 if TYPE_CHECKING:
@@ -77,10 +77,10 @@ class Schedule:
 
 
 @dataclass(frozen=True, slots=True)
-class Reordered:
+class ReorderReport:
     """What moving launches and waits came to, by hand or found by itself."""
 
-    left: tuple[LeftAlone, ...]
+    left: tuple[UntouchedLaunch, ...]
     kept: tuple[tuple[fx.Node, fx.Node], ...]
     """Pairs (earlier, later) whose order makes the overlap; no edge carries it."""
     schedule: Schedule | None = None
@@ -96,7 +96,7 @@ class PassReport:
     launches_after: int
     buckets: tuple[BucketReport, ...] = ()
     """In order of their launches."""
-    left_alone: tuple[LeftAlone, ...] = ()
+    left_alone: tuple[UntouchedLaunch, ...] = ()
     displaced: int = 0
     """Nodes that are no collectives, pack or unpack, and stand in another order among themselves than before."""
     compared: int = 0

@@ -13,7 +13,7 @@ from pytest_fxbucket.graph.collectives import REDUCTIONS
 from pytest_fxbucket.graph.ops import overload
 from pytest_fxbucket.graph.order import order_of
 from pytest_fxbucket.passes.bucketer import asked, of
-from pytest_fxbucket.passes.compute import Computes, Starts
+from pytest_fxbucket.passes.compute import Computes, FirstComputes
 from pytest_fxbucket.words import show
 
 if TYPE_CHECKING:
@@ -109,9 +109,9 @@ class Scheduler:
         return order_of(self.graph)
 
     @cached_property
-    def starts(self) -> Starts:
+    def starts(self) -> FirstComputes:
         """Where the compute of entries starts."""
-        return Starts(self.order, self.buckets, self._computes)
+        return FirstComputes(self.order, self.buckets, self._computes)
 
 
 def _stage(bucket: Merged) -> tuple[object, ...]:

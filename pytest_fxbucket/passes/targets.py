@@ -16,7 +16,7 @@ from pytest_fxbucket.graph import collectives
 from pytest_fxbucket.graph.collectives import ROWS, Collective
 from pytest_fxbucket.graph.ops import operator_name
 from pytest_fxbucket.graph.order import Order, order_of
-from pytest_fxbucket.passes.carried import Carried, carried
+from pytest_fxbucket.passes.carried import LaunchContents, carried
 from pytest_fxbucket.passes.module_names import ModuleStackFn, entries_by_module
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ _NO_ENTRY = "no entry names its module"
 
 
 @dataclass(frozen=True, slots=True)
-class LeftAlone:
+class UntouchedLaunch:
     """A launch that was not merged or not moved, and why."""
 
     what: str
@@ -43,7 +43,7 @@ class LeftAlone:
     """Parameters that it carries, as far as any are known."""
 
 
-class Part(NamedTuple):
+class LaunchTensor(NamedTuple):
     """One tensor of a launch; a coalesced launch has several."""
 
     input: fx.Node
@@ -56,7 +56,7 @@ class MergeTarget(Collective):
     """One launch that an entry names and that may share a bucket."""
 
     launch: fx.Node
-    parts: tuple[Part, ...]
+    parts: tuple[LaunchTensor, ...]
     ranks: int
     """Of the group; 0 if an all-reduce runs on a group that this process does not know."""
     device: str
@@ -88,7 +88,7 @@ class Targets:
 
     planned: tuple[MergeTarget, ...]
     """In order of launch."""
-    left_alone: tuple[LeftAlone, ...]
+    left_alone: tuple[UntouchedLaunch, ...]
     launches: int
     order: Order
     """Of the graph; it holds until the graph changes."""
@@ -118,20 +118,20 @@ def by_parameter(
     """
     place = {fqn: i for i, fqn in enumerate(entry_of)}
     nodes = {node.name: node for node in graph.nodes}
-    names: dict[fx.Node, Carried] = {}
+    names: dict[fx.Node, LaunchContents] = {}
     for bucket in reading.buckets:
         known = tuple(fqn for fqn in bucket.fqns if fqn)
         owners = {entry_of.get(fqn) for fqn in known}
         first = min((place.get(fqn, 0) for fqn in known), default=0)
         if not known or len(known) < len(bucket.fqns):
-            name = Carried(known, 0, bucket.direction, "it carries no parameter and no parameter's gradient")
+            name = LaunchContents(known, 0, bucket.direction, "it carries no parameter and no parameter's gradient")
         elif len(owners) > 1:
             several = ", ".join(sorted(str(owner or "no entry") for owner in owners))
-            name = Carried(known, first, bucket.direction, f"it carries parameters of several entries: {several}")
+            name = LaunchContents(known, first, bucket.direction, f"it carries parameters of several entries: {several}")
         else:
             entry = owners.pop()
             reason = "" if entry else "no entry names its parameter"
-            name = Carried(known, first, bucket.direction, reason, bucket.level, entry=entry, round=bucket.round)
+            name = LaunchContents(known, first, bucket.direction, reason, bucket.level, entry=entry, round=bucket.round)
         names[nodes[bucket.node]] = name
     found = _sort(graph, names, tuple(entries) or tuple(dict.fromkeys(entry_of.values())))
     return replace(found, computes=_computes(nodes, reading, entry_of), ends=None if outputs is None else (inputs, outputs))
@@ -174,10 +174,10 @@ def by_size(graph: fx.Graph) -> Targets:
     return _sort(graph, _named(known, dict.fromkeys(known, "")), ())
 
 
-def _named(known: Mapping[fx.Node, Carried], entry_of: Mapping[fx.Node, str | None]) -> dict[fx.Node, Carried]:
+def _named(known: Mapping[fx.Node, LaunchContents], entry_of: Mapping[fx.Node, str | None]) -> dict[fx.Node, LaunchContents]:
     """``known`` launches, in order, with their entries; what one entry gathers again is of its next round."""
     gathers: Counter[tuple[object, ...]] = Counter()
-    found: dict[fx.Node, Carried] = {}
+    found: dict[fx.Node, LaunchContents] = {}
     for node, one in known.items():
         entry, number, level = None if one.reason else entry_of[node], 0, one.level
         if collectives.is_all_gather(node):
@@ -191,17 +191,17 @@ def _named(known: Mapping[fx.Node, Carried], entry_of: Mapping[fx.Node, str | No
 
 
 def _sort(
-    graph: fx.Graph, names: Mapping[fx.Node, Carried], entries: tuple[str, ...], launching: tuple[str, ...] = ()
+    graph: fx.Graph, names: Mapping[fx.Node, LaunchContents], entries: tuple[str, ...], launching: tuple[str, ...] = ()
 ) -> Targets:
     order = order_of(graph)
     planned: list[MergeTarget] = []
-    left: list[LeftAlone] = []
+    left: list[UntouchedLaunch] = []
     for node, name in sorted(names.items(), key=lambda item: order.index[item[0]]):
         target = mergeable(node, order, name) if name.entry is not None else name.reason
         if isinstance(target, str):
             kind = str(collectives.launch_kind(node))
             what = f"{kind} of {', '.join(name.fqns) or node.name} ({name.direction})"
-            left.append(LeftAlone(what, target, name.direction, kind, name.fqns))
+            left.append(UntouchedLaunch(what, target, name.direction, kind, name.fqns))
         else:
             planned.append(target)
     return Targets(tuple(planned), tuple(left), len(names), order, entries, launching=launching)
@@ -210,7 +210,7 @@ def _sort(
 # Which launches can share a bucket at all: their tensors, waits and process group; and of the others, why not.
 
 
-def mergeable(node: fx.Node, order: Order, carried: Carried) -> MergeTarget | str:
+def mergeable(node: fx.Node, order: Order, carried: LaunchContents) -> MergeTarget | str:
     """``node``, which carries ``carried``, as a launch that may share a bucket, or a sentence on why it may not.
 
     Raises :class:`PassError` if what it sends carries no fake value.
@@ -281,7 +281,7 @@ def _value(node: fx.Node) -> Any:
     return node.meta.get("val")
 
 
-def _parts(node: fx.Node, inputs: Sequence[fx.Node]) -> tuple[tuple[Part, ...], tuple[fx.Node, ...], str]:
+def _parts(node: fx.Node, inputs: Sequence[fx.Node]) -> tuple[tuple[LaunchTensor, ...], tuple[fx.Node, ...], str]:
     """Parts of the launch, the getitems between it and its waits, and what is wrong with them."""
     results: list[list[fx.Node]] = [[] for _ in inputs]
     dropped: list[fx.Node] = []
@@ -299,7 +299,7 @@ def _parts(node: fx.Node, inputs: Sequence[fx.Node]) -> tuple[tuple[Part, ...], 
             return (), (), f"{user.name} reads it before its wait"
     if not all(results):
         return (), (), "nobody waits for it" if not any(results) else "nobody waits for a part of it"
-    parts = tuple(Part(tensor, tuple(waits)) for tensor, waits in zip(inputs, results, strict=True))
+    parts = tuple(LaunchTensor(tensor, tuple(waits)) for tensor, waits in zip(inputs, results, strict=True))
     return parts, tuple(dropped), ""
 
 
@@ -316,7 +316,7 @@ def _buffer(node: fx.Node) -> tuple[tuple[fx.Node, ...], str]:
     return (buffer,), ""
 
 
-def _changed_in_flight(node: fx.Node, parts: Sequence[Part], order: Order) -> str:
+def _changed_in_flight(node: fx.Node, parts: Sequence[LaunchTensor], order: Order) -> str:
     """Whether something writes what the launch sends before its wait: then what arrives is anybody's guess."""
     begin = order.index[node]
     for part in parts:

@@ -17,7 +17,7 @@ from pytest_fxbucket.graph.compute import computes
 from pytest_fxbucket.graph.ops import operator_name
 from pytest_fxbucket.graph.order import order_of
 from pytest_fxbucket.graph.updates import Ready, readiness, updates_between
-from pytest_fxbucket.passes.targets import LeftAlone
+from pytest_fxbucket.passes.targets import UntouchedLaunch
 from pytest_fxbucket.words import some
 
 if TYPE_CHECKING:
@@ -57,15 +57,15 @@ def kept_pairs(
             yield order.nodes[index], order.nodes[behind[at][1]]
 
 
-def why_late(order: Order, updating: Set[int], waits: Mapping[int, str]) -> tuple[LeftAlone, ...]:
+def why_late(order: Order, updating: Set[int], waits: Mapping[int, str]) -> tuple[UntouchedLaunch, ...]:
     """Updates that no entry has for itself: they need the reductions of several."""
     if not updating:
-        return (LeftAlone("updates", 'updates = "ready", but no update of a parameter was found in the graph'),)
+        return (UntouchedLaunch("updates", 'updates = "ready", but no update of a parameter was found in the graph'),)
     first: dict[frozenset[str], Ready] = {}
     for one in readiness(order, updating, waits).values():
         if one.joins >= 0:
             first.setdefault(one.entries, one)
-    return tuple(LeftAlone(f"updates of {some(sorted(one.entries))}", _why(order, one)) for one in first.values())
+    return tuple(UntouchedLaunch(f"updates of {some(sorted(one.entries))}", _why(order, one)) for one in first.values())
 
 
 def updates_behind(graph: fx.Graph, updating: Set[fx.Node], buckets: Sequence[Merged]) -> list[tuple[str, ...]]:

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from pytest_fxbucket.capture.backward import Read
+from pytest_fxbucket.capture.backward import StageRead
 from pytest_fxbucket.capture.clip import AcrossStages, Clip
 from pytest_fxbucket.capture.from_plan import ModelTraced, model_traced
 from pytest_fxbucket.capture.optimizers.optimizer import Optimizing
@@ -21,7 +21,7 @@ from pytest_fxbucket.compat.fake_tensors import FakeTensorMode, grouped
 from pytest_fxbucket.errors import CaptureError, StageError
 from pytest_fxbucket.pipeline.cut import cut_places, naming_plan
 from pytest_fxbucket.pipeline.microbatch import Microbatch, trace_microbatch, trace_reduce, trace_unshard
-from pytest_fxbucket.pipeline.partition import Parted, part_microbatch
+from pytest_fxbucket.pipeline.partition import MicrobatchParts, part_microbatch
 from pytest_fxbucket.plan.pipeline_schedules import rank_of_stage
 from pytest_fxbucket.plan.schema import Plan
 from pytest_fxbucket.step.mesh import Mesh, fake_mesh
@@ -41,7 +41,7 @@ class StagedStep:
     plan: Plan
     model: ModelTraced
     microbatch: Microbatch
-    parted: Parted
+    parted: MicrobatchParts
     pipelined: Pipelined
     whole: StepGraph
     """The same step traced without stages."""
@@ -88,12 +88,12 @@ class StagedStep:
         return self.model.optimizing(self.microbatch.parameters) if self.plan.optimizer else None
 
     @cached_property
-    def _reads(self) -> list[list[Read]]:
+    def _reads(self) -> list[list[StageRead]]:
         """Parameters that each stage reads, in order of first reads."""
         return _by_stage(self.microbatch.gathered, self.pipelined.stages)
 
     @cached_property
-    def _made(self) -> list[list[Read]]:
+    def _made(self) -> list[list[StageRead]]:
         """Parameters that each stage makes gradients of, in the order in which backward makes them."""
         return _by_stage(_as_made(self.microbatch), self.pipelined.stages)
 
@@ -211,7 +211,7 @@ def capture_stages(plan: Plan, mesh: Mesh, whole: StepGraph) -> StagedStep:
         return StagedStep(plan, model, microbatch, parted, _pipelined(plan, mesh, microbatch, parted), whole)
 
 
-def _pipelined(plan: Plan, mesh: Mesh, microbatch: Microbatch, parted: Parted) -> Pipelined:
+def _pipelined(plan: Plan, mesh: Mesh, microbatch: Microbatch, parted: MicrobatchParts) -> Pipelined:
     assert plan.pipeline is not None
     schedule, stages, ranks = plan.pipeline.schedule, len(parted.forward) + 1, mesh.degree("pp")
     places = tuple(rank_of_stage(schedule, stages, ranks, stage) for stage in range(stages))
@@ -249,7 +249,7 @@ def _refuse_within_checkpoints(plan: Plan, microbatch: Microbatch, model: ModelT
                 )
 
 
-def _once(microbatch: Microbatch, gathered: Sequence[Read], reduced: Sequence[Read]) -> dict[Work, Described]:
+def _once(microbatch: Microbatch, gathered: Sequence[StageRead], reduced: Sequence[StageRead]) -> dict[Work, Described]:
     found: dict[Work, Described] = {}
     if gathered:
         found["unshard"] = trace_unshard(microbatch, gathered)
@@ -258,7 +258,7 @@ def _once(microbatch: Microbatch, gathered: Sequence[Read], reduced: Sequence[Re
     return found
 
 
-def _as_made(microbatch: Microbatch) -> list[Read]:
+def _as_made(microbatch: Microbatch) -> list[StageRead]:
     """Reads in the order in which backward makes their gradients."""
     returned: Any = microbatch.graph_module.graph.output_node().args[0]
     index = {node: number for number, node in enumerate(microbatch.graph_module.graph.nodes)}
@@ -266,8 +266,8 @@ def _as_made(microbatch: Microbatch) -> list[Read]:
     return sorted(microbatch.reads, key=lambda read: (made[read], read))
 
 
-def _by_stage(reads: Sequence[Read], stages: int) -> list[list[Read]]:
-    found: list[list[Read]] = [[] for _ in range(stages)]
+def _by_stage(reads: Sequence[StageRead], stages: int) -> list[list[StageRead]]:
+    found: list[list[StageRead]] = [[] for _ in range(stages)]
     for read in reads:
         found[read.stage].append(read)
     return found

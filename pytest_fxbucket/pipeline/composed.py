@@ -30,7 +30,7 @@ WORKS: tuple[Work, ...] = ("forward", *BACKWARD)
 
 
 @dataclass
-class Composed:
+class ComposedStep:
     """One microbatch's forward and backward through all stages."""
 
     graph_module: fx.GraphModule | None
@@ -43,12 +43,12 @@ class Composed:
     """Stages that do not fit together, and modules that are in another stage than the plan's cuts say: a sentence each."""
 
 
-def composed(staged: StagedStep, places: Sequence[StepGraph], graphs: Sequence[Mapping[str, Any]]) -> Composed:
+def composed(staged: StagedStep, places: Sequence[StepGraph], graphs: Sequence[Mapping[str, Any]]) -> ComposedStep:
     """Put the stages together: ``places`` are the steps of the ranks along ``pp``, ``graphs`` each rank's graphs by phase."""
     how = places[0].pipelined
     assert how is not None
     if odd := next((place for place, step in enumerate(places) if step.pipelined != how), None):
-        return Composed(None, problems=[_disagreement(how, places[odd].pipelined, odd)])
+        return ComposedStep(None, problems=[_disagreement(how, places[odd].pipelined, odd)])
     return _Composing(staged, how, places, graphs).run()
 
 
@@ -99,7 +99,7 @@ class _Composing:
         """Names of received values among the results, each to the value's name in the microbatch's graph."""
         self.problems: list[str] = []
 
-    def run(self) -> Composed:
+    def run(self) -> ComposedStep:
         # One microbatch in time order: forward through the stages, then back. To cross a cut is to hand the sender's node to
         # the receiver, so a stage computes with what was really sent. Received values are outputs too, beside loss and
         # gradients: each can then be compared with the value of its name in the microbatch's graph.
@@ -123,12 +123,12 @@ class _Composing:
             if value.key not in self.results and not self.problems:
                 self.problems.append(f"no stage gives the {'loss' if value.role == 'loss' else f'gradient of {value.fqn}'}")
         if self.problems:
-            return Composed(None, problems=self.problems)
+            return ComposedStep(None, problems=self.problems)
         wanted = [Value("crossing", name, (), None) for name in self.crossed] + wanted
         self.graph.output([self.results[value.key] for value in wanted])
         self.graph.lint()
         graph_module = uncompiled(self.constants, self.graph)
-        return Composed(graph_module, self._whole(), tuple(wanted), self._beyond_cuts())
+        return ComposedStep(graph_module, self._whole(), tuple(wanted), self._beyond_cuts())
 
     def _beyond_cuts(self) -> list[str]:
         """A sentence for each module that runs in another stage than the plan's cuts say."""

@@ -16,7 +16,7 @@ from torch.utils.hooks import BackwardHook
 
 from pytest_fxbucket.compat import modules
 from pytest_fxbucket.errors import StageError
-from pytest_fxbucket.pipeline.values import Place, exchanged, leaves_of, refuse_other_arguments
+from pytest_fxbucket.pipeline.values import OutputPlace, exchanged, leaves_of, refuse_other_arguments
 
 
 @dataclass(frozen=True)
@@ -73,7 +73,7 @@ class Hooks:
 
     def _called(self, received: Sequence[torch.Tensor], names: Sequence[str]) -> Any:
         values = dict(zip(names, received, strict=True))
-        return exchanged(self.call, lambda leaf: values[self.paths[leaf.number]] if isinstance(leaf, Place) else leaf)
+        return exchanged(self.call, lambda leaf: values[self.paths[leaf.number]] if isinstance(leaf, OutputPlace) else leaf)
 
 
 def hooks_of(
@@ -91,8 +91,8 @@ def hooks_of(
         return None
     # The call with numbers in place of its tensors. Its leaves by path then say under which path a stage receives each of them.
     count = iter(range(1 << 30))
-    call = exchanged((args, dict(kwargs)), lambda leaf: Place(next(count)) if isinstance(leaf, torch.Tensor) else leaf)
+    call = exchanged((args, dict(kwargs)), lambda leaf: OutputPlace(next(count)) if isinstance(leaf, torch.Tensor) else leaf)
     placed = leaves_of(signature, *call)
     return Hooks(
-        model, call, {leaf.number: path for path, leaf in placed.items() if isinstance(leaf, Place)}, signature, leaves
+        model, call, {leaf.number: path for path, leaf in placed.items() if isinstance(leaf, OutputPlace)}, signature, leaves
     )

@@ -9,13 +9,13 @@ from typing import Any
 import torch
 from torch import fx
 
-from pytest_fxbucket.capture.backward import Read, backward_in_forward
+from pytest_fxbucket.capture.backward import StageRead, backward_in_forward
 from pytest_fxbucket.capture.batch import microbatches
 from pytest_fxbucket.capture.draws import draws_on_tape
 from pytest_fxbucket.capture.from_plan import ModelTraced
 from pytest_fxbucket.capture.joint import JointStep, traced_joint
 from pytest_fxbucket.capture.names import NodeNamer, StageMarks, first_names
-from pytest_fxbucket.capture.parallel.unshard import Reader, Travel
+from pytest_fxbucket.capture.parallel.unshard import ParameterTravel, Reader
 from pytest_fxbucket.capture.unregistered import keep_buffers
 from pytest_fxbucket.compat import tracing
 from pytest_fxbucket.compat.fake_tensors import FakeTensorMode
@@ -31,11 +31,11 @@ class Microbatch:
     """Takes whole parameters, buffers, what the model holds elsewhere, and the rows of the batch; gives the loss, as a share of
     the step's, and the gradients of :attr:`reads`, not reduced."""
     inputs: tuple[Value, ...]
-    reads: tuple[Read, ...]
-    gathered: tuple[Read, ...]
+    reads: tuple[StageRead, ...]
+    gathered: tuple[StageRead, ...]
     """Every parameter that a stage reads, in order of first reads."""
     parameters: tuple[Parameter, ...]
-    travels: Mapping[str, Travel]
+    travels: Mapping[str, ParameterTravel]
     marks: StageMarks
     count: int
     """How many microbatches a step has."""
@@ -74,8 +74,8 @@ class _MicrobatchStep(JointStep):
                 f"{next(iter(self.anchors.states))} is state of an overridden module, which microbatches in pipeline stages "
                 "would change out of turn; leave it out of [[override]], or [pipeline] out"
             )
-        self.reduced: list[Read] = []
-        self.gathered: list[Read] = []
+        self.reduced: list[StageRead] = []
+        self.gathered: list[StageRead] = []
         # Inputs of a whole step are shards and all of the batch. A microbatch takes what ``unshard`` has gathered once a step,
         # and its own rows: tensors by themselves, not views of the batch, in the strides that the rows have there.
         before_batch = len(self.inputs) - len(self.tensors)
@@ -122,12 +122,12 @@ class _MicrobatchStep(JointStep):
 class _WholeReader(Reader):
     """Gathers nothing: parameters are whole already, and each stage gets a leaf of its own of each that it reads."""
 
-    def _gathered(self, read: Read) -> torch.Tensor:
+    def _gathered(self, read: StageRead) -> torch.Tensor:
         whole = self._parts[read.fqn]
         return whole.detach().requires_grad_(whole.requires_grad)
 
 
-def _refuse_early(read: Read, gradient: torch.Tensor) -> None:
+def _refuse_early(read: StageRead, gradient: torch.Tensor) -> None:
     raise CaptureError(
         f"forward calls backward() itself, which gives {read.fqn} a gradient before the schedule's own backward; pipeline "
         "stages run backward where their schedule says, so give the loss of the whole microbatch"
@@ -137,7 +137,9 @@ def _refuse_early(read: Read, gradient: torch.Tensor) -> None:
 # Graphs that run once a step: what gathers the parameters of a stage, and what reduces their gradients.
 
 
-def trace_unshard(microbatch: Microbatch, reads: Sequence[Read]) -> tuple[fx.GraphModule, tuple[Value, ...], tuple[Value, ...]]:
+def trace_unshard(
+    microbatch: Microbatch, reads: Sequence[StageRead]
+) -> tuple[fx.GraphModule, tuple[Value, ...], tuple[Value, ...]]:
     """Trace the graph that gathers the parameters of ``reads``: from shards to whole parameters, in order."""
     by_fqn = {parameter.fqn: parameter for parameter in microbatch.parameters}
     parameters = [by_fqn[read.fqn] for read in reads]
@@ -152,7 +154,9 @@ def trace_unshard(microbatch: Microbatch, reads: Sequence[Read]) -> tuple[fx.Gra
     return graph_module, tuple(inputs), _outputs("whole", graph_module, parameters)
 
 
-def trace_reduce(microbatch: Microbatch, reads: Sequence[Read]) -> tuple[fx.GraphModule, tuple[Value, ...], tuple[Value, ...]]:
+def trace_reduce(
+    microbatch: Microbatch, reads: Sequence[StageRead]
+) -> tuple[fx.GraphModule, tuple[Value, ...], tuple[Value, ...]]:
     """Trace the graph that reduces the gradients of ``reads``: from sums over microbatches to shards of averages over ranks."""
     by_fqn = {parameter.fqn: parameter for parameter in microbatch.parameters}
     parameters = [by_fqn[read.fqn] for read in reads]

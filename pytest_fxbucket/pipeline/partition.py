@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from pytest_fxbucket.capture.backward import Read
+from pytest_fxbucket.capture.backward import StageRead
 from pytest_fxbucket.capture.draws import draws
 from pytest_fxbucket.capture.functionalize import make_functional
 from pytest_fxbucket.capture.names import STAGE
@@ -31,7 +31,7 @@ from pytest_fxbucket.step.roles import Value
 
 
 @dataclass(frozen=True)
-class Part:
+class StagePart:
     """Work of one stage on one microbatch as a graph."""
 
     stage: int
@@ -41,7 +41,7 @@ class Part:
     outputs: tuple[Value, ...]
 
 
-class Parted:
+class MicrobatchParts:
     """All parts of a microbatch: for each stage forward and backward, and backward's two halves, input and weight.
 
     Each part is made when it is asked for, since a rank has few of them.
@@ -49,7 +49,7 @@ class Parted:
 
     def __init__(self, timed: _Timed) -> None:
         self._timed, self._stages = timed, timed.stages
-        self._parts: dict[tuple[int, Work], Part] = {}
+        self._parts: dict[tuple[int, Work], StagePart] = {}
         forward, self._gives = timed.flows()
         described = {node: timed.described(node) for flow in (*forward, *self._gives) for node in flow}
         self.forward, self.backward = (
@@ -57,13 +57,13 @@ class Parted:
         )
         """What crosses each cut, in the form of the fields of :class:`~pytest_fxbucket.step.pipelined.Pipelined`."""
 
-    def part(self, stage: int, work: Work) -> Part:
+    def part(self, stage: int, work: Work) -> StagePart:
         """The part of ``stage`` that does ``work``."""
         if (stage, work) not in self._parts:
             self._parts[stage, work] = self._made(stage, work)
         return self._parts[stage, work]
 
-    def _made(self, stage: int, work: Work) -> Part:
+    def _made(self, stage: int, work: Work) -> StagePart:
         timed = self._timed
         if work == "forward":
             return timed.part(stage, work, timed.nodes_at(stage))
@@ -76,12 +76,12 @@ class Parted:
         return timed.part(stage, work, [node for node in behind if node not in first], first)
 
 
-def part_microbatch(microbatch: Microbatch, stages: int) -> Parted:
+def part_microbatch(microbatch: Microbatch, stages: int) -> MicrobatchParts:
     """Part ``microbatch``, whose graph may be rewritten, into ``stages``.
 
     Raises :class:`CaptureError` for what would be otherwise than in the whole step.
     """
-    return Parted(_Timed(microbatch, stages))
+    return MicrobatchParts(_Timed(microbatch, stages))
 
 
 class _Timed:
@@ -102,7 +102,7 @@ class _Timed:
             self.times = self._times()
         returned: Any = self.graph.output_node().args[0]
         self.loss: fx.Node = returned[0]
-        self.gradients: dict[Read, fx.Node] = dict(zip(microbatch.reads, returned[1:], strict=True))
+        self.gradients: dict[StageRead, fx.Node] = dict(zip(microbatch.reads, returned[1:], strict=True))
         self._gradient_of: dict[fx.Node, list[int]] = {}
         for read, node in self.gradients.items():
             self._gradient_of.setdefault(node, []).append(read.stage)
@@ -191,7 +191,7 @@ class _Timed:
         name = self.given[node].fqn if node in self.given else node.name
         return Crossing.of(name, module_of(node), stage, value)
 
-    def part(self, stage: int, work: Work, nodes: Sequence[fx.Node], done: Collection[fx.Node] = ()) -> Part:
+    def part(self, stage: int, work: Work, nodes: Sequence[fx.Node], done: Collection[fx.Node] = ()) -> StagePart:
         """A graph of ``nodes``: parameters and buffers are its first inputs, loss and gradients its first outputs.
 
         ``done`` are nodes of the stage's other part of backward, which has given their gradients.
@@ -219,7 +219,7 @@ class _Timed:
         graph.output([copy_of(node) for _, node in results])
         graph.lint()
         inputs = tuple(map(self._value, taken))
-        return Part(stage, work, uncompiled(constants, graph), inputs, tuple(value for value, _ in results))
+        return StagePart(stage, work, uncompiled(constants, graph), inputs, tuple(value for value, _ in results))
 
     def _results(
         self, stage: int, work: Work, own: Collection[fx.Node], done: Collection[fx.Node]

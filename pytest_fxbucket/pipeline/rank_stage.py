@@ -22,7 +22,7 @@ Crossed = tuple[str, int, int, str]
 """Identity of a value that crossed a cut: direction, the stage that sends it, microbatch, name."""
 
 
-class Stage(RankStage):
+class RunnableStage(RankStage):
     """A stage as torch's schedule drives it: torch says what comes next, ``run`` runs the stage's graphs."""
 
     def __init__(self, index: int, how: Pipelined, device: str, run: Run, sums: Mapping[str, Value], asked: list[str]) -> None:

@@ -13,11 +13,11 @@ import torch
 from pytest_fxbucket.capture.batch import microbatches
 from pytest_fxbucket.compat.pipelining import run_schedule, schedule_on_ranks
 from pytest_fxbucket.errors import CaptureError
-from pytest_fxbucket.pipeline.rank_stage import Crossed, Stage
+from pytest_fxbucket.pipeline.rank_stage import Crossed, RunnableStage
 from pytest_fxbucket.pipeline.schedules import GATHERS, leaves, table_of
 from pytest_fxbucket.ranks import device, mark
 from pytest_fxbucket.step.pipelined import TIES, UPDATE, Pipelined, Work, phase_of, stage_of
-from pytest_fxbucket.step_runner import KEPT, PhaseGraph, StepRun, StepTask, Took, update
+from pytest_fxbucket.step_runner import KEPT, PhaseGraph, StepOutcome, StepRun, StepTask, update
 from pytest_fxbucket.words import times
 
 if TYPE_CHECKING:
@@ -59,19 +59,21 @@ class PipelinedRun(StepRun):
         self._asked: list[str] = []
         self._ran = Counter[tuple[str, int | None]]()
         here = sorted({stage for one in pipelined.graphs if (stage := stage_of(one.phase)) is not None})
-        self._stages = [Stage(index, self._how, device(), self._run_of_stage, self._sums(index), self._asked) for index in here]
+        self._stages = [
+            RunnableStage(index, self._how, device(), self._run_of_stage, self._sums(index), self._asked) for index in here
+        ]
         by_index = {stage.stage_index: stage for stage in self._stages}
         self._schedule = schedule_on_ranks(
             self._how.schedule, self._stages, self._how.microbatches, lambda index: by_index[index].unshard()
         )
 
-    def step(self, batch: Sequence[torch.Tensor], number: int, count: int) -> Took:
+    def step(self, batch: Sequence[torch.Tensor], number: int, count: int) -> StepOutcome:
         """Take step ``number`` of ``count``, from 1."""
         took = self.taken(batch, f"step {number} of {count}")
         update(self.state, took.results, self.task)
         return took
 
-    def taken(self, batch: Sequence[torch.Tensor], step: str) -> Took:
+    def taken(self, batch: Sequence[torch.Tensor], step: str) -> StepOutcome:
         """Take a step without updating the state; ``step`` is the end of the marks that it leaves."""
         self._step = step
         kept, others = iter(self.state), iter(batch)
@@ -88,10 +90,10 @@ class PipelinedRun(StepRun):
         if UPDATE in self._described:
             results |= _by_key(self._run(UPDATE, lambda value: (results if value.role == "grad" else values)[value.key]))
         self._refuse_another_step()
-        return Took(given, [results[value.key] for value in self.task.outputs], {})
+        return StepOutcome(given, [results[value.key] for value in self.task.outputs], {})
 
     def crossed(self) -> Iterator[tuple[bool, Crossed, torch.Tensor]]:
-        """Like :meth:`Stage.crossed`, for all stages of the rank."""
+        """Like :meth:`RunnableStage.crossed`, for all stages of the rank."""
         for stage in self._stages:
             yield from stage.crossed()
 

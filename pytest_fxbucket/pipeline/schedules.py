@@ -12,7 +12,7 @@ from pytest_fxbucket.plan.pipeline_schedules import SCHEDULES, fits_ranks, micro
 from pytest_fxbucket.words import counted, nearest, one_or_other, show
 
 if TYPE_CHECKING:
-    from pytest_fxbucket.compat.pipelining import Step
+    from pytest_fxbucket.compat.pipelining import ScheduleStep
 
 FORWARD, BACKWARD, INPUT_GRADS, WEIGHT_GRADS = "F", "B", "I", "W"
 SENDS, RECEIVES = ("SEND_F", "SEND_B"), ("RECV_F", "RECV_B")
@@ -139,7 +139,7 @@ def refuse_numbers(schedule: str, stages: int, pp: int, microbatches: int) -> No
         raise StageError(f"{schedule} with {counted(microbatches, 'microbatch')}: it {problem}")
 
 
-def _action(rank: int, step: Step) -> Action:
+def _action(rank: int, step: ScheduleStep) -> Action:
     parts = tuple(_action(rank, part) for part in step.parts)
     return Action(rank, step.kind, step.stage, step.microbatch, parts, step.batch)
 

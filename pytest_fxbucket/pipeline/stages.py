@@ -14,7 +14,7 @@ from torch import fx, nn
 from pytest_fxbucket.compat import pytree
 from pytest_fxbucket.errors import StageError
 from pytest_fxbucket.pipeline.hooks import Hooks
-from pytest_fxbucket.pipeline.values import Place, exchanged, leaves_of, parted, refuse_other_arguments
+from pytest_fxbucket.pipeline.values import OutputPlace, exchanged, leaves_of, parted, refuse_other_arguments
 from pytest_fxbucket.step.pipelined import Crossing
 from pytest_fxbucket.words import counted, human_bytes
 
@@ -139,7 +139,7 @@ class Stage(nn.Module):
         """The result of :meth:`forward` from that of :meth:`flat`: the last stage's gets its None, numbers and containers."""
         if self._result is None:
             return tuple(given)
-        return exchanged(self._result[0], lambda leaf: given[leaf.number] if isinstance(leaf, Place) else leaf)
+        return exchanged(self._result[0], lambda leaf: given[leaf.number] if isinstance(leaf, OutputPlace) else leaf)
 
 
 def tensor_at(root: nn.Module, fqn: str) -> torch.Tensor:

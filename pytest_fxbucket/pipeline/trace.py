@@ -29,7 +29,7 @@ from pytest_fxbucket.errors import CaptureError, StageError
 from pytest_fxbucket.graph.effects import effects_of
 from pytest_fxbucket.graph.modules import module_path, module_stack
 from pytest_fxbucket.graph.ops import held_by
-from pytest_fxbucket.pipeline.values import Place, leaves_of, parted
+from pytest_fxbucket.pipeline.values import OutputPlace, leaves_of, parted
 from pytest_fxbucket.user_frame import naming_user_frame
 
 PLACE = "fxbucket_place"
@@ -53,7 +53,7 @@ class Forward:
     leaves: Mapping[str, Any]
     """Leaves of the arguments by path; tensors are fake."""
     result: Any
-    """What forward gives, with a :class:`~pytest_fxbucket.pipeline.values.Place` for each of the graph's outputs."""
+    """What forward gives, with a :class:`~pytest_fxbucket.pipeline.values.OutputPlace` for each of the graph's outputs."""
     calls: Mapping[str, Sequence[Call]]
     """Calls of every module that ran, in order, by the module's FQN."""
     modules: Mapping[str, str]
@@ -266,7 +266,7 @@ def take_graph(given: fx.GraphModule, args: tuple[Any, ...], kwargs: dict[str, A
 
 
 def _placed(returned: Any, processed: Callable[[Any], Any]) -> tuple[Any, list[fx.Node]]:
-    """The result of a graph with a :class:`Place` for each node, and those nodes in order.
+    """The result of a graph with a :class:`OutputPlace` for each node, and those nodes in order.
 
     ``processed`` is the graph's own step from the values that it returns to the containers of its result.
     """
@@ -275,7 +275,7 @@ def _placed(returned: Any, processed: Callable[[Any], Any]) -> tuple[Any, list[f
     def place(leaf: Any) -> Any:
         if isinstance(leaf, fx.Node):
             nodes.append(leaf)
-            return Place(len(nodes) - 1)
+            return OutputPlace(len(nodes) - 1)
         return leaf
 
     def plain(value: Any) -> Any:

@@ -69,7 +69,7 @@ def _described(leaves: Mapping[str, Any], path: str) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class OutputPlace:
     """Stands for a tensor in nested arguments or results; in a result ``number`` is its index among the graph's outputs."""
 
     number: int
@@ -79,7 +79,7 @@ def exchanged(value: Any, change: Callable[[Any], Any]) -> Any:
     """``value`` with each leaf of its containers changed; dataclasses that pytree does not know count as containers, too."""
 
     def leaf(item: Any) -> Any:
-        if not is_dataclass(item) or isinstance(item, (type, Place)):
+        if not is_dataclass(item) or isinstance(item, (type, OutputPlace)):
             return change(item)
         # Fields are set past __init__ and past a frozen dataclass's __setattr__: the copy is not to check or compute anything.
         made = copy.copy(item)
@@ -91,13 +91,13 @@ def exchanged(value: Any, change: Callable[[Any], Any]) -> Any:
 
 
 def parted(result: Any) -> tuple[Any, list[torch.Tensor]]:
-    """``result`` with a :class:`Place` for each tensor, and the tensors. Raises :class:`StageError` for other leaves."""
+    """``result`` with a :class:`OutputPlace` for each tensor, and the tensors. Raises :class:`StageError` for other leaves."""
     tensors: list[torch.Tensor] = []
 
     def place(leaf: Any) -> Any:
         if isinstance(leaf, torch.Tensor):
             tensors.append(leaf)
-            return Place(len(tensors) - 1)
+            return OutputPlace(len(tensors) - 1)
         if not isinstance(leaf, PLAIN):
             raise StageError(
                 f"forward gives a value of type {type(leaf).__name__}, which a stage cannot give; let it give tensors, plain "

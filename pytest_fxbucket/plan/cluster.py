@@ -176,7 +176,7 @@ def lacking(table: Cluster) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Exposed:
+class ExposureLimit:
     """``[checks] overlap``, of one direction: how much of its communication may be exposed."""
 
     exposed_max_ms: float | None = field(
@@ -188,14 +188,20 @@ class Exposed:
 
 
 @dataclass(frozen=True, slots=True)
-class Overlapped(Exposed):
+class OverlapLimits(ExposureLimit):
     """``[checks] overlap``: limits for the whole step, and for each direction by itself."""
 
-    forward: Exposed | None = field(default=None, metadata=table_of("the same limits for what forward launches", Exposed))
-    backward: Exposed | None = field(default=None, metadata=table_of("the same limits for what backward launches", Exposed))
-    optimizer: Exposed | None = field(default=None, metadata=table_of("the same limits for what updates launch", Exposed))
+    forward: ExposureLimit | None = field(
+        default=None, metadata=table_of("the same limits for what forward launches", ExposureLimit)
+    )
+    backward: ExposureLimit | None = field(
+        default=None, metadata=table_of("the same limits for what backward launches", ExposureLimit)
+    )
+    optimizer: ExposureLimit | None = field(
+        default=None, metadata=table_of("the same limits for what updates launch", ExposureLimit)
+    )
 
-    def limits(self) -> dict[str, Exposed]:
+    def limits(self) -> dict[str, ExposureLimit]:
         """Limits by direction, with the whole step under an empty name; directions without a limit are left out."""
         found = {"": self, "forward": self.forward, "backward": self.backward, "optimizer": self.optimizer}
         return {

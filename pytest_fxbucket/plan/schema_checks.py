@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from pytest_fxbucket.backends import CHOICES, PLACES
-from pytest_fxbucket.plan.cluster import MemoryLimits, Overlapped
+from pytest_fxbucket.plan.cluster import MemoryLimits, OverlapLimits
 from pytest_fxbucket.plan.rules import (
     callable_name,
     check_switch,
@@ -156,9 +156,9 @@ class Checks:
         default=True,
         metadata=check_switch("every output and written input stands for the expression that it stood for before the pass"),
     )
-    overlap: Overlapped | Literal[False] = field(
+    overlap: OverlapLimits | Literal[False] = field(
         default=False,
-        metadata=check_switch("communication is hidden by compute in the step simulated on `[cluster]`", Overlapped),
+        metadata=check_switch("communication is hidden by compute in the step simulated on `[cluster]`", OverlapLimits),
     )
     memory: MemoryLimits | Literal[False] = field(
         default=False,

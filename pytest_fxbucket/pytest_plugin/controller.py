@@ -12,11 +12,11 @@ import pytest
 
 from pytest_fxbucket.errors import BenchmarkError
 from pytest_fxbucket.files import Snapshot
-from pytest_fxbucket.golden.accept import Written
+from pytest_fxbucket.golden.accept import WriteOutcome
 from pytest_fxbucket.pytest_plugin.terminal import record, summary_lines
 
 if TYPE_CHECKING:
-    from pytest_fxbucket.golden.accept import Found
+    from pytest_fxbucket.golden.accept import FolderScan
     from pytest_fxbucket.pytest_plugin.options import Options
     from pytest_fxbucket.pytest_plugin.session import FxSession
 
@@ -24,13 +24,13 @@ _INTERRUPTED = (pytest.ExitCode.INTERRUPTED, pytest.ExitCode.INTERNAL_ERROR, pyt
 
 
 @dataclass(slots=True)
-class Done:
+class GoldensOutcome:
     """What became of the goldens in the end."""
 
-    written: Written = field(default_factory=Written)
-    found: Found | None = None
+    written: WriteOutcome = field(default_factory=WriteOutcome)
+    found: FolderScan | None = None
     """goldens that no plan or test owns; None if nobody looked for them"""
-    removed: Written | None = None
+    removed: WriteOutcome | None = None
     """what --fxbucket-prune did; None without it"""
     report: list[str] = field(default_factory=list)
     """what became of the report, in sentences"""
@@ -49,7 +49,7 @@ class Controller:
         self._compared: set[Path] = set()
         self._outcomes: dict[str, str] = {}
         self._is_interrupted = self._has_stopped = self._has_reported = False
-        self._done = Done()
+        self._done = GoldensOutcome()
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_sessionstart(self) -> None:
@@ -86,11 +86,11 @@ class Controller:
         """Write accepted goldens, once, and look for those that nobody owns; after an interrupt nothing is touched."""
         fx, options = self._fx, self._fx.options
         if self.was_interrupted(session, exitstatus):
-            self._done = Done(fx.to_write.abandon("the run was interrupted"))
+            self._done = GoldensOutcome(fx.to_write.abandon("the run was interrupted"))
             if options.report is not None:
                 self._done.report = ["report NOT written: the run was interrupted"]
             return
-        self._done = Done(fx.to_write.flush(options.accept, self._start))
+        self._done = GoldensOutcome(fx.to_write.flush(options.accept, self._start))
         if not options.is_collect_only and (self._compared or options.prune):
             self._look()
         if options.report is not None and not options.is_collect_only and fx.is_reporting:
@@ -134,12 +134,12 @@ class Controller:
         return ("benchmark",) if self._fx.options.compare is not None else ()
 
     def _look(self) -> None:
-        from pytest_fxbucket.golden.accept import Owners, prune
+        from pytest_fxbucket.golden.accept import GoldenOwners, prune
         from pytest_fxbucket.golden.store import GoldenStore
 
         options = self._fx.options
         store = GoldenStore(options.golden_dir, options.rootdir)
-        found = Owners(store, self._compared, lambda path: ran_whole(path, self._fx.whole_files, self._outcomes)).look()
+        found = GoldenOwners(store, self._compared, lambda path: ran_whole(path, self._fx.whole_files, self._outcomes)).look()
         self._done.found = found
         if options.prune and self._start is not None:
             self._done.removed = prune(found.orphans, self._start)
@@ -172,7 +172,7 @@ class Controller:
         return bool(done.written.errors or (done.found and done.found.orphans and done.found.has_seen_all))
 
 
-def golden_lines(done: Done, options: Options) -> Iterator[str]:
+def golden_lines(done: GoldensOutcome, options: Options) -> Iterator[str]:
     """Yield a line for each golden that was written or removed or could not be, and for each that nobody owns."""
     for path in done.written.paths:
         yield f"golden written: {options.shown(path)}"

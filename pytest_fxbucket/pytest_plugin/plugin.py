@@ -89,9 +89,9 @@ def pytest_configure(config: pytest.Config) -> None:
 
             config.pluginmanager.register(ExpectationHooks(fx_session(config), controller), "fxbucket-expectations")
     if config.pluginmanager.hasplugin("benchmark"):
-        from pytest_fxbucket.pytest_plugin.saving import Saving
+        from pytest_fxbucket.pytest_plugin.saving import BenchmarkSaving
 
-        config.pluginmanager.register(Saving(), "fxbucket-saving")
+        config.pluginmanager.register(BenchmarkSaving(), "fxbucket-saving")
     if config.pluginmanager.hasplugin("xdist") and _named_plans(config):
         from pytest_fxbucket.pytest_plugin import xdist
 

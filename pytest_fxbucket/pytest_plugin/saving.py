@@ -122,7 +122,7 @@ KEY = "fxbucket"
 """The key of extra info under which our measurements lie."""
 
 
-class Saving:
+class BenchmarkSaving:
     """Hooks around pytest-benchmark's saving; registered only if pytest-benchmark is."""
 
     @pytest.hookimpl(tryfirst=True)

@@ -19,7 +19,7 @@ from pytest_fxbucket.ranks.wire import cut
 if TYPE_CHECKING:
     from pytest_fxbucket.ranks.pools import Pools
     from pytest_fxbucket.ranks.torchrun.member import Member
-    from pytest_fxbucket.ranks.torchrun.rendezvous import Rendezvous, Round
+    from pytest_fxbucket.ranks.torchrun.rendezvous import Rendezvous, RendezvousRound
 
 _COLLECT_LIMIT_S = 600.0
 _END_LIMIT_S = 60.0
@@ -222,7 +222,7 @@ class Torchrun:
             if manager.hasplugin(name):
                 manager.unregister(name=name)
 
-    def _exchange(self, topic: str, value: object) -> Round:
+    def _exchange(self, topic: str, value: object) -> RendezvousRound:
         from pytest_fxbucket.errors import RankError
 
         try:
@@ -233,7 +233,7 @@ class Torchrun:
             self._stop("; ".join(self._texts(said.missing)))
         return said
 
-    def _check_collected(self, said: Round, session: pytest.Session) -> None:
+    def _check_collected(self, said: RendezvousRound, session: pytest.Session) -> None:
         if session.testsfailed or self._config.getoption("continue_on_collection_errors", False):
             return
         for rank, one in sorted(cast("dict[int, _Collected]", said.entries).items()):
@@ -282,14 +282,14 @@ class Torchrun:
         # between phases the reason is only noted, and whatever waits next ends with it. The store may be in use by the code
         # that was interrupted, so only the kernel is asked who is gone.
         __tracebackhide__ = True
-        from pytest_fxbucket.ranks.torchrun.rendezvous import Lost
+        from pytest_fxbucket.ranks.torchrun.rendezvous import RendezvousLost
 
         meeting = self.meeting
         if meeting.over:
             return
         meeting.end(meeting.gone_text() or "torchrun told this process to end (SIGTERM)")
         if self._is_in_phase:
-            raise Lost(meeting.over)
+            raise RendezvousLost(meeting.over)
 
 
 def _refuse_xdist(config: pytest.Config) -> None:

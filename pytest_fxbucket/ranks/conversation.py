@@ -53,7 +53,7 @@ class _Reader:
                 return True
 
 
-class Talk:
+class Conversation:
     """Sends each process its frames, then collects its reply to job number ``job``; ``index`` is its place in the processes.
 
     What a process has to say of another job, or another process on its connection, is dropped.
@@ -130,7 +130,7 @@ class Talk:
                     return
         except ConnectionError:
             self._selector.unregister(connection)
-        except wire.Garbled:
+        except wire.GarbledFrameError:
             self._selector.unregister(connection)
             self.states[index].outcome, self.states[index].at = "garbled", time.monotonic()
 
@@ -158,9 +158,9 @@ class Talk:
         try:
             reply = wire.unpack(buffers[:1])
         except wire.Unpicklable as error:
-            raise wire.Garbled from error
+            raise wire.GarbledFrameError from error
         if not isinstance(reply, Reply):
-            raise wire.Garbled
+            raise wire.GarbledFrameError
         if (reply.job, reply.pid) != (self._job, self._processes.pids[index]):
             return False
         self.states[index] = reply.state

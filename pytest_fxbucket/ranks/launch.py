@@ -17,7 +17,7 @@ from typing import TypeVar
 
 from pytest_fxbucket.errors import RankError
 from pytest_fxbucket.ranks.flight_recorder import FlightRecords
-from pytest_fxbucket.ranks.messages import Exited, Forked, PoolRequest, ServerReady
+from pytest_fxbucket.ranks.messages import ForkedRanks, PoolRequest, RankExited, ServerReady
 from pytest_fxbucket.ranks.server import MESSAGE_BYTES
 from pytest_fxbucket.ranks.stacks import process_state, read_from, send
 
@@ -139,7 +139,7 @@ class PoolProcesses:
         found: dict[int, int] = {}
         deadline = time.monotonic() + limit_s
         while not set(expected) <= set(found):
-            message = receive(self.control, Exited, deadline - time.monotonic())
+            message = receive(self.control, RankExited, deadline - time.monotonic())
             if message is None:
                 break
             found[message.index] = message.status
@@ -165,7 +165,7 @@ class PoolProcesses:
         if not is_ready(self.control.fileno(), FORK_LIMIT_S):
             raise server.late(f"fork {len(self.ranks)} ranks", FORK_LIMIT_S, "it does not answer")
         data, fds, _, _ = socket.recv_fds(self.control, MESSAGE_BYTES, len(self.ranks))
-        message = pickle.loads(data) if data else Forked((), "it ended while it forked the ranks")
+        message = pickle.loads(data) if data else ForkedRanks((), "it ended while it forked the ranks")
         self.pids, self.pidfds = message.pids, list(fds)
         if message.problem:
             raise RankError(f"the rank server could not fork {len(self.ranks)} ranks ({message.problem})")

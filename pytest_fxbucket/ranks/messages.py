@@ -54,7 +54,7 @@ class ServerReady:
 
 
 @dataclass(frozen=True, slots=True)
-class Forked:
+class ForkedRanks:
     """Server to pool, with a pidfd for each rank; ``problem`` says why there are none."""
 
     pids: tuple[int, ...]
@@ -62,7 +62,7 @@ class Forked:
 
 
 @dataclass(frozen=True, slots=True)
-class Exited:
+class RankExited:
     """Server to pool: process ``index`` of it ended with ``status`` as waitstatus_to_exitcode gives it (< 0: a signal)."""
 
     index: int

@@ -12,7 +12,7 @@ from typing import Protocol, TypeVar
 
 from pytest_fxbucket.backends import BACKENDS
 from pytest_fxbucket.ranks import stacks, wire
-from pytest_fxbucket.ranks.conversation import Talk
+from pytest_fxbucket.ranks.conversation import Conversation
 from pytest_fxbucket.ranks.failure import RankFailure, RankState, failure_of, has_failed
 from pytest_fxbucket.ranks.launch import START_LIMIT_S, PoolProcesses, import_path, oom_kills
 from pytest_fxbucket.ranks.machine import Lease, spread
@@ -53,7 +53,7 @@ class Attempt:
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class JobOutcome:
     """What became of one job on all ranks; ``values`` gives what they returned, and raises RankError where it cannot."""
 
     states: list[RankState]
@@ -61,7 +61,7 @@ class Outcome:
     values: Callable[[], list[object]]
 
 
-class Keeper(Protocol):
+class PoolKeeper(Protocol):
     """Who keeps the pools of a session, as a pool asks for it."""
 
     def use(self, pool: RankPool) -> None:
@@ -77,7 +77,7 @@ class Keeper(Protocol):
 class RankPool:
     """The processes of one world, or of a part of it, warm from job to job (see ranks/worker.py for their side)."""
 
-    def __init__(self, pools: Keeper, request: PoolRequest) -> None:
+    def __init__(self, pools: PoolKeeper, request: PoolRequest) -> None:
         self.world, self.backend = request.world, request.backend
         self._pools, self._request = pools, request
         self._log_names = [[f"rank{rank}"] for rank in request.ranks]
@@ -141,12 +141,12 @@ class RankPool:
             raise self._failure(outcome, call)
         return outcome.values()
 
-    def _outcome(self, call: JobCall) -> Outcome:
+    def _outcome(self, call: JobCall) -> JobOutcome:
         attempt = self.attempt(call)
         values = partial(unpack_results, attempt.states, attempt.results, call.task)
-        return Outcome(attempt.states, attempt.in_time, values)
+        return JobOutcome(attempt.states, attempt.in_time, values)
 
-    def _failure(self, outcome: Outcome, call: JobCall) -> RankFailure:
+    def _failure(self, outcome: JobOutcome, call: JobCall) -> RankFailure:
         return failure_of(outcome.states, task=call.task, timed_out_s=None if outcome.in_time else call.timeout_s)
 
     def attempt(self, call: JobCall, is_over: Callable[[], bool] | None = None) -> Attempt:
@@ -210,7 +210,7 @@ class RankPool:
         try:
             for rank in range(self.world):
                 processes.records.clear(rank)
-            talk = Talk(processes, self._jobs, frames, output, is_over)
+            talk = Conversation(processes, self._jobs, frames, output, is_over)
             in_time = talk.run(time.monotonic() + min(call.timeout_s, LONGEST_S))
             for state in talk.states:
                 state.where = processes.records.read(state.rank)
@@ -225,7 +225,7 @@ class RankPool:
             output.close()
 
     def _await_ready(self, processes: PoolProcesses, is_over: Callable[[], bool] | None) -> None:
-        talk = Talk(processes, 0, [()] * len(processes.ranks), None, is_over)
+        talk = Conversation(processes, 0, [()] * len(processes.ranks), None, is_over)
         in_time = talk.run(time.monotonic() + START_LIMIT_S)
         if in_time and all(state.outcome == "ready" for state in talk.states):
             return

@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from typing import NoReturn, cast
 
 from pytest_fxbucket.ranks.call_job import die_with, ignore_interrupts
-from pytest_fxbucket.ranks.messages import Exited, Forked, PoolRequest, ServerReady
+from pytest_fxbucket.ranks.messages import ForkedRanks, PoolRequest, RankExited, ServerReady
 
 MESSAGE_BYTES = 65536
 MAX_DESCRIPTORS = 250
@@ -57,7 +57,7 @@ class _ForkedPool:
     def reap(self, pidfd: int) -> None:
         _, status = os.waitpid(self.pids.pop(pidfd), 0)
         os.close(pidfd)
-        message = Exited(self.processes.pop(pidfd), os.waitstatus_to_exitcode(status))
+        message = RankExited(self.processes.pop(pidfd), os.waitstatus_to_exitcode(status))
         with contextlib.suppress(OSError):
             self.control.send(pickle.dumps(message))
 
@@ -114,7 +114,7 @@ class Server:
             self._fork_all(pool, request, fds[1], fds[2:])
         for fd in fds[1:]:
             os.close(fd)
-        message = Forked(tuple(pool.pids.values()), problem)
+        message = ForkedRanks(tuple(pool.pids.values()), problem)
         socket.send_fds(pool.control, [pickle.dumps(message)], list(pool.pids))
         return True
 

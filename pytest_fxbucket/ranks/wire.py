@@ -31,7 +31,7 @@ class Unpicklable(Exception):
     """An object that cannot be sent; the text says why."""
 
 
-class Garbled(Exception):
+class GarbledFrameError(Exception):
     """Bytes that are no frame."""
 
 
@@ -87,12 +87,12 @@ def frame(most_bytes: int = _MOST_BYTES) -> Generator[bytearray, None, list[Buff
     yield first
     begin, count = HEAD.unpack(first)
     if begin != BEGIN or not 0 < count <= min(_MOST_BUFFERS, most_bytes):
-        raise Garbled
+        raise GarbledFrameError
     second = bytearray(count * _LENGTH_BYTES)
     yield second
     lengths = struct.unpack(f"<{count}Q", second)
     if sum(lengths) > most_bytes:
-        raise Garbled
+        raise GarbledFrameError
     buffers: list[Buffer] = []
     for length in lengths:
         buffers.append(buffer := bytearray(length))

@@ -14,8 +14,8 @@ from pytest_fxbucket.graph.groups import members_of_groups
 from pytest_fxbucket.graph.modules import module_of
 from pytest_fxbucket.passes.keep_order import without_kept_order
 from pytest_fxbucket.pipeline.composed import PART
-from pytest_fxbucket.same.step import Found, Side, Walked, compared, crosswise
-from pytest_fxbucket.same.table import LIST, Const, Key, Table, Where
+from pytest_fxbucket.same.step import GraphComparison, GraphSide, Walked, compared, crosswise
+from pytest_fxbucket.same.table import LIST, Const, ExpressionTable, Key, SourceBytes
 from pytest_fxbucket.step.mesh import fake_mesh
 from pytest_fxbucket.words import counted, some
 
@@ -24,23 +24,23 @@ if TYPE_CHECKING:
 
     from pytest_fxbucket.checks.context import Context
     from pytest_fxbucket.plan_on_mesh import PlanOnMesh
-    from pytest_fxbucket.same.step import Difference, Waste
+    from pytest_fxbucket.same.step import ExpressionDifference, WastedCompute
     from pytest_fxbucket.step.roles import Phase, StepGraph
 
 _SHOWN = 12
 
 
-class Same:
+class SameProgram:
     """The step before and after the pass and its transformations, on the ranks of the real mesh."""
 
     def __init__(self, world: PlanOnMesh) -> None:
-        self.world, self.table = world, Table()
+        self.world, self.table = world, ExpressionTable()
         self._walked: Walked = {}
 
     def verdict(self) -> Verdict:
         """Compare every graph of the step. Raises what capture and passes raise."""
         lines = dict[str, None]()
-        found: dict[int, dict[Phase, Found]] = {}
+        found: dict[int, dict[Phase, GraphComparison]] = {}
         for ranks in self._sets():
             found[ranks[0]] = {phase: self._compared(phase, ranks[0]) for phase in self._before(ranks[0]).graphs}
             given = [self._since_given(phase, ranks[0]) for phase in found[ranks[0]]] if self._has_given else []
@@ -54,7 +54,7 @@ class Same:
             return failed("same", summary, capped(list(lines), _SHOWN))
         return self._green(found)
 
-    def _green(self, found: Mapping[int, Mapping[Phase, Found]]) -> Verdict:
+    def _green(self, found: Mapping[int, Mapping[Phase, GraphComparison]]) -> Verdict:
         world = self.world
         first = list({phase: one for graphs in reversed([*found.values()]) for phase, one in graphs.items()}.values())
         outputs, written = sum(one.outputs for one in first), sum(one.written for one in first)
@@ -67,7 +67,7 @@ class Same:
         notes = "".join(f"; {note}" for note in self._notes(left, first))
         return passed("same", f"{what} stand for the same expressions on {looked_at(world)}{notes}")
 
-    def _notes(self, left: Mapping[str, str], found: Sequence[Found]) -> Iterator[str]:
+    def _notes(self, left: Mapping[str, str], found: Sequence[GraphComparison]) -> Iterator[str]:
         world = self.world
         for why in dict.fromkeys(left.values()):
             names = [name for name, reason in left.items() if reason == why]
@@ -107,7 +107,7 @@ class Same:
         with fake_mesh(self.world.mesh, rank):
             return {name: ranks for graph in graphs for name, ranks in members_of_groups(graph).items()}
 
-    def _finals(self, rank: int) -> dict[Phase, Side]:
+    def _finals(self, rank: int) -> dict[Phase, GraphSide]:
         """The graphs that are held against those before; where work crosses iterations those before that."""
         world, way = self.world, self.world.way(rank)
         if not crosses(world):
@@ -117,7 +117,7 @@ class Same:
             return {phase: _side(module.graph, module, step, phase) for phase, module in step.graphs.items()}
         return {p: _side(one.bucketed.graph, one.bucketed.root, way.step, p) for p, one in way.passed.items()}
 
-    def _compared(self, phase: Phase, rank: int) -> Found:
+    def _compared(self, phase: Phase, rank: int) -> GraphComparison:
         return self._held(self._before(rank), self._finals(rank)[phase], phase, rank)
 
     @property
@@ -125,20 +125,20 @@ class Same:
         """Whether the pass was given another step than the captured one, with state of its own, say."""
         return bool(self.world.stages.before) and self.world.plan.pipeline is None
 
-    def _since_given(self, phase: Phase, rank: int) -> Found:
+    def _since_given(self, phase: Phase, rank: int) -> GraphComparison:
         """What the pass made of what it was given: the captured step need not have all of that."""
         way = self.world.way(rank)
         one = way.passed[phase].bucketed
         return self._held(way.step, _side(one.graph, one.root, way.step, phase), phase, rank)
 
-    def _held(self, step: StepGraph, after: Side, phase: Phase, rank: int) -> Found:
+    def _held(self, step: StepGraph, after: GraphSide, phase: Phase, rank: int) -> GraphComparison:
         module = step.graphs[phase]
         before = _side(module.graph, module, step, phase)
         before, after = (replace(side, members=self._members(rank, [side.graph])) for side in (before, after))
         self.world.say(f"comparing expressions of {len(after.graph.nodes)} nodes as rank {rank} of {self.world.size}")
         return compared(self.table, before, after, self._walked)
 
-    def _together(self) -> Found | None:
+    def _together(self) -> GraphComparison | None:
         """All pipeline stages together, held against the microbatch that they were parted from; None without stages.
 
         Raises PassError for stages of which audit says that they do not fit together.
@@ -152,15 +152,15 @@ class Same:
         whole, parted = world.together.whole, world.together.graph_module
         assert whole is not None
         self.world.say(f"comparing expressions of {len(parted.graph.nodes)} nodes in {world.staged.pipelined.stages} stages")
-        before, after = (Side(module.graph, module, microbatch.inputs, outputs, {}) for module in (whole, parted))
+        before, after = (GraphSide(module.graph, module, microbatch.inputs, outputs, {}) for module in (whole, parted))
         before, after = (replace(side, members=self._members(0, [side.graph])) for side in (before, after))
         return compared(self.table, before, after, self._walked)
 
-    def _lines(self, found: Found) -> Iterator[str]:
+    def _lines(self, found: GraphComparison) -> Iterator[str]:
         yield from (difference_text(self.table, one) for one in found.differences)
         yield from (waste_text(one) for one in found.waste)
 
-    def _pairings(self, found: Mapping[int, Mapping[Phase, Found]]) -> Iterator[str]:
+    def _pairings(self, found: Mapping[int, Mapping[Phase, GraphComparison]]) -> Iterator[str]:
         """Where ranks launch what does not belong together, though each of them does all of its own."""
         for phase in dict.fromkeys(phase for one in found.values() for phase in one):
             before, after = ({rank: one[phase].sent[side] for rank, one in found.items() if phase in one} for side in (0, 1))
@@ -178,8 +178,8 @@ class Same:
                 )
 
 
-def _side(graph: fx.Graph, root: nn.Module, step: StepGraph, phase: Phase) -> Side:
-    return Side(without_kept_order(graph), root, step.inputs[phase], step.outputs[phase], {})
+def _side(graph: fx.Graph, root: nn.Module, step: StepGraph, phase: Phase) -> GraphSide:
+    return GraphSide(without_kept_order(graph), root, step.inputs[phase], step.outputs[phase], {})
 
 
 # Expressions, differences and waste in words.
@@ -190,7 +190,7 @@ _MOST = 240
 _NAMES = 3
 
 
-def expression_text(table: Table, number: int, depth: int = _DEPTH) -> str:
+def expression_text(table: ExpressionTable, number: int, depth: int = _DEPTH) -> str:
     """The expression ``number``, as far as people read it: ``mul(w1 gathered over 0-3, 2.0)``."""
     key = table.keys[number]
     kind = str(key[0])
@@ -204,24 +204,24 @@ def expression_text(table: Table, number: int, depth: int = _DEPTH) -> str:
     return f"{kind.removeprefix('aten::')}({', '.join(one for one in shown if one != 'None')})"
 
 
-def _reduction(table: Table, key: Key, depth: int) -> str:
+def _reduction(table: ExpressionTable, key: Key, depth: int) -> str:
     sources = dict.fromkeys(one for one, *_ in key[1]) if key[0] == "scattered" else (key[1],)
     of = ", ".join(expression_text(table, one, depth) for one in list(sources)[:2])
     op, dtype, ranks = key[-3].text.strip("'"), _short(key[-2].text), _span(key[-1].text)
     return f"{op} in {dtype} over ranks {ranks} of {of}{', scattered' if key[0] == 'scattered' else ''}"
 
 
-def _part(table: Table, part: Any, depth: int) -> str:
+def _part(table: ExpressionTable, part: Any, depth: int) -> str:
     if type(part) is int:
         return expression_text(table, part, max(depth, 0))
     if type(part) is Const:
         return _short(part.text)
     if type(part) is tuple:
         return "[" + ", ".join(_part(table, one, depth) for one in part if one != LIST) + "]"
-    return "" if type(part) is Where else str(part)
+    return "" if type(part) is SourceBytes else str(part)
 
 
-def _bytes(table: Table, key: tuple[Any, ...], depth: int) -> str:
+def _bytes(table: ExpressionTable, key: tuple[Any, ...], depth: int) -> str:
     """What bytes are of, and in which order if that is not plainly theirs."""
     sources = list(dict.fromkeys(source for source, _ in key[2]))
     shown = ", ".join(expression_text(table, one, depth) for one in sources[:_NAMES])
@@ -232,7 +232,7 @@ def _bytes(table: Table, key: tuple[Any, ...], depth: int) -> str:
     return f"{shown}{more} ({key[1].text}{runs})"
 
 
-def _run(at: Where) -> str:
+def _run(at: SourceBytes) -> str:
     rank = "" if at.rank < 0 else f" of rank {at.rank}" if at.times == 1 else f" of ranks {at.rank}-{at.rank + at.times - 1}"
     return f"{at.start} to {at.start + at.length}{rank}"
 
@@ -260,14 +260,14 @@ def node_text(node: fx.Node | None) -> str:
     return f"{node.name} ({node.target})" + (f" in {module}" if module else "") + part
 
 
-def difference_text(table: Table, one: Difference) -> str:
+def difference_text(table: ExpressionTable, one: ExpressionDifference) -> str:
     """A sentence for people, with both expressions."""
     names = some(one.names, _NAMES)
     before, after = (cut(expression_text(table, number)) for number in (one.before, one.after))
     return f"{names}: first differs at {node_text(one.node)}, which gives {after}; before the pass it was {before}"
 
 
-def waste_text(one: Waste) -> str:
+def waste_text(one: WastedCompute) -> str:
     """A sentence for people."""
     before, after = one.times
     if before == 0:
@@ -278,7 +278,7 @@ def waste_text(one: Waste) -> str:
     )
 
 
-_FORMS: dict[str, Callable[[Table, Key, int], str]] = {
+_FORMS: dict[str, Callable[[ExpressionTable, Key, int], str]] = {
     "undefined": lambda table, key, depth: "nothing that was written",
     "zeros": lambda table, key, depth: "zeros",
     "start": lambda table, key, depth: "the beginning",
@@ -301,4 +301,4 @@ _FORMS: dict[str, Callable[[Table, Key, int], str]] = {
 
 def run(context: Context) -> Verdict:
     """The check ``same``. Raises what capture and passes raise."""
-    return Same(context.world).verdict()
+    return SameProgram(context.world).verdict()

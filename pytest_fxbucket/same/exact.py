@@ -9,8 +9,8 @@ import torch
 
 from pytest_fxbucket.compat.fake_tensors import storage_key
 from pytest_fxbucket.graph import contents
-from pytest_fxbucket.graph.contents import EXACT, OWN_RANK, ByteRange, Memory, NotFollowedError, Runs
-from pytest_fxbucket.same.table import UNDEFINED, ZERO, Const, Key, Table, Where, const
+from pytest_fxbucket.graph.contents import EXACT, OWN_RANK, ByteRange, NotFollowedError, Runs, StorageContents
+from pytest_fxbucket.same.table import UNDEFINED, ZERO, Const, ExpressionTable, Key, SourceBytes, const
 
 Ranks = tuple[int, ...]
 
@@ -21,10 +21,10 @@ def among(members: Ranks) -> Const:
     return Const("ranks", ",".join(map(str, members)))
 
 
-class Exact(Memory):
+class ExactContents(StorageContents):
     """Contents of storages, whose sources are numbers of expressions."""
 
-    def __init__(self, table: Table) -> None:
+    def __init__(self, table: ExpressionTable) -> None:
         super().__init__()
         self.table = table
         self._versions: dict[int, int] = {}
@@ -66,7 +66,7 @@ class Exact(Memory):
         return tuple(found)
 
 
-def expression(table: Table, tensor: torch.Tensor, memory: Memory) -> Key | int:
+def expression(table: ExpressionTable, tensor: torch.Tensor, memory: StorageContents) -> Key | int:
     """What ``tensor`` stands for: a source itself, if it is just that; else the bytes that it shows, and how it shows them.
 
     Bytes are told as they lie in memory, since a transposed matrix is one run there, and a thousand in its own order; with the
@@ -107,9 +107,9 @@ def _without_gaps(tensor: torch.Tensor) -> tuple[int, ...]:
     return tuple(found)
 
 
-def spans(runs: Runs) -> list[tuple[int, Where]]:
+def spans(runs: Runs) -> list[tuple[int, SourceBytes]]:
     """Runs by their sources; those that are alike but for being the next rank's are one, of 4,096 ranks too."""
-    found: list[tuple[int, Where]] = []
+    found: list[tuple[int, SourceBytes]] = []
     index = 0
     while index < len(runs):
         offset, length, source, rank, start, _, form = runs[index]
@@ -119,12 +119,12 @@ def spans(runs: Runs) -> list[tuple[int, Where]]:
             if one[:5] != (offset + times * length, length, source, rank + times, start) or one.form != form:
                 break
             times += 1
-        found.append((source, Where(offset, length, rank, start, form, times)))
+        found.append((source, SourceBytes(offset, length, rank, start, form, times)))
         index += times
     return found
 
 
-def gathered(table: Table, runs: Runs, own: int, members: Ranks, ranks_of: dict[int, int]) -> Runs:
+def gathered(table: ExpressionTable, runs: Runs, own: int, members: Ranks, ranks_of: dict[int, int]) -> Runs:
     """Content of the gather of ``runs``, ``own`` bytes on each of ``members``."""
     new: dict[int, int] = {}
     for source in {one.source for one in runs if one.source > ZERO}:
@@ -141,7 +141,7 @@ def gathered(table: Table, runs: Runs, own: int, members: Ranks, ranks_of: dict[
     )
 
 
-def reduced(table: Table, runs: Runs, op: str, dtype: torch.dtype, members: Ranks) -> Runs:
+def reduced(table: ExpressionTable, runs: Runs, op: str, dtype: torch.dtype, members: Ranks) -> Runs:
     """Content of the sum (or what ``op`` says) of ``runs`` over ``members``, seen as ``dtype`` when they are added."""
     how = (const(op), const(dtype), among(members))
     form = contents.form_of(dtype)
@@ -149,13 +149,15 @@ def reduced(table: Table, runs: Runs, op: str, dtype: torch.dtype, members: Rank
         one
         if one.source <= ZERO
         else one._replace(
-            source=table.number(("reduced", one.source, Where(0, 0, one.rank, 0, one.form), *how)), rank=OWN_RANK, form=form
+            source=table.number(("reduced", one.source, SourceBytes(0, 0, one.rank, 0, one.form), *how)),
+            rank=OWN_RANK,
+            form=form,
         )
         for one in runs
     )
 
 
-def scattered(table: Table, runs: Runs, own: int, op: str, dtype: torch.dtype, members: Ranks) -> Runs:
+def scattered(table: ExpressionTable, runs: Runs, own: int, op: str, dtype: torch.dtype, members: Ranks) -> Runs:
     """Content of this rank's ``own`` bytes of that sum.
 
     A source is told by what this rank sends to each member there, not to itself alone: what is wrong in another rank's part
@@ -190,5 +192,5 @@ def _steps(pieces: list[ByteRange], first: int) -> Key:
     alike = {(one.source, one.rank, one.form) for one in pieces}
     if len(alike) == 1 and len(pieces) > 1 and len({b - a for a, b in pairwise(starts)}) == 1:
         one = pieces[0]
-        return ((one.source, Where(0, 0, one.rank, starts[1], one.form, len(pieces))),)
-    return tuple((one.source, Where(0, 0, one.rank, at, one.form)) for one, at in zip(pieces, starts, strict=True))
+        return ((one.source, SourceBytes(0, 0, one.rank, starts[1], one.form, len(pieces))),)
+    return tuple((one.source, SourceBytes(0, 0, one.rank, at, one.form)) for one, at in zip(pieces, starts, strict=True))

@@ -18,9 +18,9 @@ from pytest_fxbucket.graph.effects import written, written_arguments
 from pytest_fxbucket.graph.follow import hint, tensors_in
 from pytest_fxbucket.graph.movement import execute
 from pytest_fxbucket.graph.storages import base
-from pytest_fxbucket.same.exact import Exact, Ranks, expression, gathered, reduced, scattered, spans
+from pytest_fxbucket.same.exact import ExactContents, Ranks, expression, gathered, reduced, scattered, spans
 from pytest_fxbucket.same.state import WalkContext
-from pytest_fxbucket.same.table import LIST, Const, Operator, const
+from pytest_fxbucket.same.table import LIST, Const, OperatorEffect, const
 
 if TYPE_CHECKING:
     from pytest_fxbucket.graph.contents import Runs
@@ -36,7 +36,7 @@ class FollowedExpressions:
 
     def __init__(self, context: WalkContext) -> None:
         self.context = context
-        self.memory = Exact(context.table)
+        self.memory = ExactContents(context.table)
         self.values: dict[fx.Node, Any] = {}
         self.brought: set[fx.Node] = set()
         """What is told by its bytes: it came out of a launch, or lies in a buffer that data is moved into."""
@@ -64,7 +64,7 @@ class FollowedExpressions:
         self.brought.add(node)
         return True
 
-    def move(self, node: fx.Node, operator: Operator) -> bool:
+    def move(self, node: fx.Node, operator: OperatorEffect) -> bool:
         """Follow ``node``; whether its value is told by its bytes."""
         if operator.effects.writes and not all(target in self.brought for target in written(node)):
             return False  # memory of the model's own is written, which is told by its states
@@ -180,7 +180,7 @@ def _into_launches(context: WalkContext) -> tuple[Set[fx.Node], Set[fx.Node]]:
 # What a launch brings, told by the bytes that its members send.
 
 
-class Launching:
+class GraphLaunches:
     """The launches of one graph, in its order."""
 
     def __init__(self, followed: FollowedExpressions) -> None:
@@ -194,7 +194,7 @@ class Launching:
         """The ranks of the launch ``node``; none if its group is not known."""
         return self._followed.context.members.get(str(collectives.argument(node, "group_name") or ""), ())
 
-    def launch(self, node: fx.Node, operator: Operator) -> bool:
+    def launch(self, node: fx.Node, operator: OperatorEffect) -> bool:
         """Follow the launch ``node``; False if it is of a kind that is told as a whole."""
         members, size, nodes = self.members(node), collectives.argument(node, "group_size"), collectives.tensors_sent(node)
         odd = isinstance(size, int) and size != len(members)
@@ -216,7 +216,7 @@ class Launching:
         self._followed.brought.add(node)
         return True
 
-    def sent_whole(self, node: fx.Node, operator: Operator) -> fx.Node | None:
+    def sent_whole(self, node: fx.Node, operator: OperatorEffect) -> fx.Node | None:
         """What the launch ``node`` sends, if it is told by that and brings something new."""
         sent = collectives.sent_by(node)
         if operator.launches not in SENT or operator.effects.writes or operator.effects.chained or not self.members(node):

@@ -16,7 +16,7 @@ from torch import fx
 from pytest_fxbucket.compat.fake_tensors import storage_key
 from pytest_fxbucket.graph.effects import effects_of, shared, written
 from pytest_fxbucket.same.exact import Ranks
-from pytest_fxbucket.same.table import Key, Operator, Table, read
+from pytest_fxbucket.same.table import ExpressionTable, Key, OperatorEffect, read
 from pytest_fxbucket.step.portable import digest, encode_module, raw_bytes
 
 
@@ -101,7 +101,12 @@ class WalkContext:
     """
 
     def __init__(
-        self, graph: fx.Graph, root: torch.nn.Module, table: Table, members: Mapping[str, Ranks], homes: Mapping[int, Any]
+        self,
+        graph: fx.Graph,
+        root: torch.nn.Module,
+        table: ExpressionTable,
+        members: Mapping[str, Ranks],
+        homes: Mapping[int, Any],
     ) -> None:
         self.nodes = list(graph.nodes)
         self.root, self.table, self.members = root, table, members
@@ -110,7 +115,7 @@ class WalkContext:
         self.made: dict[fx.Node, int] = {}
         """What each node stands for, as long as nobody writes its storage."""
         self.states = States(self.nodes, root, homes)
-        self._operators: dict[int, Operator] = {}
+        self._operators: dict[int, OperatorEffect] = {}
         self._first = len(table)
 
     def number(self, key: Key, node: fx.Node) -> int:
@@ -124,7 +129,7 @@ class WalkContext:
         if number >= self._first and number not in self.table.facts:
             self.table.facts[number] = value
 
-    def operator(self, node: fx.Node) -> Operator:
+    def operator(self, node: fx.Node) -> OperatorEffect:
         """What is known of the target that ``node`` calls."""
         found = self._operators.get(id(node.target))
         if found is None:

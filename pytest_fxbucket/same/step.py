@@ -11,7 +11,7 @@ import torch
 
 from pytest_fxbucket.compat.fake_tensors import storage_key
 from pytest_fxbucket.same.exact import Ranks
-from pytest_fxbucket.same.table import Table
+from pytest_fxbucket.same.table import ExpressionTable
 from pytest_fxbucket.same.walk import Walk
 
 if TYPE_CHECKING:
@@ -23,7 +23,7 @@ _ROLES = {"grad": "the gradient of", "param": "parameter", "loss": "the loss", "
 
 
 @dataclass(frozen=True, slots=True)
-class Side:
+class GraphSide:
     """One graph, with the constants that it names, and its inputs and outputs."""
 
     graph: fx.Graph
@@ -35,11 +35,11 @@ class Side:
 
 
 @dataclass
-class Found:
+class GraphComparison:
     """What came of comparing two graphs."""
 
-    differences: list[Difference] = field(default_factory=list)
-    waste: list[Waste] = field(default_factory=list)
+    differences: list[ExpressionDifference] = field(default_factory=list)
+    waste: list[WastedCompute] = field(default_factory=list)
     outputs: int = 0
     """Outputs that stand for the expression that they stood for."""
     written: int = 0
@@ -56,7 +56,7 @@ Walked = dict[object, Walk]
 """Graphs that were walked already with a table, by what they are."""
 
 
-def compared(table: Table, before: Side, after: Side, known: Walked) -> Found:
+def compared(table: ExpressionTable, before: GraphSide, after: GraphSide, known: Walked) -> GraphComparison:
     """``after`` held against ``before``, which is walked once for all that share ``known``.
 
     Raises PassError for a graph that cannot be run.
@@ -68,13 +68,16 @@ def compared(table: Table, before: Side, after: Side, known: Walked) -> Found:
     one, other = known[key], _walked(table, after, homes)
     ends = [_pairs(before.outputs, one.outputs(), after.outputs, other.outputs())]
     ends.append(_pairs(before.inputs, one.left_in_inputs(), after.inputs, other.left_in_inputs()))
-    outputs, inputs = ([Pair(_text(name), a, b) for name, (a, b) in end.items() if a and b] for end in ends)
-    inputs = [Pair(f"{pair.name} as the step leaves it", pair.before, pair.after) for pair in inputs]
-    others = [Pair("the random state", one.draws, other.draws), Pair("what is done to the world", one.world, other.world)]
+    outputs, inputs = ([PairedMeaning(_text(name), a, b) for name, (a, b) in end.items() if a and b] for end in ends)
+    inputs = [PairedMeaning(f"{pair.name} as the step leaves it", pair.before, pair.after) for pair in inputs]
+    others = [
+        PairedMeaning("the random state", one.draws, other.draws),
+        PairedMeaning("what is done to the world", one.world, other.world),
+    ]
     kept = one.left_in_attributes(), other.left_in_attributes()
     names = dict.fromkeys([*kept[0], *kept[1]])
-    others += [Pair(f"attribute {n} as the step leaves it", kept[0].get(n, 0), kept[1].get(n, 0)) for n in names]
-    found = Found(added=[_text(name) for end in ends for name, (a, b) in end.items() if not (a and b)])
+    others += [PairedMeaning(f"attribute {n} as the step leaves it", kept[0].get(n, 0), kept[1].get(n, 0)) for n in names]
+    found = GraphComparison(added=[_text(name) for end in ends for name, (a, b) in end.items() if not (a and b)])
     found.sent = one.sent, other.sent
     shaky = _shaky(table)
     parted = differences(table, other, [*outputs, *inputs, *others])
@@ -89,7 +92,7 @@ def compared(table: Table, before: Side, after: Side, known: Walked) -> Found:
     return found
 
 
-def _walked(table: Table, side: Side, homes: Mapping[str, Any]) -> Walk:
+def _walked(table: ExpressionTable, side: GraphSide, homes: Mapping[str, Any]) -> Walk:
     names = [_input(name) for name in _names(side.inputs)]
     places = {place: homes[name] for place, name in enumerate(names) if name in homes}
     return Walk(side.graph, side.root, table, names, side.members, places)
@@ -126,7 +129,7 @@ def _pairs(
     return {name: (one.get(name, 0), other.get(name, 0)) for name in {**one, **other}}
 
 
-def _homes(side: Side) -> dict[str, Any]:
+def _homes(side: GraphSide) -> dict[str, Any]:
     """Inputs that share a storage, as the graph before has it."""
     nodes = [node for node in side.graph.nodes if node.op == "placeholder"]
     keys = {}
@@ -141,7 +144,7 @@ def _homes(side: Side) -> dict[str, Any]:
     return {name: key for name, key in keys.items() if often[key] > 1}
 
 
-def _shaky(table: Table) -> bytearray:
+def _shaky(table: ExpressionTable) -> bytearray:
     """For each expression whether anything in it is not followed; empty if all is. Parts have lower numbers than wholes."""
     if not table.left:
         return bytearray()
@@ -151,7 +154,7 @@ def _shaky(table: Table) -> bytearray:
     return found
 
 
-def _is_excused(table: Table, shaky: bytearray, one: Difference) -> bool:
+def _is_excused(table: ExpressionTable, shaky: bytearray, one: ExpressionDifference) -> bool:
     """Whether ``one`` is of something that is not followed, and that the graph before does not have there."""
     if not shaky or not shaky[one.after]:
         return False
@@ -159,7 +162,7 @@ def _is_excused(table: Table, shaky: bytearray, one: Difference) -> bool:
     return not new <= table.within([one.before])
 
 
-def _why(table: Table, number: int) -> str:
+def _why(table: ExpressionTable, number: int) -> str:
     return next((table.left[one] for one in sorted(table.within([number])) if one in table.left), "")
 
 
@@ -167,7 +170,7 @@ def _why(table: Table, number: int) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Pair:
+class PairedMeaning:
     """What something stands for in the graph before and after."""
 
     name: str
@@ -177,7 +180,7 @@ class Pair:
 
 
 @dataclass(frozen=True, slots=True)
-class Difference:
+class ExpressionDifference:
     """Where an expression parts from what it was."""
 
     before: int
@@ -189,7 +192,7 @@ class Difference:
 
 
 @dataclass(frozen=True, slots=True)
-class Waste:
+class WastedCompute:
     """What is computed and changes no value."""
 
     node: fx.Node
@@ -198,7 +201,7 @@ class Waste:
     """How often it is computed before and after."""
 
 
-def differences(table: Table, after: Walk, pairs: Sequence[Pair]) -> list[Difference]:
+def differences(table: ExpressionTable, after: Walk, pairs: Sequence[PairedMeaning]) -> list[ExpressionDifference]:
     """Where those of ``pairs`` part that are not equal, the first in the order of the graph after first."""
     place = {node: index for index, node in enumerate(after.nodes)}
     found: dict[tuple[int, int], list[str]] = {}
@@ -206,11 +209,11 @@ def differences(table: Table, after: Walk, pairs: Sequence[Pair]) -> list[Differ
         if pair.before != pair.after:
             for parting in _partings(table, pair.before, pair.after):
                 found.setdefault(parting, []).append(pair.name)
-    made = [Difference(b, a, after.node_of.get(a), tuple(names)) for (b, a), names in found.items()]
+    made = [ExpressionDifference(b, a, after.node_of.get(a), tuple(names)) for (b, a), names in found.items()]
     return sorted(made, key=lambda one: len(place) if one.node is None else place[one.node])
 
 
-def _partings(table: Table, before: int, after: int) -> Iterator[tuple[int, int]]:
+def _partings(table: ExpressionTable, before: int, after: int) -> Iterator[tuple[int, int]]:
     """The innermost pairs of expressions that differ in themselves, not only in what they are made of."""
     queue, met = [(before, after)], {(before, after)}
     while queue:
@@ -224,7 +227,7 @@ def _partings(table: Table, before: int, after: int) -> Iterator[tuple[int, int]
                 queue.append(pair)
 
 
-def _inner(table: Table, one: int, other: int) -> list[tuple[int, int]]:
+def _inner(table: ExpressionTable, one: int, other: int) -> list[tuple[int, int]]:
     """Pairs of parts that differ, of two expressions that are alike in all but these; none if they are not alike."""
     parts, others = table.parts(one), table.parts(other)
     if len(parts) != len(others) or _shape(table, one) != _shape(table, other):
@@ -232,7 +235,7 @@ def _inner(table: Table, one: int, other: int) -> list[tuple[int, int]]:
     return [(a, b) for a, b in zip(parts, others, strict=True) if a != b]
 
 
-def _shape(table: Table, number: int) -> object:
+def _shape(table: ExpressionTable, number: int) -> object:
     """An expression without what it is made of."""
 
     def blank(key: object) -> object:
@@ -243,14 +246,14 @@ def _shape(table: Table, number: int) -> object:
     return blank(table.keys[number])
 
 
-def waste(before: Walk, after: Walk, read: set[int]) -> list[Waste]:
+def waste(before: Walk, after: Walk, read: set[int]) -> list[WastedCompute]:
     """What the graph after computes more often than the one before; ``read``: all that its outputs are made of.
 
     Sizes are not looked at: they cost nothing, and stand for numbers wherever they are read.
     """
     more = [n for n, count in after.computed.items() if count > before.computed.get(n, 0)]
     return [
-        Waste(after.node_of[n], n, (before.computed.get(n, 0), after.computed[n]))
+        WastedCompute(after.node_of[n], n, (before.computed.get(n, 0), after.computed[n]))
         for n in more
         if (before.computed.get(n, 0) or n not in read) and not _is_size(after.node_of[n])
     ]

@@ -3,7 +3,7 @@
 (Hash-consing: A. P. Ershov, 1958.)
 
 An expression is a tuple: its operator's name, then numbers of what it is made of, and constants. Every int in it, at any depth,
-is the number of another expression; all else that is an integer stands in a :class:`Const` or a :class:`Where`.
+is the number of another expression; all else that is an integer stands in a :class:`Const` or a :class:`SourceBytes`.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Const(NamedTuple):
     text: str
 
 
-class Where(NamedTuple):
+class SourceBytes(NamedTuple):
     """Which bytes of a source lie where in a value."""
 
     offset: int
@@ -53,7 +53,7 @@ class Where(NamedTuple):
     """How often this comes in a row, each time of the next rank."""
 
 
-class Table:
+class ExpressionTable:
     """Every expression of the graphs that are compared."""
 
     def __init__(self) -> None:
@@ -129,7 +129,7 @@ _NEW = frozenset(f"aten::{name}" for name in ("empty", "empty_like", "new_empty"
 
 
 @dataclass(frozen=True, slots=True)
-class Operator:
+class OperatorEffect:
     """What a call of one target does, as far as its arguments do not matter."""
 
     label: str
@@ -160,7 +160,7 @@ class Operator:
     """Why it cannot be followed."""
 
 
-def read(node: fx.Node) -> Operator:
+def read(node: fx.Node) -> OperatorEffect:
     """What is known of the target that ``node`` calls."""
     target: Any = node.target
     effects, moves = effects_of(node), moves_data(node)
@@ -180,7 +180,7 @@ def read(node: fx.Node) -> Operator:
     acts = effects.writes or effects.shares or effects.shares_all or effects.everything or effects.random or effects.chained
     left = _left(node, effects)
     by_member = name.startswith(("aten::_foreach_", "aten::_fused_adam", "aten::_fused_sgd", "aten::_fused_adagrad"))
-    return Operator(
+    return OperatorEffect(
         label="aten::view" if name in _COPIES and label != "aten::view.dtype" else label,
         defaults=defaults,
         effects=effects,

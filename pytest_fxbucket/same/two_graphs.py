@@ -9,8 +9,8 @@ from torch import fx
 
 from pytest_fxbucket.graph.ops import returned
 from pytest_fxbucket.same.check import difference_text, waste_text
-from pytest_fxbucket.same.step import Found, Side, compared
-from pytest_fxbucket.same.table import Table
+from pytest_fxbucket.same.step import GraphComparison, GraphSide, compared
+from pytest_fxbucket.same.table import ExpressionTable
 from pytest_fxbucket.step.roles import Value
 
 Members = Mapping[str, tuple[int, ...]]
@@ -18,7 +18,7 @@ Members = Mapping[str, tuple[int, ...]]
 
 def problems(before: fx.GraphModule, after: fx.GraphModule, members: Members) -> list[str]:
     """Where ``after`` is not ``before``; ``members`` are the ranks of each group that they name. None: it is."""
-    table = Table()
+    table = ExpressionTable()
     found = held(table, before, after, members)
     return [
         *(difference_text(table, one) for one in found.differences),
@@ -27,13 +27,13 @@ def problems(before: fx.GraphModule, after: fx.GraphModule, members: Members) ->
     ]
 
 
-def held(table: Table, before: fx.GraphModule, after: fx.GraphModule, members: Members) -> Found:
+def held(table: ExpressionTable, before: fx.GraphModule, after: fx.GraphModule, members: Members) -> GraphComparison:
     """What came of it."""
     return compared(table, _side(before, members), _side(after, members), {})
 
 
-def _side(module: fx.GraphModule, members: Members) -> Side:
-    return Side(module.graph, module, *ends(module.graph), members)
+def _side(module: fx.GraphModule, members: Members) -> GraphSide:
+    return GraphSide(module.graph, module, *ends(module.graph), members)
 
 
 def ends(graph: fx.Graph) -> tuple[list[Value], list[Value]]:

@@ -22,9 +22,9 @@ from pytest_fxbucket.graph.effects import written
 from pytest_fxbucket.graph.follow import tensors_in
 from pytest_fxbucket.graph.ops import returned, returns_written
 from pytest_fxbucket.same.exact import Ranks, among
-from pytest_fxbucket.same.followed import FollowedExpressions, Launching
+from pytest_fxbucket.same.followed import FollowedExpressions, GraphLaunches
 from pytest_fxbucket.same.state import WalkContext, digest_of
-from pytest_fxbucket.same.table import LIST, PLAIN, Const, Key, Operator, Table, const
+from pytest_fxbucket.same.table import LIST, PLAIN, Const, ExpressionTable, Key, OperatorEffect, const
 
 
 class Walk:
@@ -37,7 +37,7 @@ class Walk:
         self,
         graph: fx.Graph,
         root: torch.nn.Module,
-        table: Table,
+        table: ExpressionTable,
         inputs: Sequence[str],
         members: Mapping[str, Ranks],
         homes: Mapping[int, Any],
@@ -48,7 +48,7 @@ class Walk:
         self.node_of = self._context.node_of
         """Where each expression is met at first."""
         self._followed = FollowedExpressions(self._context)
-        self._launching = Launching(self._followed)
+        self._launching = GraphLaunches(self._followed)
         self.sent = self._launching.sent
         """What each launch sends, and among whom."""
         self._brought, self._states = self._followed.brought, self._context.states
@@ -116,7 +116,7 @@ class Walk:
         if source in self._items:
             self._items[node] = self._items[source]
 
-    def _move(self, node: fx.Node, operator: Operator) -> None:
+    def _move(self, node: fx.Node, operator: OperatorEffect) -> None:
         if operator.is_new and self._followed.begin(node):
             return
         if self._followed.concerns(node) and self._followed.move(node, operator):
@@ -147,7 +147,7 @@ class Walk:
             return None
         return ("cast", source, const(fact.dtype), const(dtype))
 
-    def _compute(self, node: fx.Node, operator: Operator) -> None:
+    def _compute(self, node: fx.Node, operator: OperatorEffect) -> None:
         said = self._arguments(node, operator)
         if operator.is_plain:
             self._made[node] = number = self._number((operator.label, *said), node)
@@ -170,13 +170,13 @@ class Walk:
             self.computed.update(numbers or (number,))
         self._act(node, operator, number, numbers)
 
-    def _moment(self, operator: Operator) -> Key:
+    def _moment(self, operator: OperatorEffect) -> Key:
         """What must have been drawn and done before, for an operator that draws or does something."""
         effects = operator.effects
         drawn = (("drawn", self.draws),) if effects.random or effects.barrier else ()
         return (*drawn, ("after", self.world)) if effects.chained or effects.barrier else drawn
 
-    def _act(self, node: fx.Node, operator: Operator, number: int, numbers: tuple[int, ...] = ()) -> None:
+    def _act(self, node: fx.Node, operator: OperatorEffect, number: int, numbers: tuple[int, ...] = ()) -> None:
         """What ``node`` does besides giving a result, ``number``, of ``numbers`` member by member."""
         effects = operator.effects
         if effects.random or effects.barrier:
@@ -209,7 +209,7 @@ class Walk:
         else:
             self._made[node] = self._made[target]
 
-    def _launch_as_a_whole(self, node: fx.Node, operator: Operator) -> None:
+    def _launch_as_a_whole(self, node: fx.Node, operator: OperatorEffect) -> None:
         """A launch that is told by its arguments, its group by its members; what it sends by its elements where that can be."""
         group, members = const(str(collectives.argument(node, "group_name") or "")), self._launching.members(node)
         said = tuple(among(members) if members and one == group else one for one in self._arguments(node, operator))
@@ -224,7 +224,7 @@ class Walk:
         if sent is not None:
             self._launching.bring(node, sent, number)
 
-    def _arguments(self, node: fx.Node, operator: Operator) -> Key:
+    def _arguments(self, node: fx.Node, operator: OperatorEffect) -> Key:
         """All arguments in the order of the schema, those left out as their defaults."""
         args, kwargs, defaults = node.args, node.kwargs, operator.defaults
         said = [self._said(value) for value in args]

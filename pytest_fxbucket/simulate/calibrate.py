@@ -39,7 +39,7 @@ _LITTLE, _LITTLE_BYTE = 1e-7, 1e-12
 
 
 @dataclass(frozen=True, slots=True)
-class Stretch:
+class MeasuredStretch:
     """A part of a step that was measured."""
 
     phase: Phase
@@ -67,7 +67,7 @@ class Error:
 
 
 @dataclass(frozen=True, slots=True)
-class Calibrated:
+class CalibratedCluster:
     """A cluster with measured figures."""
 
     cluster: Cluster
@@ -81,7 +81,7 @@ class Calibrated:
         return "; ".join([f"error left: {left or 'nothing was measured'}", *self.unmatched])
 
 
-def calibrate(step: StepGraph, measured: Sequence[Stretch], cluster: Cluster) -> Calibrated:
+def calibrate(step: StepGraph, measured: Sequence[MeasuredStretch], cluster: Cluster) -> CalibratedCluster:
     """``cluster`` with its figures fitted to ``measured``, stretches in the order in which they ran.
 
     Fitted are the host's time for a call, the achieved shares of compute and memory bandwidth, and latency and bandwidth of the
@@ -99,7 +99,9 @@ def calibrate(step: StepGraph, measured: Sequence[Stretch], cluster: Cluster) ->
     for _ in range(_ROUNDS):
         cluster = _with_links(_with_calls(cluster, stretches), flights)
     cluster = _as_much_as_is_had(cluster)
-    return Calibrated(cluster, {work: error for work, error in _errors(step, cluster, stretches, flights) if error is not None})
+    return CalibratedCluster(
+        cluster, {work: error for work, error in _errors(step, cluster, stretches, flights) if error is not None}
+    )
 
 
 def _as_much_as_is_had(cluster: Cluster) -> Cluster:
@@ -146,7 +148,7 @@ class _Reader:
         self._nodes = {phase: {node.name: node for node in module.graph.nodes} for phase, module in step.graphs.items()}
         self._groups, self._blocking = groups_of(step), blocking
 
-    def found(self, one: Stretch) -> _Found:
+    def found(self, one: MeasuredStretch) -> _Found:
         """``one`` with its nodes."""
         if one.phase not in self._nodes:
             raise SimulationError(f"the timeline has a graph {one.phase}, the step has {', '.join(self._nodes)}")
@@ -224,7 +226,7 @@ def _with_calls(cluster: Cluster, stretches: Sequence[_Found]) -> Cluster:
     # The last two figures are factors of the times by the present efficiencies: 2 means that an operator takes twice as long.
     computes = [one for one in stretches if one.where != "network" and one.kind == "compute"]
     begin = [max(cluster.launch, _LITTLE), max(cluster.view, _LITTLE), cluster.least, 1.0, 1.0]
-    sums = [Sum(_parts(one, cluster), one.seconds) for one in computes]
+    sums = [Measurement(_parts(one, cluster), one.seconds) for one in computes]
     seen = [any(one.parts[i] for one in sums) for i in range(len(begin))]
     launch, view, least, slower, narrower = fitted(sums, begin)
     cluster = _with_launches(replace(cluster, launch=launch if seen[0] else cluster.launch), stretches)
@@ -240,7 +242,7 @@ def _with_calls(cluster: Cluster, stretches: Sequence[_Found]) -> Cluster:
 def _with_launches(cluster: Cluster, stretches: Sequence[_Found]) -> Cluster:
     """Fit the host's time for launches of collectives: a constant, and seconds for each byte."""
     launches = [one for one in stretches if one.where == "host" and one.kind == "launch"]
-    sums = [Sum((1.0, launched_bytes(one.nodes[0])), one.seconds) for one in launches]
+    sums = [Measurement((1.0, launched_bytes(one.nodes[0])), one.seconds) for one in launches]
     if not sums:
         return cluster
     each, byte = fitted(sums, [cluster.launch + max(cluster.enqueue, _LITTLE), max(cluster.enqueue_per_byte, _LITTLE_BYTE)])
@@ -278,7 +280,7 @@ def _with_links(cluster: Cluster, flights: Sequence[_Flight]) -> Cluster:
         place = 1 if cluster.nodes_of(one.ranks) == 1 else 3
         parts[0], parts[place] = 1.0, fixed - cluster.collective
         parts[place + 1] = collective_seconds(one.kind, one.bytes, one.ranks, cluster) - fixed
-        sums.append(Sum(tuple(parts), one.seconds, one.is_bound))
+        sums.append(Measurement(tuple(parts), one.seconds, one.is_bound))
     if all(one.is_bound for one in flights):
         return cluster
     collective, late, slow, far_late, far_slow = fitted(sums, [max(cluster.collective, _LITTLE), 1.0, 1.0, 1.0, 1.0])
@@ -336,7 +338,7 @@ _CLOSE = 1e-6
 
 
 @dataclass(frozen=True, slots=True)
-class Sum:
+class Measurement:
     """One measurement."""
 
     parts: tuple[float, ...]
@@ -346,7 +348,7 @@ class Sum:
     """Whether ``seconds`` is only an upper bound."""
 
 
-def fitted(sums: Sequence[Sum], begin: Sequence[float]) -> tuple[float, ...]:
+def fitted(sums: Sequence[Measurement], begin: Sequence[float]) -> tuple[float, ...]:
     """Figures of 0 or more with which ``sums`` come out, on the whole, as measured; ``begin`` for a figure that is in no sum.
 
     Maximum likelihood of Poisson's distribution by its multiplicative steps (W. H. Richardson, 1972; L. B. Lucy, 1974). No

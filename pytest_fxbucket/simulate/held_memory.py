@@ -36,7 +36,7 @@ def memory_of(step: StepGraph, rounding: int = 1) -> dict[Phase, Liveness]:
         phase: liveness_of(module.graph, step.inputs[phase], step.outputs[phase], rounding)
         for phase, module in step.graphs.items()
     }
-    runs = Runs(step, alone)
+    runs = GraphRuns(step, alone)
     if step.pipelined is None:
         held = [*runs.kept(), *runs.in_turn()]
     else:
@@ -49,7 +49,7 @@ def memory_of(step: StepGraph, rounding: int = 1) -> dict[Phase, Liveness]:
     return found
 
 
-def _totals(held: Sequence[Held], runs: int) -> list[int]:
+def _totals(held: Sequence[HeldStorage], runs: int) -> list[int]:
     """Bytes of ``held`` that live in each of ``runs`` runs."""
     change = [0] * (runs + 1)
     for one in held:
@@ -68,7 +68,7 @@ def _with(alone: Liveness, held: Sequence[Storage]) -> Liveness:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Held:
+class HeldStorage:
     """A storage that lives between graphs."""
 
     storage: Storage
@@ -82,7 +82,7 @@ END = 1 << 60
 """A run number behind all runs: the storage lives to the end of the step."""
 
 
-class Runs:
+class GraphRuns:
     """Goes through the runs of a step's graphs, in order."""
 
     def __init__(self, step: StepGraph, alone: Mapping[Phase, Liveness]) -> None:
@@ -90,15 +90,15 @@ class Runs:
         self.phases: list[Phase] = []
         """The graph of each run."""
 
-    def run(self, phase: Phase, until: int = END) -> list[Held]:
+    def run(self, phase: Phase, until: int = END) -> list[HeldStorage]:
         """Run ``phase`` next, if there is such a graph; the outputs that it makes live until the run ``until``."""
         if phase not in self.alone:
             return []
         self.phases.append(phase)
         made = dict.fromkeys(one for storages in self.alone[phase].outputs for one in storages if one.first >= 0)
-        return [Held(one, len(self.phases) - 1, until) for one in made]
+        return [HeldStorage(one, len(self.phases) - 1, until) for one in made]
 
-    def in_turn(self) -> Iterator[Held]:
+    def in_turn(self) -> Iterator[HeldStorage]:
         """Each graph once, in the step's order."""
         step, phases = self.step, list(self.step.graphs)
         crosses = set(phases) <= set(CROSSING)
@@ -118,7 +118,7 @@ class Runs:
                 break
         return last
 
-    def kept(self) -> Iterator[Held]:
+    def kept(self) -> Iterator[HeldStorage]:
         """Storages that are there before the first run: inputs that no earlier graph makes, each once, and graph attributes.
 
         Values that pipeline stages hand to each other are not among them: :meth:`_Stages._receive` makes memory for them.
@@ -137,9 +137,9 @@ class Runs:
                 for storage in storages:
                     if storage not in mine:
                         mine.add(storage)
-                        yield Held(self._whole(storage, phase, value), -1, END)
+                        yield HeldStorage(self._whole(storage, phase, value), -1, END)
             attributes = (one for one in alone.storages if one.maker.op == "get_attr")
-            yield from (Held(one, -1, END) for one in attributes)
+            yield from (HeldStorage(one, -1, END) for one in attributes)
             there.update(value.key for value in self.step.outputs[phase])
 
     def _whole(self, storage: Storage, phase: Phase, value: Value) -> Storage:
@@ -153,7 +153,7 @@ class Runs:
 # By the table of a schedule.
 
 
-def run_stages(runs: Runs, how: Pipelined, rounding: int) -> list[Held]:
+def run_stages(runs: GraphRuns, how: Pipelined, rounding: int) -> list[HeldStorage]:
     """Run the rank's graphs in the table's order, then ties and the update; the storages that these and transfers leave."""
     from pytest_fxbucket.pipeline.schedules import leaves, table_of  # torch's schedules take a second to import
 
@@ -167,11 +167,11 @@ def run_stages(runs: Runs, how: Pipelined, rounding: int) -> list[Held]:
 class _Stages:
     """Follows one rank's actions in the schedule's table."""
 
-    def __init__(self, runs: Runs, how: Pipelined, rounding: int) -> None:
+    def __init__(self, runs: GraphRuns, how: Pipelined, rounding: int) -> None:
         self._runs, self._how, self._rounding = runs, how, rounding
-        self.found: list[Held] = []
+        self.found: list[HeldStorage] = []
         self._gathered: set[int] = set()
-        self._unsummed: dict[int, dict[int, list[Held]]] = {}
+        self._unsummed: dict[int, dict[int, list[HeldStorage]]] = {}
         """By stage and microbatch the gradients that are not summed yet."""
         self._done: set[tuple[int, int]] = set()
         """(stage, microbatch) whose gradients are all made."""
@@ -209,7 +209,9 @@ class _Stages:
             for one in flow:
                 span = 1 + sum((size - 1) * stride for size, stride in zip(one.shape, one.strides, strict=True))
                 size = -(-span * one.dtype.itemsize // self._rounding) * self._rounding if one.bytes else 0
-                self.found.append(Held(Storage(size, -1, -1, node, node, values.get(one.name)), len(runs.phases) - 1, END))
+                self.found.append(
+                    HeldStorage(Storage(size, -1, -1, node, node, values.get(one.name)), len(runs.phases) - 1, END)
+                )
 
     def _compute(self, stage: int, work: Work, microbatch: int) -> None:
         for one in self._runs.run(phase_of(stage, work)):
@@ -230,10 +232,10 @@ class _Stages:
             for one in waiting.pop(number, []):
                 self.found.append(replace(one, until=now))
                 if not number:
-                    self.found.append(Held(self._total(one, stage), now, END))
+                    self.found.append(HeldStorage(self._total(one, stage), now, END))
             self._summed[stage] = number + 1
 
-    def _total(self, one: Held, stage: int) -> Storage:
+    def _total(self, one: HeldStorage, stage: int) -> Storage:
         """The storage of the sum that the gradient ``one`` begins, in the dtype that is reduced."""
         reduced = {value.fqn: value for value in self._runs.step.inputs.get(phase_of(stage, "reduce"), ())}
         value = one.storage.value

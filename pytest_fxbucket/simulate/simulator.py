@@ -16,7 +16,7 @@ from pytest_fxbucket.graph.movement import moves_data
 from pytest_fxbucket.graph.ops import is_view, operator_name
 from pytest_fxbucket.process import collector
 from pytest_fxbucket.simulate.held_memory import memory_of
-from pytest_fxbucket.simulate.timeline import HIDDEN, Flight, Living, Ran, Timeline, Why
+from pytest_fxbucket.simulate.timeline import HIDDEN, Flight, NodeSpan, PeakStorages, Timeline, Why
 
 if TYPE_CHECKING:
     from torch import fx
@@ -108,7 +108,7 @@ class _Clock:
         self._in_flight: dict[fx.Node, _Launched] = {}
         self._copied: dict[fx.Node, float] = {}
         self.launched: list[_Launched] = []
-        self.ran: list[Ran] = []
+        self.ran: list[NodeSpan] = []
         self.work: dict[str, float] = {}
 
     @property
@@ -169,7 +169,7 @@ class _Clock:
             self._compute = start + seconds
             if self._cluster.blocking:
                 self._host = self._compute
-        self._add(Ran(node.name, phase, place, stream, start, start + seconds))
+        self._add(NodeSpan(node.name, phase, place, stream, start, start + seconds))
         self._there[node] = (moves_data(node) and self._packed(node, seconds)) or (start + seconds, place)
 
     def _packed(self, node: fx.Node, seconds: float) -> tuple[float, int] | None:
@@ -204,7 +204,7 @@ class _Clock:
         self._in_flight[node] = flight
         self._there[node] = flight.end, place
         self.launched.append(flight)
-        self._add(Ran(node.name, phase, place, said.group, start, flight.end))
+        self._add(NodeSpan(node.name, phase, place, said.group, start, flight.end))
 
     def _wait(self, node: fx.Node) -> None:
         flight = next((self._in_flight[one] for one in node.all_input_nodes if one in self._in_flight), None)
@@ -220,7 +220,7 @@ class _Clock:
             self._host = max(self._host, flight.end)
         self._host += self._cluster.waiting
 
-    def _add(self, ran: Ran) -> None:
+    def _add(self, ran: NodeSpan) -> None:
         self.ran.append(ran)
         self.work[ran.stream] = self.work.get(ran.stream, 0.0) + ran.end - ran.start
 
@@ -292,12 +292,12 @@ class _Reasons:
         return liveness.most(max(one.could_place, 0), one.place) + size <= self.cluster.memory
 
 
-def _living(liveness: Liveness) -> Iterator[Living]:
+def _living(liveness: Liveness) -> Iterator[PeakStorages]:
     """Storages that live at the peak, summed by kind and module, the largest first."""
-    together: dict[tuple[str, str], Living] = {}
+    together: dict[tuple[str, str], PeakStorages] = {}
     for one in liveness.alive(liveness.peak_at):
         key = one.kind, one.module
-        before = together.get(key, Living(one.kind, one.module, 0))
+        before = together.get(key, PeakStorages(one.kind, one.module, 0))
         together[key] = replace(before, bytes=before.bytes + one.bytes)
     yield from sorted(together.values(), key=lambda one: (-one.bytes, one.kind, one.module))
 

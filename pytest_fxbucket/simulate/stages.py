@@ -26,7 +26,7 @@ _Sent = tuple[int, int, int | None]
 
 
 @dataclass(frozen=True, slots=True)
-class Done:
+class TimedAction:
     """One action of a schedule. Times are seconds since the step began."""
 
     rank: int
@@ -44,7 +44,7 @@ class StagedTimeline:
 
     seconds: float
     """From the first gather to the end of the last update."""
-    done: tuple[Done, ...]
+    done: tuple[TimedAction, ...]
     """The computing actions of the schedule, rank by rank, in the order in which each rank does them."""
     bubbles: tuple[float, ...]
     """The share of the schedule's time, from 0 to 1, in which each rank computes nothing. That time is from the first action of
@@ -111,7 +111,7 @@ def _crossing(how: Pipelined, sender: int, receiver: int) -> Sequence[Crossing]:
 
 def done_by(
     table: Table, takes: Callable[[Action], float], crosses: Callable[[int, int], float], begins: Sequence[float]
-) -> list[Done]:
+) -> list[TimedAction]:
     """When each rank does each action. ``takes`` gives the seconds of an action, ``crosses`` those from one stage to another.
 
     Rank r begins at ``begins[r]``. Actions that torch may overlap run one after the other. Raises :class:`SimulationError` for
@@ -120,7 +120,7 @@ def done_by(
     # Each rank goes on with its own row until an action lacks its input; rounds over all ranks go on while any of them moves.
     # Times do not depend on the order of the visits, since a link's values come from one rank, in that rank's order.
     computes = [[one for one in leaves(actions) if one.kind in COSTS] for actions in table.ranks]
-    done: list[list[Done]] = [[] for _ in computes]
+    done: list[list[TimedAction]] = [[] for _ in computes]
     clocks = list(begins)
     there: dict[_Sent, float] = {}
     links: dict[tuple[int, int], float] = {}
@@ -132,7 +132,7 @@ def done_by(
                 action = own[len(done[rank])]
                 start = max(clocks[rank], ready)
                 clocks[rank] = end = start + takes(action)
-                done[rank].append(Done(rank, action.kind, action.stage, action.microbatch, start, end))
+                done[rank].append(TimedAction(rank, action.kind, action.stage, action.microbatch, start, end))
                 _send(action, end, table, crosses, there, links)
                 moved = True
     if stuck := [own[len(did)] for own, did in zip(computes, done, strict=True) if len(did) < len(own)]:
@@ -140,7 +140,7 @@ def done_by(
     return [one for own in done for one in own]
 
 
-def bubbles_of(done: Sequence[Done], ranks: int) -> tuple[float, ...]:
+def bubbles_of(done: Sequence[TimedAction], ranks: int) -> tuple[float, ...]:
     """The share of the schedule's time in which each rank does none of its actions."""
     if not done:
         return (0.0,) * ranks

@@ -59,7 +59,7 @@ class Flight:
 
 
 @dataclass(frozen=True, slots=True)
-class Ran:
+class NodeSpan:
     """One node on a stream."""
 
     node: str
@@ -72,7 +72,7 @@ class Ran:
 
 
 @dataclass(frozen=True, slots=True)
-class Living:
+class PeakStorages:
     """The storages of one kind and module that live at the peak, summed."""
 
     kind: MemoryKind
@@ -94,11 +94,11 @@ class Timeline:
     peak_node: str
     """Name of the first node that runs while ``peak_bytes`` live."""
     peak_phase: Phase
-    living: tuple[Living, ...]
+    living: tuple[PeakStorages, ...]
     """Storages that live at the peak, by kind and module, the largest first."""
     buffers: Mapping[str, int] = field(default_factory=dict)
     """By name of the launching node the bytes of its input and output buffers that live at the peak, the largest first."""
-    ran: tuple[Ran, ...] = field(default=(), repr=False)
+    ran: tuple[NodeSpan, ...] = field(default=(), repr=False)
     streams: Mapping[str, float] = field(default_factory=dict)
     """Seconds of work on each stream."""
 

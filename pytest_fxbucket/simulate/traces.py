@@ -22,7 +22,7 @@ from pytest_fxbucket.cost.costs import is_free
 from pytest_fxbucket.errors import SimulationError
 from pytest_fxbucket.graph.collectives import launch_kind
 from pytest_fxbucket.graph.ops import operator_name
-from pytest_fxbucket.simulate.calibrate import Calibrated, Stretch, calibrate
+from pytest_fxbucket.simulate.calibrate import CalibratedCluster, MeasuredStretch, calibrate
 from pytest_fxbucket.words import counted
 
 if TYPE_CHECKING:
@@ -64,7 +64,7 @@ class _Step:
     """Number of the first call after this run."""
 
 
-def cluster_from_trace(path: Path, step: StepGraph, cluster: Cluster) -> Calibrated:
+def cluster_from_trace(path: Path, step: StepGraph, cluster: Cluster) -> CalibratedCluster:
     """``cluster`` calibrated by the trace in ``path``, of one or more steps of the graphs of ``step`` on one rank.
 
     Raises :class:`SimulationError` for a file that is no trace, for a trace of another graph, and for one of a host where
@@ -73,7 +73,7 @@ def cluster_from_trace(path: Path, step: StepGraph, cluster: Cluster) -> Calibra
     return cluster_from_events(path, read_trace(path), step, cluster)
 
 
-def cluster_from_events(path: Path, trace: Mapping[str, Any], step: StepGraph, cluster: Cluster) -> Calibrated:
+def cluster_from_events(path: Path, trace: Mapping[str, Any], step: StepGraph, cluster: Cluster) -> CalibratedCluster:
     """Like :func:`cluster_from_trace`, but ``trace`` is the content of ``path``, already read."""
     events = [event for event in trace["traceEvents"] if event.get("ph") == "X"]
     work = [event for event in events if event.get("cat") in _WORK]
@@ -88,7 +88,7 @@ def cluster_from_events(path: Path, trace: Mapping[str, Any], step: StepGraph, c
         for where, wanted, took in own:
             seconds.setdefault((where, wanted.phase, wanted.node.name), []).append(took)
     stretches = [
-        Stretch(phase, (name,), median(each), where)  # type: ignore[arg-type]  # one of the three words, as they were put in
+        MeasuredStretch(phase, (name,), median(each), where)  # type: ignore[arg-type]  # one of the three words, as they were put in
         for (where, phase, name), each in seconds.items()
     ]
     found = calibrate(step, stretches, cluster)

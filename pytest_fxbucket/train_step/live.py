@@ -202,7 +202,7 @@ class LiveValues:
         return given
 
 
-class Making:
+class StateMaking:
     """Makes the optimizer state that one call needs and that does not exist yet; can undo all of it.
 
     ``removed``: state that transformations took out, which is not made again. ``added``: state that they put in, which no

@@ -35,7 +35,7 @@ _TP = "tp"
 
 
 @dataclass(frozen=True)
-class Parted:
+class ShardedSetup:
     """How the model of a step was sharded, and how its batch is cut."""
 
     mesh: DeviceMesh
@@ -95,7 +95,7 @@ def _part(name: str, value: Any, dim: int, ranks: tuple[int, int]) -> Any:
 def part_model(
     model: nn.Module, optimizers: Sequence[Optimizer], parallel: Parallel | Sequence[Parallel], mesh: DeviceMesh | None,
     batch_dim: BatchDim, sync: bool,
-) -> Parted:  # fmt: skip
+) -> ShardedSetup:  # fmt: skip
     """Shard ``model`` in place, and exchange the parameters of ``optimizers`` for the sharded ones, with their state.
 
     Raises :class:`CaptureError` for ranks that begin with different values, and for a model that cannot be sharded so.
@@ -120,7 +120,7 @@ def part_model(
         raise CaptureError(f"{error}; the model is parted by {', '.join(done)} already, make it anew") from error
     finally:  # after an error, too, optimizers have the parameters that the model has
         _exchange(optimizers, before, dict(model.named_parameters()))
-    return Parted(mesh, batch_dim, "replicate" in ways)
+    return ShardedSetup(mesh, batch_dim, "replicate" in ways)
 
 
 def _mesh(ways: Iterable[Parallel], mesh: DeviceMesh | None) -> DeviceMesh:

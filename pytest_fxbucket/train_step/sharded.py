@@ -17,8 +17,8 @@ from torch import nn
 
 from pytest_fxbucket.capture.model import forward_instead
 from pytest_fxbucket.capture.names import NodeNamer, inputs_cast, outputs_cast
-from pytest_fxbucket.capture.parallel.modes import Mode, Sharded
-from pytest_fxbucket.capture.parallel.unshard import Travel, read_by
+from pytest_fxbucket.capture.parallel.modes import ParallelMode, Sharded
+from pytest_fxbucket.capture.parallel.unshard import ParameterTravel, read_by
 from pytest_fxbucket.compat.c10d import collective
 from pytest_fxbucket.compat.dtensors import local_of, of_local, placed_as, spec_of
 from pytest_fxbucket.compat.fake_tensors import unwatched
@@ -27,17 +27,17 @@ from pytest_fxbucket.errors import CaptureError
 from pytest_fxbucket.step.mesh import Group
 
 
-def _mode(unit: Unit, shard: Shard) -> Mode:
+def _mode(unit: Unit, shard: Shard) -> ParallelMode:
     copies = Group(*shard.copies) if shard.copies is not None else None
     reduced = shard.reduction(unit.reduce_dtype or unit.param_dtype or shard.parameter.dtype)
     return Sharded("dp_shard", Group(*shard.over), copies, True, reduced.after, reduced.ops, reduced.before)
 
 
 @dataclass(frozen=True, slots=True)
-class Travelling:
+class GatheredParameter:
     """A sharded parameter, which is gathered before it is read."""
 
-    travel: Travel
+    travel: ParameterTravel
     shard: Shard
 
 
@@ -47,7 +47,7 @@ class Sharding:
 
     model: nn.Module
     units: list[Unit] = field(default_factory=list)
-    travelling: dict[str, Travelling] = field(default_factory=dict)
+    travelling: dict[str, GatheredParameter] = field(default_factory=dict)
     """Sharded parameters, by FQN."""
     replicas: dict[str, nn.Module] = field(default_factory=dict)
     """Modules under DDP, by FQN."""
@@ -62,8 +62,10 @@ class Sharding:
         for unit in found.units:
             for shard in unit.shards:
                 fqn = fqns[id(shard.parameter)]
-                travel = Travel(_mode(unit, shard), shard.shape, unit.param_dtype, unit.reduce_dtype, fqn, "fully_shard")
-                found.travelling[fqn] = Travelling(travel, shard)
+                travel = ParameterTravel(
+                    _mode(unit, shard), shard.shape, unit.param_dtype, unit.reduce_dtype, fqn, "fully_shard"
+                )
+                found.travelling[fqn] = GatheredParameter(travel, shard)
         for name, module in model.named_modules():
             if isinstance(module, torch.nn.parallel.DistributedDataParallel):
                 found._replicated(name, module)
@@ -103,7 +105,7 @@ class Sharding:
 
 
 @dataclass
-class Wholes:
+class WholeParameters:
     """Gives modules the whole of each sharded parameter; it is gathered at its first read in each forward of the root."""
 
     sharding: Sharding
@@ -213,7 +215,9 @@ class _Whole(torch.autograd.Function):
     """Gathers a parameter; in backward reduces its gradient to one that is sharded as the parameter is."""
 
     @staticmethod
-    def forward(ctx: Any, parameter: torch.Tensor, stored: torch.Tensor, one: Travelling, wholes: Wholes) -> torch.Tensor:
+    def forward(
+        ctx: Any, parameter: torch.Tensor, stored: torch.Tensor, one: GatheredParameter, wholes: WholeParameters
+    ) -> torch.Tensor:
         ctx.one, ctx.wholes, ctx.spec, ctx.rows = one, wholes, spec_of(parameter), local_of(parameter).shape
         ctx.shape, ctx.dtype = stored.shape, stored.dtype
         return of_local(one.travel.gather(stored), one.shard.inner)
@@ -222,7 +226,7 @@ class _Whole(torch.autograd.Function):
     def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor | None, None, None, None]:
         # First the sum over the other dimensions of the mesh, such as tp. Then gradients of earlier backwards that were not
         # reduced are added. If this backward does not reduce either, the sum waits. Else it is reduced and loses its padding.
-        one: Travelling = ctx.one
+        one: GatheredParameter = ctx.one
         if one.shard.inner is not None:
             gradient = placed_as(gradient.to(one.shard.summed_in or gradient.dtype), one.shard.inner)
         gradient = one.travel.unreduced(gradient, ctx.wholes.kept.pop(one.travel.fqn, None))

@@ -19,9 +19,9 @@ from pytest_fxbucket.graph.groups import members_of_groups
 from pytest_fxbucket.step.iterations import Iterating
 from pytest_fxbucket.step.roles import StepGraph
 from pytest_fxbucket.train_step.guards import Arguments, Guard, Guards, has_groups, shared_memory, signature
-from pytest_fxbucket.train_step.live import Live, LiveValues, Making, refuse_shared_writes
-from pytest_fxbucket.train_step.parallel import BatchDim, Parallel, Parted, part_model
-from pytest_fxbucket.train_step.trace import Traced, trace_call
+from pytest_fxbucket.train_step.live import Live, LiveValues, StateMaking, refuse_shared_writes
+from pytest_fxbucket.train_step.parallel import BatchDim, Parallel, ShardedSetup, part_model
+from pytest_fxbucket.train_step.trace import TracedCall, trace_call
 from pytest_fxbucket.train_step.transforming import Crossing, described, iterating_of, transformed
 from pytest_fxbucket.transforms.registry import Transform
 from pytest_fxbucket.transforms.transformation import traits_of
@@ -116,7 +116,7 @@ def _one(model: Any) -> nn.Module:
 class _Program:
     """The result of one trace, ready to run."""
 
-    traced: Traced
+    traced: TracedCall
     step: StepGraph
     """The step after all transformations, which is what runs."""
     iterating: Iterating | None
@@ -151,7 +151,7 @@ class CapturedStep:
         transforms: Sequence[Transform],
         overrides: Overrides,
         guards: Guards,
-        parted: Parted | None = None,
+        parted: ShardedSetup | None = None,
         scaler: GradScaler | None = None,
     ) -> None:
         self._function, self._model, self._optimizers, self._transforms = function, model, optimizers, transforms
@@ -191,7 +191,7 @@ class CapturedStep:
             args, kwargs = self._parted.of_batch(self._function, args, kwargs)
         averaged = self._parted.averaged if self._parted is not None else None
         arguments, live = Arguments(args, kwargs), Live(self._model, self._optimizers, averaged, self._scaler)
-        making = Making(live, self._removed, self._added)
+        making = StateMaking(live, self._removed, self._added)
 
         specs: dict[str, Any] = {}  # filled when the program is known, before values are taken
 
@@ -224,7 +224,7 @@ class CapturedStep:
             results = program.step.graphs["joint"](*inputs)
         return _reply(traced, values, values.write(program.step.outputs["joint"], results, traced.cleared))
 
-    def _program(self, arguments: Arguments, live: Live, making: Making) -> _Program:
+    def _program(self, arguments: Arguments, live: Live, making: StateMaking) -> _Program:
         """The program of this call; traced if none fits."""
         # Several programs may have one key: they differ in which parameters had gradients, and in process groups.
         guards = self._guards.now()
@@ -236,7 +236,7 @@ class CapturedStep:
             self._traces += 1
         return found
 
-    def _trace(self, arguments: Arguments, live: Live, making: Making, guards: tuple[Hashable, ...]) -> _Program:
+    def _trace(self, arguments: Arguments, live: Live, making: StateMaking, guards: tuple[Hashable, ...]) -> _Program:
         traced = trace_call(self._function, arguments, live, self._removed, self._overrides)
         self._guards.refuse_changed(guards)
         live.refuse_told_otherwise()
@@ -257,7 +257,7 @@ class CapturedStep:
         return _Program(traced, result.step, iterating, groups)
 
 
-def _reply(traced: Traced, values: LiveValues, given: Mapping[str, Any]) -> Any:
+def _reply(traced: TracedCall, values: LiveValues, given: Mapping[str, Any]) -> Any:
     """The result that the function would have returned, put together from the graph's results by name."""
     leaves = []
     for leaf in traced.leaves:

@@ -37,7 +37,7 @@ from pytest_fxbucket.train_step.live import Live, refuse_first_step
 from pytest_fxbucket.train_step.recorder import Gradients, StepFunctions, StepNamer, StepRecorder, watching_zero_grad
 from pytest_fxbucket.train_step.scaling import OF_OPTIMIZERS, traced_scaler
 from pytest_fxbucket.train_step.schedulers import Call, Schedulers
-from pytest_fxbucket.train_step.sharded import Wholes
+from pytest_fxbucket.train_step.sharded import WholeParameters
 from pytest_fxbucket.train_step.stand_ins import (
     Inputs,
     in_optimizers,
@@ -63,7 +63,7 @@ class Leaf:
 
 
 @dataclass(frozen=True)
-class Traced:
+class TracedCall:
     """One call as a functional graph."""
 
     graph_module: fx.GraphModule
@@ -84,7 +84,7 @@ class Traced:
 
 def trace_call(
     function: Callable[..., Any], arguments: Arguments, live: Live, removed: Mapping[str, torch.Tensor], overrides: Overrides
-) -> Traced:
+) -> TracedCall:
     """Trace ``function`` with ``arguments``; ``live`` is left as it was.
 
     ``removed`` is optimizer state that transformations took out, and that the code of the optimizers still reads. ``overrides``
@@ -114,7 +114,7 @@ class _Tracing:
         self.recorder.on_node = self.namer.flush
         self.gradients = Gradients(self.parameters, self._read_gradient)
         self.functions = StepFunctions(self.recorder, self.inputs.twins, self.gradients)
-        self.wholes = Wholes(
+        self.wholes = WholeParameters(
             live.sharding,
             self.parameters,
             self.inputs.stored,
@@ -131,7 +131,7 @@ class _Tracing:
         for fqn, fake in self.anchors.states.items():
             self.inputs.add("state", fqn, fake)
 
-    def run(self) -> Traced:
+    def run(self) -> TracedCall:
         try:
             with self._inside():
                 paths, spec = self._call()
@@ -152,7 +152,7 @@ class _Tracing:
             given += [(value, self.recorder.node(fake)) for value, fake in results]
             program = self._functional([(value, self.recorder.node(fake)) for value, fake in inputs], given)
             cleared = tuple(fqn for fqn, gradient in left.items() if gradient is None)
-            return Traced(*program, spec, leaves, counting, cleared, specs, tuple(self.schedulers.calls))
+            return TracedCall(*program, spec, leaves, counting, cleared, specs, tuple(self.schedulers.calls))
         finally:
             for parameter in self.parameters.values():
                 parameter.grad = None

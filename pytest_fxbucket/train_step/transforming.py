@@ -16,13 +16,13 @@ from pytest_fxbucket.errors import CaptureError
 from pytest_fxbucket.step.iterations import Iterating
 from pytest_fxbucket.step.roles import Parameter, StepGraph
 from pytest_fxbucket.train_step.live import Live, LiveValues
-from pytest_fxbucket.train_step.trace import Traced
+from pytest_fxbucket.train_step.trace import TracedCall
 from pytest_fxbucket.transforms.fit import refuse_unpaired
-from pytest_fxbucket.transforms.registry import Stage, Transform, refuse_order, run_stages
+from pytest_fxbucket.transforms.registry import Transform, TransformStage, refuse_order, run_stages
 
 
 @dataclass(frozen=True)
-class Transformed:
+class StepAfterTransforms:
     """A step after all transformations."""
 
     step: StepGraph
@@ -32,7 +32,7 @@ class Transformed:
     """A fake tensor for each state that transformations took out, by name."""
 
 
-def described(traced: Traced, live: Live) -> StepGraph:
+def described(traced: TracedCall, live: Live) -> StepGraph:
     """Describe a traced step as transformations get it: one graph, "joint", of this rank, without a mesh."""
     first_names, parameters = aliases_of(live.model), []
     for fqn, tensor in live.params.items():
@@ -52,7 +52,7 @@ def described(traced: Traced, live: Live) -> StepGraph:
 
 def transformed(
     step: StepGraph, states: Mapping[str, torch.Tensor], shared: Mapping[str, torch.Tensor], transforms: Sequence[Transform]
-) -> Transformed:
+) -> StepAfterTransforms:
     """Run ``transforms`` one after the other on ``step``.
 
     ``states`` has the tensors of all state by name. ``shared`` has the state that earlier traces added, which keeps its values.
@@ -74,16 +74,16 @@ def transformed(
         graph_module.recompile()
     added = {fqn: tensor for fqn, tensor in state.items() if fqn not in begin}
     removed = {fqn: fake_twin(FakeTensorMode(), tensor) for fqn, tensor in begin.items() if fqn not in state}
-    return Transformed(step, added, removed)
+    return StepAfterTransforms(step, added, removed)
 
 
-def _stage(transform: Transform) -> Stage:
+def _stage(transform: Transform) -> TransformStage:
     function = getattr(transform, "func", transform)  # of a partial
     name = getattr(function, "__qualname__", type(function).__name__)
-    return Stage(name, f"transform {name}", transform)
+    return TransformStage(name, f"transform {name}", transform)
 
 
-def iterating_of(step: StepGraph, traced: Traced, crossing: Crossing | None) -> Iterating | None:
+def iterating_of(step: StepGraph, traced: TracedCall, crossing: Crossing | None) -> Iterating | None:
     """The runner of a ``step`` whose work crosses iterations, None for any other; ``traced`` is what was transformed.
 
     Raises :class:`CaptureError` for a transform that is not marked as crossing, and for gradients that are summed over calls.

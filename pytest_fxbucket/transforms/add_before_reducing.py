@@ -17,11 +17,11 @@ from pytest_fxbucket.graph import collectives
 from pytest_fxbucket.graph.effects import written
 from pytest_fxbucket.graph.ops import is_view, operator_name
 from pytest_fxbucket.graph.order import order_of
-from pytest_fxbucket.passes.new_nodes import LAUNCHES, Maker, fake_value
+from pytest_fxbucket.passes.new_nodes import LAUNCHES, NodeMaker, fake_value
 from pytest_fxbucket.process import collector
 from pytest_fxbucket.step.roles import Phase, StepGraph, Transformed
 from pytest_fxbucket.transforms.merge_duplicates import brings_too, erase
-from pytest_fxbucket.transforms.merge_duplicates.mergeable import Labels, Launched, Writes, named, read
+from pytest_fxbucket.transforms.merge_duplicates.mergeable import GraphWrites, Labels, MergeableLaunch, named, read
 from pytest_fxbucket.transforms.merge_duplicates.values import form_of
 from pytest_fxbucket.transforms.transformation import transformation
 
@@ -40,10 +40,10 @@ PERMUTES = _SHOWS | {"aten::t", "aten::transpose", "aten::permute"}
 
 
 @dataclass(frozen=True, slots=True)
-class Reduced:
+class ReducedValue:
     """What one reduction brings, on its way to a sum."""
 
-    sent: Launched
+    sent: MergeableLaunch
     """As the graph had it at first; what it sends now may be a sum."""
     way: tuple[fx.Node, ...]
     """What it goes through from its wait on, the wait first; what waits for it again is in it too."""
@@ -64,7 +64,7 @@ class Reduced:
         return self.launch.all_input_nodes[0]
 
 
-def why_apart(node: fx.Node, one: Reduced, other: Reduced) -> str:
+def why_apart(node: fx.Node, one: ReducedValue, other: ReducedValue) -> str:
     """Why the sum ``node`` must stay behind ``one`` and ``other``, written memory aside; empty if it need not."""
     if written(node):
         return f"{node.name} adds in place"
@@ -75,7 +75,7 @@ def why_apart(node: fx.Node, one: Reduced, other: Reduced) -> str:
     return found or ("" if form_of(node) == form_of(one.way[-1]) else "the sum lies otherwise in memory than its addends")
 
 
-def _of_one(node: fx.Node, reduced: Reduced) -> str:
+def _of_one(node: fx.Node, reduced: ReducedValue) -> str:
     launch, way = reduced.launch, reduced.way
     if operator_name(launch) not in _OPERATORS:
         return f"{launch.target} ({launch.name}) is not merged"
@@ -93,7 +93,7 @@ def _of_one(node: fx.Node, reduced: Reduced) -> str:
     return "" if fake_value(reduced.sends).is_contiguous() else f"{launch.name} sends what is not contiguous"
 
 
-def _differ(one: Reduced, other: Reduced) -> str:
+def _differ(one: ReducedValue, other: ReducedValue) -> str:
     """In what both differ that must be the same."""
     if one.sent.says != other.sent.says:
         return "they differ in kind, operation, ranks or process group"
@@ -140,13 +140,13 @@ class _Adding:
         self.graph_module = step.graphs[phase]
         self.graph = self.graph_module.graph
         self.order = order_of(self.graph)
-        self.writes = Writes(self.order)
+        self.writes = GraphWrites(self.order)
         self.labels = Labels(self.graph, step.inputs[phase], step.outputs[phase])
-        self.sent: dict[fx.Node, Launched] = {}
+        self.sent: dict[fx.Node, MergeableLaunch] = {}
         """Reductions that were met, as the graph had them at first."""
         self.added: dict[fx.Node, list[str]] = {}
         """Labels of the reductions that a launch of a sum stands for."""
-        self.mixed: dict[fx.Node, Reduced] = {}
+        self.mixed: dict[fx.Node, ReducedValue] = {}
         """Sums of a reduction and something else, with the reduction."""
         self.left: list[tuple[str, str]] = []
 
@@ -175,7 +175,7 @@ class _Adding:
         for labels in self.added.values():
             yield f"{' + '.join(dict.fromkeys(labels))}: {len(labels)} launches are 1, of what each rank adds before"
 
-    def _note_mixed(self, node: fx.Node, reduced: Reduced | None) -> None:
+    def _note_mixed(self, node: fx.Node, reduced: ReducedValue | None) -> None:
         """``node`` adds something else to ``reduced``, or neither of both is a reduction."""
         mixed = next((source for source in node.all_input_nodes if source in self.mixed), None)
         before = None if mixed is None else self.mixed[mixed]
@@ -185,7 +185,7 @@ class _Adding:
         if found := reduced or before:
             self.mixed[node] = found
 
-    def _is_made_of(self, reduced: Reduced, before: Reduced, mixed: fx.Node) -> bool:
+    def _is_made_of(self, reduced: ReducedValue, before: ReducedValue, mixed: fx.Node) -> bool:
         """Whether ``reduced`` is ``before``, or of what is computed from the sum ``mixed``: then they cannot be one."""
         first = self.order.index[mixed]
         queue, seen = [reduced.launch], {reduced.launch, before.launch}
@@ -195,10 +195,10 @@ class _Adding:
             queue.extend(fresh)
         return mixed in seen or reduced.launch is before.launch
 
-    def _labels(self, reduced: Reduced) -> list[str]:
+    def _labels(self, reduced: ReducedValue) -> list[str]:
         return self.added.get(reduced.launch) or [self.labels.of(reduced.launch)]
 
-    def _reduced(self, node: fx.Node) -> Reduced | None:
+    def _reduced(self, node: fx.Node) -> ReducedValue | None:
         """The reduction that ``node`` is, behind views and copies, as they may be; None if it is anything else."""
         way = [node]
         while collectives.launch_kind(way[0]) is None:
@@ -211,9 +211,9 @@ class _Adding:
             return None
         if launch not in self.sent:
             self.sent[launch] = read(launch, self.writes)
-        return Reduced(self.sent[launch], tuple(way))
+        return ReducedValue(self.sent[launch], tuple(way))
 
-    def _written(self, node: fx.Node, one: Reduced, other: Reduced) -> str:
+    def _written(self, node: fx.Node, one: ReducedValue, other: ReducedValue) -> str:
         """Who writes what is sent before the last of both is launched, or the sum, which is what the reduction brings then."""
         end = max(_place(one), _place(other))
         for reduced in (one, other):
@@ -224,13 +224,13 @@ class _Adding:
         writing = self.order.writing(node)
         return f"{named(self.order.nodes[writing[0]])} the sum" if writing else ""
 
-    def _add(self, node: fx.Node, one: Reduced, other: Reduced) -> None:
+    def _add(self, node: fx.Node, one: ReducedValue, other: ReducedValue) -> None:
         """Let the later launch send the sum of what both send, and the readers of the sum ``node`` read what it brings."""
         first, last = sorted((one, other), key=_place)
         launch = last.launch
         meta = {key: value for key, value in launch.meta.items() if key not in ("val", LAUNCHES)}
         with self.graph.inserting_before(launch):
-            make = Maker(self.graph, fake_value(last.sends).fake_mode, meta)
+            make = NodeMaker(self.graph, fake_value(last.sends).fake_mode, meta)
             added = make(torch.ops.aten.add.Tensor, one.sends, other.sends)
         launch.replace_input_with(last.sends, added)
         brings_too(launch, first.launch)
@@ -240,5 +240,5 @@ class _Adding:
             erase(self.graph, gone)
 
 
-def _place(reduced: Reduced) -> int:
+def _place(reduced: ReducedValue) -> int:
     return reduced.sent.index

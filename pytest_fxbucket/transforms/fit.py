@@ -149,7 +149,7 @@ def _kind(shape: Any, dtype: Any) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Looked:
+class ObservedGraph:
     """What one graph of a step does, as one rank has it."""
 
     graph: fx.Graph
@@ -159,23 +159,25 @@ class Looked:
     """Launches and waits that are not in order, and bytes that cannot be followed."""
 
 
-def look(step: StepGraph, before: Mapping[Phase, Looked] | None = None) -> dict[Phase, Looked]:
+def look(step: StepGraph, before: Mapping[Phase, ObservedGraph] | None = None) -> dict[Phase, ObservedGraph]:
     """Read every graph of ``step``, with its rank's process groups in place; ``before`` is what was read of an earlier one.
 
     Raises PassError for one that cannot be read.
     """
     known = {phase: one.reading for phase, one in (before or {}).items()}
-    found: dict[Phase, Looked] = {}
+    found: dict[Phase, ObservedGraph] = {}
     for phase, graph_module in step.graphs.items():
         graph = without_kept_order(graph_module.graph)
         values = step.inputs[phase], step.outputs[phase]
         reading = read_given(graph, *values) if before is None else read_graph(graph, *values, known.get(phase))
         calls, problems = calls_of(graph, reading, members_of_groups(graph))
-        found[phase] = Looked(graph, reading, calls, (*problems, *reading.problems))
+        found[phase] = ObservedGraph(graph, reading, calls, (*problems, *reading.problems))
     return found
 
 
-def refuse_broken(where: str, before: Mapping[Phase, Looked], after: Mapping[Phase, Looked], keeps_collectives: bool) -> None:
+def refuse_broken(
+    where: str, before: Mapping[Phase, ObservedGraph], after: Mapping[Phase, ObservedGraph], keeps_collectives: bool
+) -> None:
     """Raise PassError, beginning with ``where``, for the first invariant that the step has lost.
 
     No launch or wait out of order that was in order before; and every collective carries what it carried, or (without
@@ -185,7 +187,9 @@ def refuse_broken(where: str, before: Mapping[Phase, Looked], after: Mapping[Pha
         raise PassError(f"{where} broke the step: {problem}")
 
 
-def _broken(before: Mapping[Phase, Looked], after: Mapping[Phase, Looked], keeps_collectives: bool) -> Iterator[str]:
+def _broken(
+    before: Mapping[Phase, ObservedGraph], after: Mapping[Phase, ObservedGraph], keeps_collectives: bool
+) -> Iterator[str]:
     known = Counter(_nameless(problem, one.graph) for one in before.values() for problem in one.problems)
     for phase, one in after.items():
         left = known.copy()

@@ -13,7 +13,7 @@ from pytest_fxbucket.compat.fake_tensors import FakeTensorMode
 if TYPE_CHECKING:
     from pytest_fxbucket.passes.result import Passed
     from pytest_fxbucket.step.roles import Phase, StepGraph
-    from pytest_fxbucket.transforms.registry import Staged, State
+    from pytest_fxbucket.transforms.registry import State, TransformOutput
 
 
 @dataclass(frozen=True)
@@ -22,13 +22,13 @@ class RankPipeline:
 
     reference: StepGraph
     """What the last step is compared with bit for bit: as captured, or behind the last transformation that rounds."""
-    before: tuple[Staged, ...]
+    before: tuple[TransformOutput, ...]
     """The step behind each transformation before the pass."""
     step: StepGraph
     """What the pass was given."""
     passed: Mapping[Phase, Passed]
     """The graphs as they came out of the pass."""
-    after: tuple[Staged, ...]
+    after: tuple[TransformOutput, ...]
     """The step behind each transformation after the pass."""
     final_step: StepGraph
     final: Mapping[Phase, Passed]
@@ -40,7 +40,7 @@ class ToPass:
     """One rank's step up to the pass, as :class:`RankPipeline` has it."""
 
     reference: StepGraph
-    before: tuple[Staged, ...]
+    before: tuple[TransformOutput, ...]
     step: StepGraph
     state: State
     """First tensors of what it has, by name."""

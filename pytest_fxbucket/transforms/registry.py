@@ -15,7 +15,7 @@ from pytest_fxbucket.plan.factories import import_callable
 from pytest_fxbucket.plan.schema import Plan
 from pytest_fxbucket.step.portable import own_copy
 from pytest_fxbucket.step.roles import Phase, StepGraph
-from pytest_fxbucket.transforms.fit import Looked, look, refuse_broken, refuse_unpaired
+from pytest_fxbucket.transforms.fit import ObservedGraph, look, refuse_broken, refuse_unpaired
 from pytest_fxbucket.transforms.transformation import BUCKET, Traits, traits_of
 from pytest_fxbucket.user_frame import naming_user_frame
 
@@ -26,24 +26,24 @@ BUILT_IN = {
 
 
 @dataclass(frozen=True)
-class Stages:
+class TransformStages:
     """A plan's transformations before and after the pass, in order."""
 
-    before: tuple[Stage, ...] = ()
-    after: tuple[Stage, ...] = ()
+    before: tuple[TransformStage, ...] = ()
+    after: tuple[TransformStage, ...] = ()
     modules: tuple[str, ...] = ()
     """Python modules of transformations that are not ours, which may register operators of the graph."""
 
 
-def stages_of(plan: Plan) -> Stages:
+def stages_of(plan: Plan) -> TransformStages:
     """The transformations that ``plan`` lists, the pass in its place.
 
     Raises PlanError, one sentence that names the table, for what cannot be imported and for an order that a transformation's
     traits do not allow. The plan's folders must be on ``sys.path``.
     """
     if not plan.transform:
-        return Stages()
-    stages: list[Stage] = []
+        return TransformStages()
+    stages: list[TransformStage] = []
     place: int | None = None
     for number, one in enumerate(plan.transform, 1):
         where = f"{plan.path}: [[transform]] {number}"
@@ -51,17 +51,17 @@ def stages_of(plan: Plan) -> Stages:
             place = len(stages) if place is None else place
             continue
         function = import_callable(BUILT_IN.get(one.name, one.name), where)
-        stages.append(Stage(one.name, f"{where}: {one.name}", function, one.args))
+        stages.append(TransformStage(one.name, f"{where}: {one.name}", function, one.args))
         if plan.pipeline is not None:
             _refuse_beside_pipeline(stages[-1])
     if place is None:
         place = next((n for n, stage in enumerate(stages) if BUCKET in traits_of(stage.function).after), len(stages))
     refuse_order(stages, place)
     foreign = (stage.name.partition(":")[0] for stage in stages if stage.name not in BUILT_IN)
-    return Stages(tuple(stages[:place]), tuple(stages[place:]), tuple(dict.fromkeys(foreign)))
+    return TransformStages(tuple(stages[:place]), tuple(stages[place:]), tuple(dict.fromkeys(foreign)))
 
 
-def refuse_order(stages: Sequence[Stage], place: int | None = None) -> None:
+def refuse_order(stages: Sequence[TransformStage], place: int | None = None) -> None:
     """Raise PlanError for an order that a transformation's traits do not allow.
 
     ``place``: how many of ``stages`` come before the pass; None where there is no plan, whose pass would be among them.
@@ -81,7 +81,7 @@ def refuse_order(stages: Sequence[Stage], place: int | None = None) -> None:
             raise PlanError(f"{where} must come before {wrong}; list it above that")
 
 
-def _refuse_beside_pipeline(stage: Stage) -> None:
+def _refuse_beside_pipeline(stage: TransformStage) -> None:
     traits = traits_of(stage.function)
     why = "rounds otherwise than the step before it" if traits.rounds else ""
     why = "gives set-up, steady and clean-up graphs" if traits.crosses_iterations else why
@@ -126,7 +126,7 @@ _NEEDS = {
 
 
 @dataclass(frozen=True)
-class Stage:
+class TransformStage:
     """One transformation of a step, with its arguments."""
 
     name: str
@@ -137,33 +137,33 @@ class Stage:
 
 
 @dataclass(frozen=True)
-class Staged:
+class TransformOutput:
     """A step as a transformation left it."""
 
     name: str
     step: StepGraph
-    looked: Mapping[Phase, Looked]
+    looked: Mapping[Phase, ObservedGraph]
 
 
-def run_stages(stages: Sequence[Stage], step: StepGraph, state: State) -> list[Staged]:
+def run_stages(stages: Sequence[TransformStage], step: StepGraph, state: State) -> list[TransformOutput]:
     """The step after each of ``stages``, with its rank's process groups in place; ``step`` itself is left as it is.
 
     ``state`` has all state by name, and is changed. Raises PlanError for arguments that a transformation does not take,
     CaptureError or PassError, one sentence that names it, for one that cannot be done or that breaks the step.
     """
-    found: list[Staged] = []
+    found: list[TransformOutput] = []
     looked = look(step) if stages else {}
     for stage in stages:
         step = _run(stage, step, state)
         with _naming(stage):
             after = look(step, looked)
         refuse_broken(stage.where, looked, after, traits_of(stage.function).keeps_collectives)
-        found.append(Staged(stage.name, step, after))
+        found.append(TransformOutput(stage.name, step, after))
         looked = after
     return found
 
 
-def _run(stage: Stage, step: StepGraph, state: State) -> StepGraph:
+def _run(stage: TransformStage, step: StepGraph, state: State) -> StepGraph:
     try:
         signature(stage.function).bind(step, state, **stage.args)
     except TypeError as error:
@@ -184,7 +184,7 @@ def _run(stage: Stage, step: StepGraph, state: State) -> StepGraph:
 
 
 @contextmanager
-def _naming(stage: Stage) -> Iterator[None]:
+def _naming(stage: TransformStage) -> Iterator[None]:
     """Errors for people begin with where the transformation is asked for."""
     try:
         yield

@@ -28,7 +28,7 @@ _LIMITS = ("max_memory_increase", "max_memory_increase_gb", "max_in_flight_gb", 
 
 
 @dataclass(frozen=True, slots=True)
-class Facts:
+class StepFacts:
     """Facts about a plan's step that decide which moves there are."""
 
     entries: Sequence[str] = ()
@@ -40,7 +40,7 @@ class Facts:
 
 
 @dataclass(frozen=True, slots=True)
-class Move:
+class PlanMove:
     """A plan that differs from another in one decision."""
 
     plan: Plan
@@ -57,10 +57,10 @@ class Move:
         return " ".join(self.says.split()[:2])
 
 
-Moves = Callable[[Plan, Facts], Iterator[Move]]
+Moves = Callable[[Plan, StepFacts], Iterator[PlanMove]]
 
 
-def moves_of(plan: Plan, facts: Facts, start: Plan) -> list[Move]:
+def moves_of(plan: Plan, facts: StepFacts, start: Plan) -> list[PlanMove]:
     """All moves from ``plan`` to plans that are consistent; ``start`` is the plan that the search began with."""
     found = [move for moves in _ALL for move in moves(plan, facts)]
     once = {key_of(move.plan): move for move in [*found, *_taken_back(plan, start)]}  # of two alike the one that takes back
@@ -88,24 +88,24 @@ def _bucket(plan: Plan, **keys: Any) -> Plan:
     return replace(plan, bucket=replace(plan.bucket, **keys))
 
 
-def _prefetch(plan: Plan, facts: Facts) -> Iterator[Move]:
+def _prefetch(plan: Plan, facts: StepFacts) -> Iterator[PlanMove]:
     if plan.overlap.schedule == "manual":
         for ahead in _AHEAD:
             helps = {_LATE, _LITTLE} if ahead > plan.overlap.prefetch else {_BUSY, "memory"}
-            yield Move(_overlap(plan, prefetch=ahead), f"[overlap] prefetch = {ahead}", frozenset(helps))
+            yield PlanMove(_overlap(plan, prefetch=ahead), f"[overlap] prefetch = {ahead}", frozenset(helps))
 
 
-def _defer_reduce(plan: Plan, facts: Facts) -> Iterator[Move]:
+def _defer_reduce(plan: Plan, facts: StepFacts) -> Iterator[PlanMove]:
     if plan.overlap.schedule == "manual":
         other = not plan.overlap.defer_reduce
-        yield Move(
+        yield PlanMove(
             _overlap(plan, defer_reduce=other),
             f"[overlap] defer_reduce = {show(other)}",
             frozenset({_EARLY, _LITTLE} if other else {"memory"}),
         )
 
 
-def _schedule(plan: Plan, facts: Facts) -> Iterator[Move]:
+def _schedule(plan: Plan, facts: StepFacts) -> Iterator[PlanMove]:
     """The other schedule, without the keys that only the old one takes.
 
     Launch places that the user wrote stay, so that the automatic schedule is then refused as inconsistent; so it is in a plan
@@ -115,27 +115,27 @@ def _schedule(plan: Plan, facts: Facts) -> Iterator[Move]:
     if overlap.schedule == "auto":
         by = "plan" if plan.bucket.by == "overlap" and plan.bucket.plan else plan.bucket.by
         manual = _overlap(plan, schedule="manual", **{key: getattr(plain, key) for key in _LIMITS})
-        yield Move(_bucket(manual, by=by), '[overlap] schedule = "manual"')
+        yield PlanMove(_bucket(manual, by=by), '[overlap] schedule = "manual"')
     else:
         auto = _overlap(plan, schedule="auto", **{key: getattr(plain, key) for key in _BY_HAND})
-        yield Move(auto, '[overlap] schedule = "auto"', _ANY)
+        yield PlanMove(auto, '[overlap] schedule = "auto"', _ANY)
         limited = _overlap(auto, max_memory_increase=0.0)
-        yield Move(limited, '[overlap] schedule = "auto", max_memory_increase = 0', frozenset({"memory"}))
+        yield PlanMove(limited, '[overlap] schedule = "auto", max_memory_increase = 0', frozenset({"memory"}))
 
 
-def _gather_group(plan: Plan, facts: Facts) -> Iterator[Move]:
+def _gather_group(plan: Plan, facts: StepFacts) -> Iterator[PlanMove]:
     other = "own" if plan.overlap.gather_group == "same" else "same"
     helps = frozenset({_BUSY} if other == "own" else ())
-    yield Move(_overlap(plan, gather_group=other), f"[overlap] gather_group = {show(other)}", helps)
+    yield PlanMove(_overlap(plan, gather_group=other), f"[overlap] gather_group = {show(other)}", helps)
 
 
-def _by(plan: Plan, facts: Facts) -> Iterator[Move]:
+def _by(plan: Plan, facts: StepFacts) -> Iterator[PlanMove]:
     if plan.bucket.has_entries and plan.bucket.plan and plan.bucket.enabled:
         other = "overlap" if plan.bucket.by == "plan" else "plan"
-        yield Move(_bucket(plan, by=other), f"[bucket] by = {show(other)}", frozenset({_BUSY, _LITTLE}))
+        yield PlanMove(_bucket(plan, by=other), f"[bucket] by = {show(other)}", frozenset({_BUSY, _LITTLE}))
 
 
-def _cap_mb(plan: Plan, facts: Facts) -> Iterator[Move]:
+def _cap_mb(plan: Plan, facts: StepFacts) -> Iterator[PlanMove]:
     if len(plan.bucket.cap_mb) > 1 or not plan.bucket.enabled or not facts.largest:
         return
     (now,) = plan.bucket.cap_mb
@@ -144,7 +144,7 @@ def _cap_mb(plan: Plan, facts: Facts) -> Iterator[Move]:
     half = 2.0 ** (ceil(log2(most)) - 1)
     for cap in (now / 2, 2 * now, 0.0) if now else (half / 2, half):
         if cap < most:
-            yield Move(_bucket(plan, cap_mb=(cap,)), f"[bucket] cap_mb = {cap:g}", frozenset({_BUSY, _LITTLE}))
+            yield PlanMove(_bucket(plan, cap_mb=(cap,)), f"[bucket] cap_mb = {cap:g}", frozenset({_BUSY, _LITTLE}))
 
 
 def _has_movable_entries(plan: Plan) -> bool:
@@ -152,7 +152,7 @@ def _has_movable_entries(plan: Plan) -> bool:
     return plan.bucket.has_entries and plan.bucket.enabled and len(plan.bucket.cap_mb) == 1
 
 
-def _numbered(plan: Plan, facts: Facts) -> Iterator[Move]:
+def _numbered(plan: Plan, facts: StepFacts) -> Iterator[PlanMove]:
     """Runs of numbered layers in entries of two, of four, or each alone."""
     entries = written_out(plan, facts.entries)
     for begin, end in runs(entries) if _has_movable_entries(plan) else ():
@@ -165,7 +165,7 @@ def _numbered(plan: Plan, facts: Facts) -> Iterator[Move]:
                 yield _of_entries(plan, entries, [*entries[:begin], *made, *entries[end:]], how, size > 1)
 
 
-def _neighbours(plan: Plan, facts: Facts) -> Iterator[Move]:
+def _neighbours(plan: Plan, facts: StepFacts) -> Iterator[PlanMove]:
     """Two neighbouring entries merged, except two of one run of layers, which :func:`_numbered` merges all alike.
 
     Of many pairs only the first and the last are tried.
@@ -179,7 +179,7 @@ def _neighbours(plan: Plan, facts: Facts) -> Iterator[Move]:
         yield _of_entries(plan, entries, [*entries[:place], one, *entries[place + 2 :]], how, True)
 
 
-def _parted(plan: Plan, facts: Facts) -> Iterator[Move]:
+def _parted(plan: Plan, facts: StepFacts) -> Iterator[PlanMove]:
     """An entry of several selectors split into one for each, and one of a module with numbered children split into these."""
     entries = written_out(plan, facts.entries) if _has_movable_entries(plan) else []
     layers = {place for begin, end in runs(entries) for place in range(begin, end)}
@@ -193,10 +193,10 @@ def _parted(plan: Plan, facts: Facts) -> Iterator[Move]:
         yield _of_entries(plan, entries, [*entries[:place], *parts, *entries[place + 1 :]], how, False)
 
 
-def _of_entries(plan: Plan, before: Sequence[Entry], after: Sequence[Entry], says: str, merges: bool) -> Move:
+def _of_entries(plan: Plan, before: Sequence[Entry], after: Sequence[Entry], says: str, merges: bool) -> PlanMove:
     helps = frozenset({_LITTLE, _LATE} if merges else {_BUSY, "memory"})
     bucket = replace(plan.bucket, plan=with_stars(plan, before, after))
-    return Move(replace(plan, bucket=bucket), says, helps)
+    return PlanMove(replace(plan, bucket=bucket), says, helps)
 
 
 def _told(entries: Sequence[Entry]) -> str:
@@ -204,14 +204,14 @@ def _told(entries: Sequence[Entry]) -> str:
     return singles[0] if len(singles) == 1 else counted(len(singles), "module")
 
 
-def _taken_back(plan: Plan, start: Plan) -> Iterator[Move]:
+def _taken_back(plan: Plan, start: Plan) -> Iterator[PlanMove]:
     """One changed key set back, so that a change that a later one has made useless is not proposed."""
     for name in ("bucket", "overlap"):
         now, then = getattr(plan, name), getattr(start, name)
         for key in (spec.name for spec in fields(then)):
             if getattr(now, key) != getattr(then, key):
                 keys: dict[str, Any] = {name: replace(now, **{key: getattr(then, key)})}
-                yield Move(replace(plan, **keys), f"[{name}] {key} as it was", takes_back=True)
+                yield PlanMove(replace(plan, **keys), f"[{name}] {key} as it was", takes_back=True)
 
 
 _ALL: tuple[Moves, ...] = (

@@ -14,8 +14,8 @@ from pytest_fxbucket.plan.schema import Plan
 from pytest_fxbucket.plan.selectors import entry_by_parameter, kept_entries, resolve
 from pytest_fxbucket.plan_on_mesh import PlanOnMesh, mesh_of
 from pytest_fxbucket.simulate.of_plan import bucketed, in_schedule, simulated_ranks, unbucketed
-from pytest_fxbucket.tune.moves import Facts, Move, key_of, moves_of
-from pytest_fxbucket.tune.search import Score
+from pytest_fxbucket.tune.moves import PlanMove, StepFacts, key_of, moves_of
+from pytest_fxbucket.tune.search import SimulatedScore
 
 if TYPE_CHECKING:
     from pytest_fxbucket.cost.cluster import Cluster
@@ -27,7 +27,7 @@ _AUTO, _CAPTURE = 2.0, 10.0
 
 
 @dataclass
-class Simulated:
+class PlanSimulator:
     """Simulates, on ``cluster`` and as rank 0, plans that differ from ``start`` in buckets and schedule only.
 
     For a plan with pipeline stages all ranks along pp are simulated.
@@ -42,7 +42,7 @@ class Simulated:
     """Captures by the key of :meth:`_traced`. Each was made for one plan, and others with the same key use it."""
     _keys: dict[Hashable, Hashable] = field(default_factory=dict)
     """By plan its key of :meth:`_traced`."""
-    _facts: dict[Hashable, Facts] = field(default_factory=dict)
+    _facts: dict[Hashable, StepFacts] = field(default_factory=dict)
     _largest: int = 0
     _unit: float = 0.0
     """The most seconds that a pass with its simulation took so far, scaled to the manual schedule."""
@@ -61,7 +61,7 @@ class Simulated:
             limits.append(before * (1 + memory.increase_max))
         return min(limits)
 
-    def score(self, plan: Plan) -> Score:
+    def score(self, plan: Plan) -> SimulatedScore:
         """Simulate ``plan``. Raises FxbucketError for one that the model or the pass refuses."""
         base = self._base(plan)
         begin = time.monotonic()
@@ -80,7 +80,7 @@ class Simulated:
     def _is_captured(self, plan: Plan) -> bool:
         return self._traced(plan) in self._worlds
 
-    def moves(self, plan: Plan) -> Sequence[Move]:
+    def moves(self, plan: Plan) -> Sequence[PlanMove]:
         """Moves from ``plan``, which was scored."""
         return moves_of(plan, self._facts[key_of(plan)], self.start)
 
@@ -101,7 +101,7 @@ class Simulated:
         self._capturing = max(self._capturing, time.monotonic() - begin)
         return world
 
-    def _scored(self, world: PlanOnMesh) -> Score:
+    def _scored(self, world: PlanOnMesh) -> SimulatedScore:
         timelines, seconds = self._simulated(world)
         reasons: dict[str, float] = {}
         for line in timelines:
@@ -109,9 +109,9 @@ class Simulated:
                 reasons[flight.why] = reasons.get(flight.why, 0.0) + flight.exposed * flight.times
         self._largest = max(self._largest, *(flight.bytes for line in timelines for flight in line.flights), 0)
         entries = [entry.name for entry in world.resolution.entries]
-        self._facts[key_of(world.plan)] = Facts(entries, self._largest, _numbered(world.step(0).modules))
+        self._facts[key_of(world.plan)] = StepFacts(entries, self._largest, _numbered(world.step(0).modules))
         exposed = max(line.exposed for line in timelines)
-        return Score(seconds, exposed, max(line.peak_bytes for line in timelines), reasons)
+        return SimulatedScore(seconds, exposed, max(line.peak_bytes for line in timelines), reasons)
 
     def _simulated(self, world: PlanOnMesh) -> tuple[list[Timeline], float]:
         if world.plan.pipeline is None:

@@ -10,7 +10,7 @@ from typing import Literal, Protocol
 
 from pytest_fxbucket.errors import FxbucketError
 from pytest_fxbucket.plan.schema import Plan
-from pytest_fxbucket.tune.moves import Move, key_of
+from pytest_fxbucket.tune.moves import PlanMove, key_of
 
 LEAST = 0.001
 """Share of the step time that a change must win; a smaller gain is within the error of the simulation."""
@@ -19,7 +19,7 @@ Ended = Literal["", "time", "stopped"]
 
 
 @dataclass(frozen=True, slots=True)
-class Score:
+class SimulatedScore:
     """The figures of a simulated step by which plans are compared."""
 
     seconds: float
@@ -32,7 +32,7 @@ class Score:
 class Scorer(Protocol):
     """Simulates plans."""
 
-    def score(self, plan: Plan) -> Score:
+    def score(self, plan: Plan) -> SimulatedScore:
         """Simulate ``plan``. Raises FxbucketError for a plan that cannot be simulated."""
         ...
 
@@ -44,31 +44,31 @@ class Scorer(Protocol):
         """Seconds that scoring ``plan`` is likely to take."""
         ...
 
-    def moves(self, plan: Plan) -> Sequence[Move]:
+    def moves(self, plan: Plan) -> Sequence[PlanMove]:
         """Moves from ``plan``, which was scored last or is the best so far."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
-class Change:
+class KeptMove:
     """A move that was kept."""
 
     says: str
     gain: float
     """Seconds of the step."""
-    score: Score
+    score: SimulatedScore
 
 
 @dataclass(slots=True)
-class Found:
+class BestPlan:
     """The best plan so far, and the changes that led to it."""
 
     plan: Plan
-    first: Score
-    score: Score
+    first: SimulatedScore
+    score: SimulatedScore
     limit: float
     """Bytes that a rank may hold."""
-    changes: list[Change] = field(default_factory=list)
+    changes: list[KeptMove] = field(default_factory=list)
     tried: int = 0
     """Plans that were simulated, beside the first."""
     refused: int = 0
@@ -82,7 +82,7 @@ def search(
     limit: float,
     time_left: Callable[[], float] = lambda: inf,
     say: Callable[[str], None] = lambda _: None,
-) -> Found:
+) -> BestPlan:
     """Climb from ``plan``: the first move that is better is kept, and moves that promise most for their effort are tried first.
 
     While the best plan is above ``limit`` bytes, only one that exceeds it by less is better. Raises FxbucketError if ``plan``
@@ -90,7 +90,7 @@ def search(
     """
     say("simulating the plan as it is")
     first = scorer.score(plan)
-    found = Found(plan, first, first, limit)
+    found = BestPlan(plan, first, first, limit)
     known: set[str] = {key_of(plan)}
     often: Counter[str] = Counter()
     try:
@@ -108,14 +108,14 @@ def search(
                 continue
             found.tried += 1
             if is_better(score, found.score, limit, move.takes_back):
-                found.changes.append(Change(move.says, found.score.seconds - score.seconds, score))
+                found.changes.append(KeptMove(move.says, found.score.seconds - score.seconds, score))
                 found.plan, found.score = move.plan, score
     except KeyboardInterrupt:
         found.ended = "stopped"
     return found
 
 
-def is_better(new: Score, old: Score, limit: float, takes_back: bool = False) -> bool:
+def is_better(new: SimulatedScore, old: SimulatedScore, limit: float, takes_back: bool = False) -> bool:
     """Whether ``new`` is to be preferred; with ``takes_back`` it need only be as good."""
     least = -LEAST / 10 if takes_back else LEAST
     above, before = max(0.0, new.peak_bytes - limit), max(0.0, old.peak_bytes - limit)
@@ -125,8 +125,8 @@ def is_better(new: Score, old: Score, limit: float, takes_back: bool = False) ->
 
 
 def _next(
-    found: Found, scorer: Scorer, known: set[str], often: Mapping[str, int], time_left: Callable[[], float]
-) -> Move | None:
+    found: BestPlan, scorer: Scorer, known: set[str], often: Mapping[str, int], time_left: Callable[[], float]
+) -> PlanMove | None:
     """The most promising move that was not tried and for which there is time; None if there is none, and ``found`` says why."""
     late = False
     new = [move for move in scorer.moves(found.plan) if key_of(move.plan) not in known]
@@ -138,14 +138,14 @@ def _next(
     return None
 
 
-def _promising(moves: Sequence[Move], score: Score, scorer: Scorer, often: Mapping[str, int]) -> list[Move]:
+def _promising(moves: Sequence[PlanMove], score: SimulatedScore, scorer: Scorer, often: Mapping[str, int]) -> list[PlanMove]:
     """``moves`` sorted by possible gain for the effort, equal ones by effort, then as given.
 
     The possible gain is the exposure for the reasons that a move helps. A move of a kind that was tried often counts as more
     effort, so that every kind has its turn even if there is no time for all moves.
     """
 
-    def rank(move: Move) -> tuple[float, float]:
+    def rank(move: PlanMove) -> tuple[float, float]:
         effort = scorer.effort(move.plan) * (1 + often.get(move.kind, 0))
         return -sum(score.reasons.get(why, 0.0) for why in move.helps) / effort, effort
 

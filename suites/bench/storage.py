@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from pytest_fxbucket.bench.store import Found, find
+from pytest_fxbucket.bench.store import StoredMatch, find
 from suites.bench.records import fields, record
 from suites.cli.small_repository import SmallRepository
 
@@ -45,12 +45,12 @@ class Project(SmallRepository):
         return self.write(f".benchmarks/{kind}/{number:04}_{name}.json", file_text(fields(**values), compared=compared))
 
 
-def found(what: str, project: Project, **now: object) -> Found:
+def found(what: str, project: Project, **now: object) -> StoredMatch:
     """What is found for a run of later than all that are stored."""
     values = {"commit": None, "time": "2026-12-24T10:00:00+00:00", **now}
     return find(what, record(**values), project.storage, project.top)  # type: ignore[arg-type]  # fields by name
 
 
-def file_of(it: Found) -> str:
+def file_of(it: StoredMatch) -> str:
     assert it.run is not None, it.note
     return it.run.file.name

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from pytest_fxbucket.bench.job import Timed, TimingTask
+from pytest_fxbucket.bench.job import RankTimes, TimingTask
 from pytest_fxbucket.bench.measure import SETS, TRACED_STEPS, digests, measure, tasks_of
 from pytest_fxbucket.bench.stats import Pacing
 from pytest_fxbucket.bench.step_time import worlds_of
@@ -70,7 +70,7 @@ def world(plan_run: PlanRun) -> PlanOnMesh:
 
 def run(
     pools: Pools, tasks: list[TimingTask], seconds: list[tuple[tuple[float, ...], ...]], **more: int
-) -> list[tuple[Timed, list[str]]]:
+) -> list[tuple[RankTimes, list[str]]]:
     clocked = [Clocked(task, own, **more) for task, own in zip(tasks, seconds, strict=True)]
     return pools.get(len(tasks), "gloo:plain").run(JOB, clocked, timeout_s=60)  # type: ignore[return-value]  # jobs give objects
 

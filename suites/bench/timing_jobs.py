@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import torch
 
 from pytest_fxbucket.bench import job
-from pytest_fxbucket.bench.job import Timed, TimingTask, come_first, peak_bytes_of
+from pytest_fxbucket.bench.job import RankTimes, TimingTask, come_first, peak_bytes_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,7 +23,7 @@ class Clocked:
     """Number of the step that raises on this rank."""
 
 
-def timed(rank: int, world: int, clocked: Clocked) -> tuple[Timed, list[str]]:
+def timed(rank: int, world: int, clocked: Clocked) -> tuple[RankTimes, list[str]]:
     """The job itself, with a clock of our own; and the order in which variants ran."""
     ran: list[str] = []
     counts: dict[str, int] = {}

@@ -24,7 +24,7 @@ from pytest_fxbucket.capture.from_plan import capture_plan
 from pytest_fxbucket.capture.names import NodeNamer
 from pytest_fxbucket.capture.override.overrides import NONE
 from pytest_fxbucket.capture.parallel.forwards import forwards_of
-from pytest_fxbucket.capture.parallel.parts import Parts
+from pytest_fxbucket.capture.parallel.parts import ParameterShards
 from pytest_fxbucket.compat import tracing
 from pytest_fxbucket.compat.fake_tensors import FakeTensorMode
 from pytest_fxbucket.plan.load import parse_plans
@@ -93,13 +93,13 @@ def against_make_fx() -> None:
 
 def captured(plan: Plan, model: torch.nn.Module, mode: FakeTensorMode) -> Any:
     """The joint graph as capture makes it."""
-    parts, forwards = Parts.of(plan.parallel, mesh_of(plan)), forwards_of(model, plan)
+    parts, forwards = ParameterShards.of(plan.parallel, mesh_of(plan)), forwards_of(model, plan)
     return joint.trace_joint(model, batch(0, 0), loss, parts, forwards, mode)
 
 
 def plain(plan: Plan, model: torch.nn.Module, mode: FakeTensorMode) -> Any:
     """make_fx of the same function, and nothing else."""
-    parts, forwards = Parts.of(plan.parallel, mesh_of(plan)), forwards_of(model, plan)
+    parts, forwards = ParameterShards.of(plan.parallel, mesh_of(plan)), forwards_of(model, plan)
     with mock.patch.object(joint, "NodeNamer", _Nobody):
         step = joint.JointStep(model, batch(0, 0), loss, parts, forwards, mode, 1, NONE, ())
     with mode:

@@ -11,8 +11,8 @@ import time
 from pathlib import Path
 
 from pytest_fxbucket.explain.find import find_plan
-from pytest_fxbucket.mutate.judge import Asked
-from pytest_fxbucket.mutate.score import Score, percent, survivor_lines
+from pytest_fxbucket.mutate.judge import MutantSelection
+from pytest_fxbucket.mutate.score import MutationScore, percent, survivor_lines
 from pytest_fxbucket.ranks.pools import Pools
 from pytest_fxbucket.run import PlanRun
 from pytest_fxbucket.settings import RunSettings
@@ -42,23 +42,23 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
     pools = Pools()
-    scores: list[Score] = []
+    scores: list[MutationScore] = []
     print(f"{'plan':<16}{'places':>8}{'mutants':>9}{'found':>7}{'equivalent':>12}{'without golden':>16}{'seconds':>9}")
     try:
         for name in options.plans:
-            scores.append(_scored(name, Asked(seed=options.seed, at_most=options.at_most), pools))
+            scores.append(_scored(name, MutantSelection(seed=options.seed, at_most=options.at_most), pools))
     finally:
         pools.close()
-    _print("all", Score([one for score in scores for one in score.judged], sum(score.places for score in scores)), 0.0)
+    _print("all", MutationScore([one for score in scores for one in score.judged], sum(score.places for score in scores)), 0.0)
 
 
-def _scored(name: str, asked: Asked, pools: Pools) -> Score:
+def _scored(name: str, asked: MutantSelection, pools: Pools) -> MutationScore:
     begin = time.monotonic()
     path, _, row = name.partition("::")
     plan, _ = find_plan(f"{ROOT}/fixtures/plans/{path}.toml" + (f"::{row}" if row else ""))
     with tempfile.TemporaryDirectory() as folder:
         settings = RunSettings(ROOT, ROOT / "golden", Path(folder))
-        score = [Score((), 0), *PlanRun(plan, settings, pools).mutated(asked)][-1]
+        score = [MutationScore((), 0), *PlanRun(plan, settings, pools).mutated(asked)][-1]
     _print(name, score, time.monotonic() - begin)
     for one in score.of("survived"):
         print(*(f"    {line}" for line in (*survivor_lines(one), *one.diff)), sep="\n")
@@ -70,7 +70,7 @@ def _scored(name: str, asked: Asked, pools: Pools) -> Score:
     return score
 
 
-def _print(name: str, score: Score, seconds: float) -> None:
+def _print(name: str, score: MutationScore, seconds: float) -> None:
     alone, of = score.without_golden
     beside = f"{alone} of {of}"
     print(

@@ -16,7 +16,7 @@ import os
 
 import torch
 
-from pytest_fxbucket.bench.job import Timed
+from pytest_fxbucket.bench.job import RankTimes
 from pytest_fxbucket.bench.measure import tasks_of
 from pytest_fxbucket.bench.stats import Pacing, Samples
 from pytest_fxbucket.bench.step_time import worlds_of
@@ -86,11 +86,11 @@ def _world(ranks: int, size: Size, more: str = "") -> PlanOnMesh:
 
 def _row(pools: Pools, ranks: int, size: Size, budget_s: float) -> str:
     tasks = tasks_of(worlds_of(_world(ranks, size), Benchmark()), Pacing(budget_s / SETS, 0.0))
-    firsts: list[Timed] = []
+    firsts: list[RankTimes] = []
     for _ in range(SETS):
         pool = pools.get(ranks, "gloo:plain")
         found = pool.run("pytest_fxbucket.bench.job:run", tasks, timeout_s=600 + budget_s, paths=[str(ROOT)])
-        firsts += [one for one in found[:1] if isinstance(one, Timed)]
+        firsts += [one for one in found[:1] if isinstance(one, RankTimes)]
         pool.close()
     samples: dict[str, Samples] = {name: tuple(tuple(one.samples[name]) for one in firsts) for name in firsts[0].samples}
     others = (beside(samples[BUCKETED], samples[name]) for name in (IN_ONE_CALL, UNBUCKETED))

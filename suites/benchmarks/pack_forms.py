@@ -18,7 +18,7 @@ from torch import fx
 
 from pytest_fxbucket.checks.bitwise.check import task_of
 from pytest_fxbucket.checks.bitwise.job import BitwiseTask
-from pytest_fxbucket.passes.new_nodes import Maker
+from pytest_fxbucket.passes.new_nodes import NodeMaker
 from pytest_fxbucket.passes.packers import Packing, cut_views, pack
 from pytest_fxbucket.plan.load import parse_plans
 from pytest_fxbucket.plan_on_mesh import PlanOnMesh
@@ -35,7 +35,7 @@ aten = torch.ops.aten
 Packed = tuple[fx.Node, Callable[[fx.Node], Sequence[fx.Node]]]
 
 
-def fused(make: Maker, bucket: Packing) -> Packed:
+def fused(make: NodeMaker, bucket: Packing) -> Packed:
     """Packs and unpacks by the operators that do a bucket at once, where the default has cat, and a clone for each member."""
     if bucket.kind == "reduce_scatter":
         packed, unpack = make(aten._chunk_cat.default, list(bucket.inputs), 0, bucket.ranks), cut_views
@@ -51,7 +51,7 @@ def fused(make: Maker, bucket: Packing) -> Packed:
     return packed, columns
 
 
-def reshaped(make: Maker, bucket: Packing) -> Packed:
+def reshaped(make: NodeMaker, bucket: Packing) -> Packed:
     """Unpacks a gather by views of its columns, which reshape copies, where the default clones them."""
     packed, unpack = pack(make, bucket)
 
@@ -64,7 +64,7 @@ def reshaped(make: Maker, bucket: Packing) -> Packed:
     return packed, columns if bucket.kind == "all_gather" else unpack
 
 
-def owned(make: Maker, bucket: Packing) -> Packed:
+def owned(make: NodeMaker, bucket: Packing) -> Packed:
     """Gives each reduced gradient a storage of its own, where the default gives views of what arrived."""
     packed, unpack = pack(make, bucket)
     if bucket.kind == "all_gather":
@@ -72,7 +72,7 @@ def owned(make: Maker, bucket: Packing) -> Packed:
     return packed, lambda arrived: [make(aten.clone.default, result) for result in unpack(arrived)]
 
 
-def sliced(make: Maker, bucket: Packing) -> Packed:
+def sliced(make: NodeMaker, bucket: Packing) -> Packed:
     """Cuts what a reduction brings by a slice for each member, where the default splits."""
     packed, unpack = pack(make, bucket)
 

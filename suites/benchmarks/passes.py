@@ -36,8 +36,8 @@ from pytest_fxbucket.passes import manual_overlap_bucketing
 from pytest_fxbucket.passes.result import Passed
 from pytest_fxbucket.plan_on_mesh import PlanOnMesh
 from pytest_fxbucket.process import collector
-from pytest_fxbucket.same.step import Side, compared
-from pytest_fxbucket.same.table import Table
+from pytest_fxbucket.same.step import GraphSide, compared
+from pytest_fxbucket.same.table import ExpressionTable
 from pytest_fxbucket.step.mesh import shard_mesh
 from suites.benchmarks.decoder import RANKS, plan_of
 
@@ -234,11 +234,11 @@ def same(graphs: Graphs) -> float:
     """Every output, held against the expression that it stood for: both graphs, one rank."""
     step, bucketed, members = graphs.step, graphs.passed.bucketed, graphs.world.members
     inputs, outputs = step.inputs["joint"], step.outputs["joint"]
-    before = Side(graphs.gm.graph, graphs.gm, inputs, outputs, members)
-    after = Side(bucketed.graph, bucketed.root, inputs, outputs, members)
+    before = GraphSide(graphs.gm.graph, graphs.gm, inputs, outputs, members)
+    after = GraphSide(bucketed.graph, bucketed.root, inputs, outputs, members)
 
     def work() -> None:
-        found = compared(Table(), before, after, {})
+        found = compared(ExpressionTable(), before, after, {})
         assert not found.differences, found.differences[:3]
         assert found.outputs == len(outputs)
 

@@ -27,7 +27,7 @@ from pytest_fxbucket.plan.load import parse_plans
 from pytest_fxbucket.plan_on_mesh import PlanOnMesh, mesh_of
 from pytest_fxbucket.ranks.pools import Pools
 from pytest_fxbucket.simulate import cluster_named, simulate
-from pytest_fxbucket.simulate.calibrate import Calibrated, calibrate
+from pytest_fxbucket.simulate.calibrate import CalibratedCluster, calibrate
 from pytest_fxbucket.simulate.of_plan import bucketed_step
 from pytest_fxbucket.step.roles import StepGraph
 from suites.plans.llama import llama
@@ -112,7 +112,7 @@ def step_of(name: str, world: PlanOnMesh) -> StepGraph:
     return bucketed_step(world, 0)
 
 
-def calibrated(world: PlanOnMesh, ranks: Sequence[Sequence[Sequence[float]]]) -> Calibrated:
+def calibrated(world: PlanOnMesh, ranks: Sequence[Sequence[Sequence[float]]]) -> CalibratedCluster:
     """The cost model by what steps of the unbucketed variant took, by mark, on all ranks."""
     step = step_of(UNBUCKETED, world)
     (phase,) = step.graphs

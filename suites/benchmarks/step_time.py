@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from pytest_fxbucket.bench.job import Timed
+from pytest_fxbucket.bench.job import RankTimes
 from pytest_fxbucket.bench.measure import tasks_of
 from pytest_fxbucket.bench.stats import Pacing, Samples, ratio_of
 from pytest_fxbucket.bench.step_time import worlds_of
@@ -101,7 +101,7 @@ def _payload(world: PlanOnMesh) -> dict[str, Any]:
 
 
 def _cells(world: PlanOnMesh, sets: Sequence[Any]) -> Iterator[str]:
-    firsts: list[Timed] = [*sets]
+    firsts: list[RankTimes] = [*sets]
     samples: dict[str, Samples] = {name: tuple(tuple(one.samples[name]) for one in firsts) for name in firsts[0].samples}
     parameters = sum(torch.Size(parameter.shape).numel() for parameter in world.step(0).parameters)
     yield f"{parameters / 1e6:.2f} M"

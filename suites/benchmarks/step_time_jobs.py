@@ -9,7 +9,7 @@ from torch import nn
 
 from fixtures.reference.by_torch import fsdp2
 from fixtures.reference.stepping import Call, imported, loss_of
-from pytest_fxbucket.bench.job import Rounds, Timed, TimedStep, TimingTask, come_first, take_samples
+from pytest_fxbucket.bench.job import RankTimes, Rounds, TimedStep, TimingTask, come_first, take_samples
 from pytest_fxbucket.process import collector
 
 FSDP2 = "FSDP2 eager"
@@ -45,12 +45,12 @@ class EagerStep:
         """Nothing is left to do."""
 
 
-def timed(rank: int, world: int, beside: Beside) -> Timed:
+def timed(rank: int, world: int, beside: Beside) -> RankTimes:
     """Samples of all captured variants and of FSDP2."""
     task = beside.task
     with collector.paused():
         steps = {name: TimedStep(name, rank, task.phases) for name in task.variants}
-        found = Timed({name: step.digests for name, step in steps.items()})
+        found = RankTimes({name: step.digests for name, step in steps.items()})
         eager = EagerStep(rank, beside.payload)
         found.has_priority = come_first()
         take_samples(Rounds({**steps, FSDP2: eager}, world), task.pacing, found)

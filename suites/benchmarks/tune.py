@@ -12,17 +12,17 @@ from pathlib import Path
 from pytest_fxbucket.cost.cluster import cluster_of
 from pytest_fxbucket.plan.load import parse_plans
 from pytest_fxbucket.plan.schema import Plan
-from pytest_fxbucket.tune.score import Simulated
-from pytest_fxbucket.tune.search import Score, search
+from pytest_fxbucket.tune.score import PlanSimulator
+from pytest_fxbucket.tune.search import SimulatedScore, search
 from suites.benchmarks.simulator import PLAN
 
 SECONDS, AIM_S = 110, 120
 
 
-class Timed(Simulated):
+class Timed(PlanSimulator):
     """Prints a row for each plan."""
 
-    def score(self, plan: Plan) -> Score:
+    def score(self, plan: Plan) -> SimulatedScore:
         """Simulate ``plan``."""
         begin = time.perf_counter()
         score = super().score(plan)

@@ -12,7 +12,7 @@ from torch.utils import _pytree as pytree
 from fixtures.reference.stepping import built, imported
 from pytest_fxbucket.capture.override.calls import keep_for_calls, modules_called_by
 from pytest_fxbucket.capture.parallel.context_parallel import cut_sequences
-from pytest_fxbucket.capture.parallel.parts import Parts
+from pytest_fxbucket.capture.parallel.parts import ParameterShards
 from pytest_fxbucket.capture.parallel.sequence_parallel import place_name
 from pytest_fxbucket.capture.unregistered import unregistered_tensors
 from pytest_fxbucket.step.mesh import Mesh, make_groups
@@ -28,7 +28,7 @@ def graph_steps(rank: int, world: int, payload: Mapping[str, Any]) -> dict[str, 
     Returns what a reference returns.
     """
     make_groups(payload["capture_mesh"], rank)
-    model, parts = built(payload), Parts.of(payload["parallel"], payload["capture_mesh"])
+    model, parts = built(payload), ParameterShards.of(payload["parallel"], payload["capture_mesh"])
     graph, batch = decode(payload["graph"]), imported(payload["batch"])
     whole = dict(model.named_parameters())
     state = {p.fqn: parts.of_rank(whole[p.fqn].detach(), p, rank) for p in payload["parameters"]}

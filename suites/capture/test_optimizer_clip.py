@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from pytest_fxbucket.capture.parallel.parts import Parts
+from pytest_fxbucket.capture.parallel.parts import ParameterShards
 from pytest_fxbucket.plan.schema import Plan
 from pytest_fxbucket.plan.schema_model import Optimizer
 from pytest_fxbucket.plan_on_mesh import mesh_of
@@ -65,7 +65,7 @@ def test_gradients_are_clipped_by_the_norm_of_whole_ones_each_number_in_it_once(
     """Not bit for bit: whole gradients are summed in another order than parts of them."""
     plan = clipped(name)
     step = step_of(plan)
-    clip = Parts.of(plan.parallel, mesh_of(plan)).clip(NORM, step.parameters)
+    clip = ParameterShards.of(plan.parallel, mesh_of(plan)).clip(NORM, step.parameters)
     assert {fqn: clip.sharded[fqn] for fqn in SHARDED[name]} == SHARDED[name]
     task = StepTask(**fields_of(plan, mesh_of(plan), step, "joint"))
     payload = (task, encode_module(step.graphs["joint"]))

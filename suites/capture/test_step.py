@@ -13,8 +13,8 @@ from torch import nn
 from pytest_fxbucket.capture.from_plan import capture_plan
 from pytest_fxbucket.capture.joint import trace_joint
 from pytest_fxbucket.capture.parallel.forwards import Forwards
-from pytest_fxbucket.capture.parallel.parts import Parts
-from pytest_fxbucket.capture.parallel.sequence_parallel import Sequences
+from pytest_fxbucket.capture.parallel.parts import ParameterShards
+from pytest_fxbucket.capture.parallel.sequence_parallel import SequenceModules
 from pytest_fxbucket.compat.c10d import fake_world
 from pytest_fxbucket.compat.fake_tensors import FakeTensorMode
 from pytest_fxbucket.errors import CaptureError
@@ -86,8 +86,8 @@ def classes_of(model: nn.Module) -> list[type]:
 
 
 def capture_given(model: nn.Module, mode: FakeTensorMode, loss: Any = capture_models.loss) -> None:
-    parts = Parts.of(Parallel(dp_shard=4), shard_mesh(4))
-    trace_joint(model, capture_models.batch(0, 0), loss, parts, Forwards({}, Sequences(), {}, ()), mode)
+    parts = ParameterShards.of(Parallel(dp_shard=4), shard_mesh(4))
+    trace_joint(model, capture_models.batch(0, 0), loss, parts, Forwards({}, SequenceModules(), {}, ()), mode)
 
 
 @pytest.mark.parametrize("factory", ["residual", "asks_a_value", "loses"])

@@ -12,7 +12,7 @@ from fixtures.models import traced
 from pytest_fxbucket.capture import StepGraph
 from pytest_fxbucket.capture.given_graphs import TracedStep
 from pytest_fxbucket.passes import packers
-from pytest_fxbucket.passes.new_nodes import Maker
+from pytest_fxbucket.passes.new_nodes import NodeMaker
 from pytest_fxbucket.passes.packers import Packing, Unpack
 from suites.checks.bitwise_models import WIDTH, Mlp, batch
 
@@ -75,7 +75,7 @@ def turned(module: nn.Module, x: Tensor) -> Tensor:
     return torch.empty_like(x.T.contiguous()).T
 
 
-def joined(make: Maker, bucket: Packing) -> tuple[fx.Node, Unpack]:
+def joined(make: NodeMaker, bucket: Packing) -> tuple[fx.Node, Unpack]:
     """Gathers are packed by ``cat`` of views; anything else as by default."""
     if bucket.kind != "all_gather":
         return packers.pack(make, bucket)

@@ -12,7 +12,7 @@ import torch
 from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode
 
 from pytest_fxbucket.backends import BACKENDS
-from pytest_fxbucket.checks.bitwise.job import BitwiseOutcome, Difference, bits, compare, ulps_apart
+from pytest_fxbucket.checks.bitwise.job import BitwiseOutcome, TensorDifference, bits, compare, ulps_apart
 from pytest_fxbucket.checks.bitwise.judge import difference_lines, first_node_lines, first_step, unusable_data, wrong_graphs
 from pytest_fxbucket.checks.verdict import Verdict
 from pytest_fxbucket.errors import RankError
@@ -142,9 +142,9 @@ class TestJudging:
         ]
 
     def test_the_first_step_is_shown_the_loss_first(self) -> None:
-        late = Difference(2, 0, "loss", "", 1, 1, 3)
-        gradient = Difference(1, 0, "gradient", "a.w", 2, 8, 5)
-        loss = Difference(1, 1, "loss", "", 1, 1, -1)
+        late = TensorDifference(2, 0, "loss", "", 1, 1, 3)
+        gradient = TensorDifference(1, 0, "gradient", "a.w", 2, 8, 5)
+        loss = TensorDifference(1, 1, "loss", "", 1, 1, -1)
         outcomes = [outcome(differences=[late, gradient]), outcome(differences=[loss])]
         assert first_step(outcomes) == 1
         assert difference_lines(outcomes, {"a.w": "a"}) == [
@@ -153,7 +153,7 @@ class TestJudging:
         ]
 
     def test_many_differences_are_counted(self) -> None:
-        many = [Difference(0, 0, "gradient", f"w{i}", 1, 1, 1) for i in range(15)]
+        many = [TensorDifference(0, 0, "gradient", f"w{i}", 1, 1, 1) for i in range(15)]
         assert difference_lines([outcome(differences=many)], {})[-1] == "... and 3 more tensors in step 0"
 
     def test_the_first_node_is_that_of_the_rank_that_parts_first(self) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from pytest_fxbucket.capture.batch import Followed, batch_of
+from pytest_fxbucket.capture.batch import RankBatches, batch_of
 from pytest_fxbucket.checks.verdict import Verdict
 from pytest_fxbucket.errors import CaptureError
 from pytest_fxbucket.plan.schema_checks import Run
@@ -31,7 +31,7 @@ ONLY = "; only the values of its tensors may change, since one graph serves all"
     ids=["dtype", "shape", "none", "name", "nothing"],
 )
 def test_tensors_that_were_not_traced_are_refused_in_any_step(other: Any, became: str) -> None:
-    followed = Followed("m:batch", 3, TRACED)
+    followed = RankBatches("m:batch", 3, TRACED)
     assert [tuple(tensor.shape) for tensor in followed.tensors(FIRST, 0)] == [(3, 8)]
     with pytest.raises(CaptureError) as caught:
         followed.tensors(other, 5)
@@ -41,7 +41,7 @@ def test_tensors_that_were_not_traced_are_refused_in_any_step(other: Any, became
 
 @pytest.mark.parametrize(("key", "value", "became"), [("scale", 3.0, "['scale'] 3.0"), ("mask", True, "['mask'] True")])
 def test_constants_that_change_are_refused_since_the_graph_has_the_first(key: str, value: object, became: str) -> None:
-    followed = Followed("m:batch", 0, TRACED)
+    followed = RankBatches("m:batch", 0, TRACED)
     followed.tensors(FIRST, 0)
     with pytest.raises(CaptureError, match="for rank 0 before, but ") as caught:
         followed.tensors({**FIRST, key: value}, 2)
@@ -49,7 +49,7 @@ def test_constants_that_change_are_refused_since_the_graph_has_the_first(key: st
 
 
 def test_an_extra_tensor_is_refused() -> None:
-    followed = Followed("m:batch", 0, TRACED)
+    followed = RankBatches("m:batch", 0, TRACED)
     with pytest.raises(CaptureError, match=r"gave nothing where the step was traced, but \['z'\] \(1,\) torch.float32"):
         followed.tensors({**FIRST, "z": torch.ones(1)}, 0)
 

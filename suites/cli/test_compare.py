@@ -17,7 +17,7 @@ from types import SimpleNamespace
 import pytest
 
 from pytest_fxbucket.bench import side as bench_side
-from pytest_fxbucket.bench.side_by_side import Length
+from pytest_fxbucket.bench.side_by_side import RunLength
 from pytest_fxbucket.cli import compare
 from pytest_fxbucket.cli.__main__ import main
 from suites.cli.small_repository import SmallRepository, command, environment
@@ -32,7 +32,7 @@ MUCH = 1000
 @pytest.fixture(autouse=True)
 def two_sets(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of processes: more show no more of what is asked here."""
-    monkeypatch.setattr(compare, "Length", partial(Length, sets=2, least_sets=2))
+    monkeypatch.setattr(compare, "RunLength", partial(RunLength, sets=2, least_sets=2))
 
 
 @pytest.fixture

@@ -14,7 +14,7 @@ from pytest_fxbucket.cli.__main__ import main
 from pytest_fxbucket.explain.report import GraphReport
 from pytest_fxbucket.explain.text import WIDTH, TextRow, fold, fold_names, graph_lines
 from pytest_fxbucket.passes.report import BucketReport, PassReport
-from pytest_fxbucket.passes.targets import LeftAlone
+from pytest_fxbucket.passes.targets import UntouchedLaunch
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "reference" / "explain.md").read_text(encoding="utf-8")
@@ -378,7 +378,7 @@ def test_a_hundred_layers_and_long_names_fit_a_screen() -> None:
         )
         for i in range(1, 101)
     ]
-    left = tuple(LeftAlone(f"all_gather of {name}.{i}.w (forward)", "no entry names its parameter") for i in range(100))
+    left = tuple(UntouchedLaunch(f"all_gather of {name}.{i}.w (forward)", "no entry names its parameter") for i in range(100))
     barriers = ("custom.op (op_1) does not say what it writes: nothing is moved past it",)
     report = PassReport(400, 200, tuple(buckets), left, barriers=barriers)
     labels = {bucket.launch: bucket.entry for bucket in buckets}

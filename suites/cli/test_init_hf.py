@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from pytest_fxbucket.cli.__main__ import main
-from pytest_fxbucket.cli.first_plan import Problem
+from pytest_fxbucket.cli.first_plan import PlanProblem
 from pytest_fxbucket.cli.hugging_face.trial import way_out
 from pytest_fxbucket.plan import Plan, load_plans
 from suites.docs.blocks import ROOT
@@ -195,7 +195,7 @@ def test_a_model_that_cannot_be_traced_is_told_with_module_and_way_out(
 )
 def test_the_way_out_is_of_the_module_that_is_in_the_way(module: str, looks_at_values: bool, says: str) -> None:
     written = SimpleNamespace(path=Path("a.py"), fed=SimpleNamespace(lines=()))
-    found = way_out(SimpleNamespace(written=written, problem=Problem("it asks for a value", module, looks_at_values)))
+    found = way_out(SimpleNamespace(written=written, problem=PlanProblem("it asks for a value", module, looks_at_values)))
     assert found.startswith(says)
     assert bool(found) == bool(says)
 

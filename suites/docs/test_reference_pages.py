@@ -12,7 +12,7 @@ import pytest
 from _pytest.fixtures import FixtureFunctionDefinition
 
 from pytest_fxbucket.cli import __main__ as cli
-from pytest_fxbucket.plan.cluster import Link, MemoryLimits, Overlapped
+from pytest_fxbucket.plan.cluster import Link, MemoryLimits, OverlapLimits
 from pytest_fxbucket.plan.schema import Key, keys
 from pytest_fxbucket.plan.schema_checks import Benchmark, Mutation, Ring
 from pytest_fxbucket.pytest_plugin import plugin
@@ -25,7 +25,7 @@ OPTIONS: dict[tuple[str, str], type] = {
     ("cluster", "within"): Link,
     ("cluster", "between"): Link,
     ("checks", "benchmark"): Benchmark,
-    ("checks", "overlap"): Overlapped,
+    ("checks", "overlap"): OverlapLimits,
     ("checks", "memory"): MemoryLimits,
     ("checks", "mutation"): Mutation,
 }

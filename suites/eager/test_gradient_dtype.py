@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 
 import pytest
 
-from pytest_fxbucket.checks.bitwise.job import Difference
+from pytest_fxbucket.checks.bitwise.job import TensorDifference
 from pytest_fxbucket.eager.reasons import gradients_alone, made_equal, reasons_of
 from pytest_fxbucket.plan.schema import Plan
 from suites.eager import eager_net
@@ -16,12 +16,12 @@ from suites.eager import eager_net
 class Rank:
     """What one rank saw."""
 
-    differences: list[Difference]
+    differences: list[TensorDifference]
 
 
 def ranks(*found: tuple[int, int, str, str]) -> list[Rank]:
     """Two, which saw tensors differ: in which step, on which rank, what, of which parameter."""
-    every = [Difference(step, rank, what, fqn, 1, 8, 1) for step, rank, what, fqn in found]
+    every = [TensorDifference(step, rank, what, fqn, 1, 8, 1) for step, rank, what, fqn in found]
     return [Rank([one for one in every if one.rank == rank]) for rank in range(2)]
 
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.distributed import ProcessGroup
 
-from pytest_fxbucket.eager.context_parallel import PartError, Parting, parting_of
+from pytest_fxbucket.eager.context_parallel import PartError, SequenceParting, parting_of
 
 
 class FirstOfTwo(ProcessGroup):
@@ -24,26 +24,26 @@ def raising(x: Tensor) -> Tensor:
 
 
 WHOLE = torch.randn(2, 8, 3, generator=torch.Generator().manual_seed(0))
-ASKED: dict[str, tuple[Callable[[Tensor], Tensor], Parting]] = {
-    "alike": (lambda x: x, Parting()),
+ASKED: dict[str, tuple[Callable[[Tensor], Tensor], SequenceParting]] = {
+    "alike": (lambda x: x, SequenceParting()),
     "half": (
         lambda x: x.bfloat16().float(),
-        Parting(unasked="the model computes in 16 bits by itself, whose rounding would hide it"),
+        SequenceParting(unasked="the model computes in 16 bits by itself, whose rounding would hide it"),
     ),
-    "alone": (lambda x: x.sum(), Parting(unasked="no output of the model has the sequence in dimension 1")),
+    "alone": (lambda x: x.sum(), SequenceParting(unasked="no output of the model has the sequence in dimension 1")),
     "square": (
         lambda x: x[0] @ x[0].T,
-        Parting(unasked="no output of the model has the sequence in dimension 1"),
+        SequenceParting(unasked="no output of the model has the sequence in dimension 1"),
     ),
-    "infinite": (lambda x: x / 0, Parting(unasked="of whole sequences the model gives numbers that are not finite")),
+    "infinite": (lambda x: x / 0, SequenceParting(unasked="of whole sequences the model gives numbers that are not finite")),
     "draws": (
         lambda x: nn.functional.dropout(x, 0.5, training=True),
-        Parting(unasked="in eval() the model draws random numbers, and of a part it draws others"),
+        SequenceParting(unasked="in eval() the model draws random numbers, and of a part it draws others"),
     ),
-    "raises": (raising, Parting(unasked="in float32 the model raises ValueError: no float32 here")),
+    "raises": (raising, SequenceParting(unasked="in float32 the model raises ValueError: no float32 here")),
     "nan": (
         lambda x: x if x.shape[1] == 8 else x.where(x != x[0, 2, 0], torch.nan),
-        Parting(
+        SequenceParting(
             "of a part of the sequence the model gives other values than of the whole, not finite ones, first at place 2 of "
             "a part; if it counts positions by itself, let the batch give them: cp cuts them as it cuts tokens"
         ),
@@ -52,7 +52,7 @@ ASKED: dict[str, tuple[Callable[[Tensor], Tensor], Parting]] = {
 
 
 @pytest.mark.parametrize(("model", "says"), ASKED.values(), ids=ASKED.keys())
-def test_what_cannot_be_told_of_parts_and_wholes_is_said(model: Callable[[Tensor], Tensor], says: Parting) -> None:
+def test_what_cannot_be_told_of_parts_and_wholes_is_said(model: Callable[[Tensor], Tensor], says: SequenceParting) -> None:
     assert parting_of(model, WHOLE, WHOLE[:, :4], FirstOfTwo()) == says
 
 

@@ -11,12 +11,12 @@ from hypothesis import HealthCheck, Phase, given, seed, settings
 from hypothesis import strategies as st
 
 from pytest_fxbucket.errors import PassError, PlanError
-from pytest_fxbucket.fuzz.drawing import Step
+from pytest_fxbucket.fuzz.drawing import DrawingStep
 from pytest_fxbucket.fuzz.judge import judged, made_of
 from pytest_fxbucket.fuzz.on_ranks import compare
 from pytest_fxbucket.fuzz.small_programs import sweeps
 from pytest_fxbucket.fuzz.strategies import TRAINING, by_hand, crossing, drawn, steps
-from pytest_fxbucket.fuzz.trial import Chosen
+from pytest_fxbucket.fuzz.trial import PlanChoice
 from pytest_fxbucket.fuzz.tried_pass import subject_of
 from pytest_fxbucket.graph.collectives import launch_kind
 from pytest_fxbucket.ranks.pools import Pools
@@ -35,7 +35,7 @@ class Hunt:
     """With the smallest program that shows it, as a note."""
 
 
-def hunt(pools: Pools | None, world: int, count: int, number: int, plans: st.SearchStrategy[Chosen] = by_hand) -> Hunt:
+def hunt(pools: Pools | None, world: int, count: int, number: int, plans: st.SearchStrategy[PlanChoice] = by_hand) -> Hunt:
     """Look at ``count`` graphs that the seed ``number`` gives, on ``world`` ranks; the first that is not well ends it.
 
     Without ``pools`` all ranks are in this process.
@@ -53,7 +53,7 @@ def hunt(pools: Pools | None, world: int, count: int, number: int, plans: st.Sea
         report_multiple_bugs=False,
     )
     @given(steps=steps(), chosen=plans)
-    def look(steps: list[Step], chosen: Chosen) -> None:
+    def look(steps: list[DrawingStep], chosen: PlanChoice) -> None:
         try:
             merged = look_at(pools, world, steps, chosen)
         except Exception as error:
@@ -70,7 +70,7 @@ def hunt(pools: Pools | None, world: int, count: int, number: int, plans: st.Sea
     return found
 
 
-def look_at(pools: Pools | None, world: int, steps: Sequence[Step], chosen: Chosen) -> bool:
+def look_at(pools: Pools | None, world: int, steps: Sequence[DrawingStep], chosen: PlanChoice) -> bool:
     """Take the program of ``steps`` through the pass; whether launches were merged.
 
     Raises AssertionError for what is not well.
@@ -103,9 +103,9 @@ def crossed(world: int, count: int, number: int) -> int:
         suppress_health_check=list(HealthCheck),
     )
     @given(steps(TRAINING, 2, 12, 5), crossing)
-    def look(drawn_steps: list[Step], chosen: Chosen) -> None:
+    def look(drawn_steps: list[DrawingStep], chosen: PlanChoice) -> None:
         nonlocal found
-        trial, subject = chosen.trial(drawn(world, [Step("parameter"), *drawn_steps])), subject_of("manual")
+        trial, subject = chosen.trial(drawn(world, [DrawingStep("parameter"), *drawn_steps])), subject_of("manual")
         find = judged(trial, subject)
         assert find is None, find.text
         with contextlib.suppress(PassError):  # an entry that may not move

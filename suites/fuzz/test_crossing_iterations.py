@@ -13,17 +13,17 @@ import pytest
 from pytest_fxbucket.fuzz import problem, search
 from pytest_fxbucket.fuzz.corpus import text_of_test, trial_in
 from pytest_fxbucket.fuzz.crossing import CALLS
-from pytest_fxbucket.fuzz.drawing import Step
+from pytest_fxbucket.fuzz.drawing import DrawingStep
 from pytest_fxbucket.fuzz.finds import VALUES
 from pytest_fxbucket.fuzz.judge import judged, made_of
 from pytest_fxbucket.fuzz.search import Search
 from pytest_fxbucket.fuzz.small_programs import training
 from pytest_fxbucket.fuzz.strategies import drawn
-from pytest_fxbucket.fuzz.trial import Chosen
+from pytest_fxbucket.fuzz.trial import PlanChoice
 from pytest_fxbucket.fuzz.tried_pass import subject_of
 from pytest_fxbucket.step.portable import digest, encode_module
 from pytest_fxbucket.transforms.next_iteration import graphs
-from pytest_fxbucket.transforms.next_iteration.graphs import Cut
+from pytest_fxbucket.transforms.next_iteration.graphs import CutGraph
 from suites.fuzz.hunt import crossed
 
 OURS = subject_of("manual")
@@ -51,9 +51,9 @@ def test_small_steps_cross_with_each_kind_of_update() -> None:
 
 def parameter_of_the_call_before(monkeypatch: pytest.MonkeyPatch) -> None:
     """Steady gathers parameters as they were before the update that it does first."""
-    steady = Cut.steady
+    steady = CutGraph.steady
 
-    def stale(self: Cut) -> Any:
+    def stale(self: CutGraph) -> Any:
         right = self.moved
         self.__dict__["moved"] = [(node, value) for node, value in right if value.role != "param"]
         try:
@@ -61,7 +61,7 @@ def parameter_of_the_call_before(monkeypatch: pytest.MonkeyPatch) -> None:
         finally:
             self.__dict__["moved"] = right
 
-    monkeypatch.setattr(Cut, "steady", stale)
+    monkeypatch.setattr(CutGraph, "steady", stale)
 
 
 def rate_of_the_next_call(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -72,9 +72,9 @@ def rate_of_the_next_call(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def update_of_the_last_call_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
     """Clean-up gives parameters as it was given them."""
-    cleanup = Cut.cleanup
+    cleanup = CutGraph.cleanup
 
-    def idle(self: Cut) -> Any:
+    def idle(self: CutGraph) -> Any:
         graph = cleanup(self)
         given = dict(zip([value.fqn for value in self.own_inputs], graph.find_nodes(op="placeholder"), strict=False))
         returned: Any = graph.output_node().args[0]
@@ -83,7 +83,7 @@ def update_of_the_last_call_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
         graph.output_node().args = (outputs,)
         return graph
 
-    monkeypatch.setattr(Cut, "cleanup", idle)
+    monkeypatch.setattr(CutGraph, "cleanup", idle)
 
 
 @pytest.mark.parametrize("breaks", [parameter_of_the_call_before, update_of_the_last_call_left_out])
@@ -111,7 +111,7 @@ def test_what_is_found_is_cut_short_and_printed(monkeypatch: pytest.MonkeyPatch,
 
 
 def test_each_call_has_a_batch_of_its_own_and_is_held_to_what_it_gives() -> None:
-    trial = Chosen(moved=(0,)).trial(drawn(2, [Step("parameter"), Step("update")]))
+    trial = PlanChoice(moved=(0,)).trial(drawn(2, [DrawingStep("parameter"), DrawingStep("update")]))
     names = [node.name for node in trial.before.graph.find_nodes(op="placeholder")]
     assert {f"p8_of_{number + 1}" for number in range(CALLS)} <= set(names)
     assert {"a_w0", "a_w0_momentum"} <= set(names)

@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, Phase, given, seed, settings
 
 from pytest_fxbucket.fuzz import Program, Trial, problem
 from pytest_fxbucket.fuzz.corpus import text_of_test, trial_in
-from pytest_fxbucket.fuzz.drawing import Step
+from pytest_fxbucket.fuzz.drawing import DrawingStep
 from pytest_fxbucket.fuzz.finds import KINDS, PLAN, RAISED, TWICE, VALUES, Find, stripped
 from pytest_fxbucket.fuzz.judge import judged, problems
 from pytest_fxbucket.fuzz.our_pass import SAME_BITS
@@ -20,7 +20,7 @@ from pytest_fxbucket.fuzz.program import aten
 from pytest_fxbucket.fuzz.small_programs import FORMS
 from pytest_fxbucket.fuzz.smaller import smaller
 from pytest_fxbucket.fuzz.strategies import NAMES, by_hand, drawn, plans, steps, trials
-from pytest_fxbucket.fuzz.trial import Chosen
+from pytest_fxbucket.fuzz.trial import PlanChoice
 from pytest_fxbucket.fuzz.tried_pass import subject_of
 from pytest_fxbucket.graph.collectives import is_wait, launch_kind
 from pytest_fxbucket.graph.effects import written_arguments
@@ -95,15 +95,15 @@ def test_a_printed_test_gives_inputs_their_dtypes(tmp_path: Path) -> None:
 
 SMALL = [
     *(
-        Step("module"),
-        Step("gather"),
-        Step("wait"),
-        Step("compute"),
-        Step("module", 1, 1, 1),
-        Step("gather", 1, 1),
-        Step("wait"),
+        DrawingStep("module"),
+        DrawingStep("gather"),
+        DrawingStep("wait"),
+        DrawingStep("compute"),
+        DrawingStep("module", 1, 1, 1),
+        DrawingStep("gather", 1, 1),
+        DrawingStep("wait"),
     ),
-    *(Step("backward"), Step("reduce"), Step("reduce", 2, 2), Step("wait")),
+    *(DrawingStep("backward"), DrawingStep("reduce"), DrawingStep("reduce", 2, 2), DrawingStep("wait")),
 ]
 """A program in which every option has something to be about."""
 
@@ -115,7 +115,7 @@ def test_every_step_and_every_option_is_drawn() -> None:
     @seed(1)
     @drawing(300)
     @given(plans(subject_of("manual")))
-    def look(chosen: Chosen) -> None:
+    def look(chosen: PlanChoice) -> None:
         has = {*chosen.options([["a"]]), *chosen.transforms, chosen.wrong}
         has |= {"in flight"} if chosen.schedule == "auto" and chosen.in_flight is not None else set()
         if has <= seen:
@@ -128,7 +128,7 @@ def test_every_step_and_every_option_is_drawn() -> None:
     @seed(1)
     @drawing(60)
     @given(steps())
-    def look_at_steps(found: list[Step]) -> None:
+    def look_at_steps(found: list[DrawingStep]) -> None:
         names.update(step.what for step in found)
 
     look()
@@ -173,7 +173,7 @@ def test_a_trial_that_is_cut_short_stays_legal_and_loses_what_it_does_not_need()
     @seed(2)
     @drawing(5)
     @given(steps(launching, 12, 20), by_hand)
-    def look(found: list[Step], chosen: object) -> None:
+    def look(found: list[DrawingStep], chosen: object) -> None:
         trial = replace(by_hand_trial(found), options={"prefetch": 2})
         assert problem(trial, "manual") == ""
         less, _ = smaller(trial, Find(RAISED, "it raises"), same)
@@ -186,8 +186,8 @@ def test_a_trial_that_is_cut_short_stays_legal_and_loses_what_it_does_not_need()
         assert [node.op for node in idle] == ["output"]
         assert len(idle[0].args[0]) == 1
 
-    def by_hand_trial(found: list[Step]) -> Trial:
-        drawing = drawn(2, [*found, Step("reduce")])
+    def by_hand_trial(found: list[DrawingStep]) -> Trial:
+        drawing = drawn(2, [*found, DrawingStep("reduce")])
         return Trial(drawing.program, drawing.finish(), [["a"]])
 
     look()
@@ -200,7 +200,7 @@ def test_equal_launches_of_any_kind_are_drawn_with_merge_duplicates_and_are_well
     given = form.given(made, "p")
     shown = made.call(aten.view.default, made.call(aten.view.default, given, [-1]), [4, 3])
     sent = [given, made.neg(made.neg(given))] if form.writes else [given, shown]
-    trial = Chosen(transforms=SAME_BITS).of(made, made.returns(*(form.brought(made, one) for one in sent)), ["a"])
+    trial = PlanChoice(transforms=SAME_BITS).of(made, made.returns(*(form.brought(made, one) for one in sent)), ["a"])
     assert trial.options == {"transforms": SAME_BITS}
     assert problem(trial, "manual") == ""
 
@@ -223,7 +223,7 @@ def test_finds_are_told_apart_by_what_is_said_and_by_what_they_need() -> None:
 
 def test_a_pass_that_never_ends_is_a_find(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("pytest_fxbucket.fuzz.judge._LONGEST_S", 0.2)
-    drawing_ = drawn(2, [Step("gather"), Step("wait")])
+    drawing_ = drawn(2, [DrawingStep("gather"), DrawingStep("wait")])
     trial = Trial(drawing_.program, drawing_.finish(), ("a",), {}, "")
     found = judged(trial, subject_of(f"{__name__}:turns_in_circles"))
     assert found is not None

@@ -8,7 +8,7 @@ import pytest
 from hypothesis.strategies import SearchStrategy
 
 from pytest_fxbucket.fuzz.strategies import automatic, by_hand
-from pytest_fxbucket.fuzz.trial import Chosen
+from pytest_fxbucket.fuzz.trial import PlanChoice
 from pytest_fxbucket.ranks.pools import Pools
 from suites.fuzz.hunt import hunt
 
@@ -18,7 +18,7 @@ SEED = 1
 @pytest.mark.parametrize(("world", "count", "real"), [(3, 25, False), (4, 8, True)])
 @pytest.mark.parametrize("plans", [by_hand, automatic], ids=["by_hand", "automatic"])
 def test_random_graphs_come_out_equal_and_whole(
-    pools: Pools, world: int, count: int, real: bool, plans: SearchStrategy[Chosen]
+    pools: Pools, world: int, count: int, real: bool, plans: SearchStrategy[PlanChoice]
 ) -> None:
     """With groups within the world at 4 ranks; a part on ``real`` processes of their own."""
     found = hunt(pools if real else None, world, count, SEED, plans)

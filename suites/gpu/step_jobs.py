@@ -15,10 +15,10 @@ from pytest_fxbucket.bench.timeline.marks import BUCKETED
 from pytest_fxbucket.checks.bitwise.localise import bits_digest
 from pytest_fxbucket.process import collector
 from pytest_fxbucket.ranks import device, mark
-from pytest_fxbucket.ranks.process_groups.sums import Operation, RingOrder
+from pytest_fxbucket.ranks.process_groups.sums import ReduceOperation, RingOrder
 from suites.ranks.ring_jobs import addends
 
-SUM = Operation("SUM")
+SUM = ReduceOperation("SUM")
 NCCL_CHUNK_BYTES = 512 << 10
 """Of an all-reduce under protocol Simple on a ring: 4 MiB of buffer in 8 steps, of which a chunk takes half."""
 

@@ -13,7 +13,7 @@ from torch._subclasses import FakeTensorMode
 from torch.utils._pytree import tree_map
 
 from pytest_fxbucket.graph.buckets import GraphAnalysis
-from pytest_fxbucket.graph.follow import Followed, follow
+from pytest_fxbucket.graph.follow import FollowedValues, follow
 from pytest_fxbucket.graph.reading import read_graph
 from pytest_fxbucket.step.roles import Role, Value
 
@@ -91,7 +91,7 @@ class Handmade:
             self.graph.lint()
         return self.graph
 
-    def follow(self) -> Followed:
+    def follow(self) -> FollowedValues:
         return follow(self.finish())
 
     def read(self) -> GraphAnalysis:

@@ -8,13 +8,13 @@ from functools import partial
 import torch
 
 from pytest_fxbucket.graph.collectives import is_wait
-from pytest_fxbucket.mutate.operator import Broken, Seen, Site
+from pytest_fxbucket.mutate.operator import BrokenGraph, SeenGraph, Site
 from pytest_fxbucket.mutate.values import results
 
 aten = torch.ops.aten
 
 
-def doubled_loss(seen: Seen) -> Iterator[Site]:
+def doubled_loss(seen: SeenGraph) -> Iterator[Site]:
     """The loss is twice what it was.
 
     Of the first graph that gives one.
@@ -23,45 +23,45 @@ def doubled_loss(seen: Seen) -> Iterator[Site]:
         yield Site(loss.node.name, "is doubled", partial(_double, loss.node.name))
 
 
-def _double(name: str, broken: Broken) -> None:
+def _double(name: str, broken: BrokenGraph) -> None:
     output = broken.graph.output_node()
     doubled = broken.before(output, aten.mul.Tensor, broken[name], 2.0)
     output.replace_input_with(broken[name], doubled)
 
 
-def traded_sides(seen: Seen) -> Iterator[Site]:
+def traded_sides(seen: SeenGraph) -> Iterator[Site]:
     """What is multiplied trades sides, which changes nothing."""
     for node in seen.graph.nodes:
         if node.target is aten.mul.Tensor and len(node.all_input_nodes) == 2:
             yield Site(node.name, "trades its sides", partial(_trade, node.name))
 
 
-def _trade(name: str, broken: Broken) -> None:
+def _trade(name: str, broken: BrokenGraph) -> None:
     broken[name].args = broken[name].args[::-1]
 
 
-def cannot(seen: Seen) -> Iterator[Site]:
+def cannot(seen: SeenGraph) -> Iterator[Site]:
     """Nothing that can be done."""
     yield Site(next(node.name for node in seen.graph.nodes if is_wait(node)), "is called", partial(_cannot))
 
 
-def _cannot(broken: Broken) -> None:
+def _cannot(broken: BrokenGraph) -> None:
     raise ValueError("not here")
 
 
-def nowhere(seen: Seen) -> Iterator[Site]:
+def nowhere(seen: SeenGraph) -> Iterator[Site]:
     """Has no place anywhere."""
     return iter(())
 
 
-def breaks_off(seen: Seen) -> Iterator[Site]:
+def breaks_off(seen: SeenGraph) -> Iterator[Site]:
     """Somebody presses Ctrl-C at the second place."""
     waits = [node.name for node in seen.graph.nodes if is_wait(node)]
     for number, name in enumerate(waits[:3]):
         yield Site(name, "is left out", partial(_drop, name, number))
 
 
-def _drop(name: str, number: int, broken: Broken) -> None:
+def _drop(name: str, number: int, broken: BrokenGraph) -> None:
     if number == 1:
         raise KeyboardInterrupt
     broken.bypass(broken[name], broken[name].all_input_nodes[0])

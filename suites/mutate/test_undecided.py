@@ -10,7 +10,7 @@ import pytest
 from pytest_fxbucket.checks.registry import Check
 from pytest_fxbucket.errors import RankError
 from pytest_fxbucket.mutate.judge import Judge
-from pytest_fxbucket.mutate.score import Judged, Score, sums, undecided_lines
+from pytest_fxbucket.mutate.score import Judged, MutationScore, sums, undecided_lines
 from pytest_fxbucket.plan.schema_checks import Checks
 from pytest_fxbucket.ranks.failure import RankState, failure_of
 from pytest_fxbucket.ranks.flight_recorder import RankPosition, RecordedGroup, RecordedLaunch
@@ -60,7 +60,7 @@ def test_ranks_that_may_be_slow_find_nothing(plan: BrokenPlan) -> None:
     assert (
         f"{one.mutant.name} is undecided by bitwise: 2 of 2 ranks did not answer within 30 s; rank 1: is still running" in said
     )
-    score = Score([one], 1)
+    score = MutationScore([one], 1)
     assert sums(score).startswith("found 0 of 0 mutants (100.0 %); ")
     assert sums(score).endswith(" alone find 0 of 0; 1 undecided, not counted")
 

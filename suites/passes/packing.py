@@ -14,7 +14,7 @@ from pytest_fxbucket.fuzz.inputs_and_outputs import differences
 from pytest_fxbucket.fuzz.lockstep import Env, run
 from pytest_fxbucket.graph import collectives
 from pytest_fxbucket.graph.order import order_of
-from pytest_fxbucket.passes.carried import Carried
+from pytest_fxbucket.passes.carried import LaunchContents
 from pytest_fxbucket.passes.merge import Merged, build
 from pytest_fxbucket.passes.targets import MergeTarget, mergeable
 
@@ -23,7 +23,7 @@ def targets(graph: fx.Graph, ranks: int, direction: Any = "forward") -> list[Mer
     """Each launch of ``graph`` as a member of one entry; ``ranks`` are in its process group."""
     order, found = order_of(graph), []
     for place, node in enumerate(n for n in graph.nodes if collectives.launch_kind(n)):
-        target = mergeable(node, order, Carried((f"p{place}",), place, direction, entry="a"))
+        target = mergeable(node, order, LaunchContents((f"p{place}",), place, direction, entry="a"))
         assert not isinstance(target, str), target
         found.append(replace(target, ranks=ranks))
     return found

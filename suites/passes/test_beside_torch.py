@@ -14,7 +14,7 @@ from pytest_fxbucket.compat.torch_pass import OPERATORS, torch_manual_overlap_bu
 from pytest_fxbucket.fuzz.inputs_and_outputs import given
 from pytest_fxbucket.fuzz.on_ranks import JOB, LIMIT_S
 from pytest_fxbucket.fuzz.program import copied, fake_groups
-from pytest_fxbucket.fuzz.rank_job import Case
+from pytest_fxbucket.fuzz.rank_job import FuzzCase
 from pytest_fxbucket.graph.buckets import GraphAnalysis
 from pytest_fxbucket.passes import manual_overlap_bucketing
 from pytest_fxbucket.plan import PlanError
@@ -52,7 +52,7 @@ def differences(pools: Pools, parting: Parting, before: fx.GraphModule, after: f
     """What differs on ranks, a sentence each."""
     program = parting.program()
     passed = encode(after.graph, after, (OPERATORS,))
-    case = Case(encode_module(before), (passed,), tuple(given(before)), 0, program.groups)
+    case = FuzzCase(encode_module(before), (passed,), tuple(given(before)), 0, program.groups)
     results = pools.get(program.world).run(JOB, [case] * program.world, timeout_s=LIMIT_S)
     return [text for result in results for text in cast("list[list[str]]", result)[0]]
 

@@ -12,14 +12,14 @@ from torch import fx
 
 from pytest_fxbucket.errors import PassError, PlanError
 from pytest_fxbucket.fuzz.program import Program, aten
-from pytest_fxbucket.passes.new_nodes import Maker
+from pytest_fxbucket.passes.new_nodes import NodeMaker
 from pytest_fxbucket.passes.packers import Packing, Unpack, packer_named
 from suites.passes.packing import assert_same
 
 HERE = "suites.passes.test_packers:"
 
 
-def joined(make: Maker, bucket: Packing) -> tuple[fx.Node, Unpack]:
+def joined(make: NodeMaker, bucket: Packing) -> tuple[fx.Node, Unpack]:
     """Views, one behind the other."""
     parts = [make(aten.reshape.default, tensor, [-1]) for tensor in bucket.inputs]
 
@@ -32,7 +32,7 @@ def joined(make: Maker, bucket: Packing) -> tuple[fx.Node, Unpack]:
     return make(aten.cat.default, parts), unpack
 
 
-def backwards(make: Maker, bucket: Packing) -> tuple[fx.Node, Unpack]:
+def backwards(make: NodeMaker, bucket: Packing) -> tuple[fx.Node, Unpack]:
     """Reductions of gradients in the opposite byte order, cut by slices."""
     rows = [make(aten.reshape.default, tensor, [max(bucket.ranks, 1), -1]) for tensor in reversed(bucket.inputs)]
 
@@ -47,21 +47,21 @@ def backwards(make: Maker, bucket: Packing) -> tuple[fx.Node, Unpack]:
     return make(aten.cat.default, rows, 1), unpack
 
 
-def flat_backwards(make: Maker, bucket: Packing) -> tuple[fx.Node, Unpack]:
+def flat_backwards(make: NodeMaker, bucket: Packing) -> tuple[fx.Node, Unpack]:
     return backwards(make, replace(bucket, ranks=1))
 
 
-def forgets(make: Maker, bucket: Packing) -> tuple[fx.Node, Unpack]:
+def forgets(make: NodeMaker, bucket: Packing) -> tuple[fx.Node, Unpack]:
     packed, unpack = joined(make, bucket)
     return packed, lambda arrived: unpack(arrived)[1:]
 
 
-def transposes(make: Maker, bucket: Packing) -> tuple[fx.Node, Unpack]:
+def transposes(make: NodeMaker, bucket: Packing) -> tuple[fx.Node, Unpack]:
     packed, unpack = joined(make, bucket)
     return packed, lambda arrived: [make(aten.t.default, result) for result in unpack(arrived)]
 
 
-def strides(make: Maker, bucket: Packing) -> tuple[fx.Node, Unpack]:
+def strides(make: NodeMaker, bucket: Packing) -> tuple[fx.Node, Unpack]:
     def unpack(arrived: fx.Node) -> Sequence[fx.Node]:
         rows = make(aten.view.default, arrived, [bucket.ranks * 2, -1])
         pieces = make(aten.split_with_sizes.default, rows, [3] * len(bucket.inputs), 1)
@@ -70,16 +70,16 @@ def strides(make: Maker, bucket: Packing) -> tuple[fx.Node, Unpack]:
     return joined(make, bucket)[0], unpack
 
 
-def miscounts(make: Maker, bucket: Packing) -> tuple[fx.Node, Unpack]:
+def miscounts(make: NodeMaker, bucket: Packing) -> tuple[fx.Node, Unpack]:
     packed = joined(make, bucket)[0]
     return packed, lambda arrived: [make(aten.view.default, arrived, [7])]
 
 
-def breaks(make: Maker, bucket: Packing) -> tuple[fx.Node, Unpack]:
+def breaks(make: NodeMaker, bucket: Packing) -> tuple[fx.Node, Unpack]:
     raise KeyError(bucket.kind)
 
 
-def gives_nothing(make: Maker, bucket: Packing) -> None:
+def gives_nothing(make: NodeMaker, bucket: Packing) -> None:
     return None
 
 

@@ -10,9 +10,9 @@ from types import SimpleNamespace
 import pytest
 
 from pytest_fxbucket.errors import FxbucketError
-from pytest_fxbucket.golden.accept import Written
+from pytest_fxbucket.golden.accept import WriteOutcome
 from pytest_fxbucket.progress import Progress
-from pytest_fxbucket.pytest_plugin.controller import Done, golden_lines
+from pytest_fxbucket.pytest_plugin.controller import GoldensOutcome, golden_lines
 from pytest_fxbucket.pytest_plugin.options import Options
 from pytest_fxbucket.pytest_plugin.session import PlanResult
 from pytest_fxbucket.pytest_plugin.terminal import (
@@ -54,8 +54,8 @@ class TestSummary:
         assert bytes_text(count) == text
 
     def test_goldens_written_and_not_written_are_both_said(self) -> None:
-        written = Written((Path("/r/golden/a.txt"),), ("/r/golden/b.txt could not be written: read-only",))
-        assert list(golden_lines(Done(written), OPTIONS)) == [
+        written = WriteOutcome((Path("/r/golden/a.txt"),), ("/r/golden/b.txt could not be written: read-only",))
+        assert list(golden_lines(GoldensOutcome(written), OPTIONS)) == [
             "golden written: golden/a.txt",
             "golden NOT written: golden/b.txt could not be written: read-only",
         ]

@@ -19,7 +19,7 @@ import torch.distributed as dist
 from pytest_fxbucket.errors import RankError, UsageError
 from pytest_fxbucket.ranks import wire
 from pytest_fxbucket.ranks.torchrun.member import DIFFERENCES, END, HELLO, ITEMS, LEFT, ItemProgress, Member, member_of
-from pytest_fxbucket.ranks.torchrun.rendezvous import Lost, Rendezvous, Round
+from pytest_fxbucket.ranks.torchrun.rendezvous import Rendezvous, RendezvousLost, RendezvousRound
 from pytest_fxbucket.ranks.torchrun.store import Store
 
 WORLD = 3
@@ -62,15 +62,17 @@ def meetings(port: int, together: Callable[..., list[Rendezvous]], request: pyte
         one.close()
 
 
-def test_all_read_the_same_and_know_each_others_nodes(meetings: list[Rendezvous], together: Callable[..., list[Round]]) -> None:
+def test_all_read_the_same_and_know_each_others_nodes(
+    meetings: list[Rendezvous], together: Callable[..., list[RendezvousRound]]
+) -> None:
     said = together(lambda rank: meetings[rank].exchange("1", {"rank": rank}, limit_s=LONG_S))
-    assert said[0] == Round({rank: {"rank": rank} for rank in range(WORLD)}, {})
+    assert said[0] == RendezvousRound({rank: {"rank": rank} for rank in range(WORLD)}, {})
     assert said[1:] == said[:1] * 2
     assert [meetings[0].who(rank) for rank in range(WORLD)] == ["rank 0 (node 0)", "rank 1 (node 0)", "rank 2 (node 1)"]
 
 
 def test_a_value_larger_than_the_store_takes_travels_whole(
-    meetings: list[Rendezvous], together: Callable[..., list[Round]]
+    meetings: list[Rendezvous], together: Callable[..., list[RendezvousRound]]
 ) -> None:
     size = (9 << 20) + 1
     said = together(lambda rank: meetings[rank].exchange("1", bytes([rank]) * size, limit_s=LONG_S))
@@ -78,11 +80,11 @@ def test_a_value_larger_than_the_store_takes_travels_whole(
 
 
 def test_who_is_late_is_named_to_all_and_learns_what_was_said(
-    meetings: list[Rendezvous], together: Callable[..., list[Round]]
+    meetings: list[Rendezvous], together: Callable[..., list[RendezvousRound]]
 ) -> None:
     over = threading.Event()
 
-    def say(rank: int) -> Round:
+    def say(rank: int) -> RendezvousRound:
         if rank == 2:
             over.wait(60)
         told = meetings[rank].exchange("1", rank, limit_s=0.3 if rank == 0 else LONG_S)
@@ -90,29 +92,29 @@ def test_who_is_late_is_named_to_all_and_learns_what_was_said(
         return told
 
     said = together(say)
-    assert said == [Round({0: 0, 1: 1}, {2: "did not come within 0.3 s"})] * WORLD
+    assert said == [RendezvousRound({0: 0, 1: 1}, {2: "did not come within 0.3 s"})] * WORLD
 
 
 @pytest.mark.parametrize("ahead", [0, 2])
 def test_nobody_waits_for_one_who_is_further_on(
-    meetings: list[Rendezvous], together: Callable[..., list[Round]], ahead: int
+    meetings: list[Rendezvous], together: Callable[..., list[RendezvousRound]], ahead: int
 ) -> None:
     """The one who went on is at a later topic, where it waits for the others."""
 
-    def say(rank: int) -> list[Round]:
+    def say(rank: int) -> list[RendezvousRound]:
         first = [] if rank == ahead else [meetings[rank].exchange("1", rank, limit_s=LONG_S)]
         return [*first, meetings[rank].exchange("2", rank, limit_s=LONG_S)]
 
     said = together(say)
     assert all(one[0].missing == {ahead: "went on without it"} for rank, one in enumerate(said) if rank != ahead)
-    assert all(one[-1] == Round({0: 0, 1: 1, 2: 2}, {}) for one in said)
+    assert all(one[-1] == RendezvousRound({0: 0, 1: 1, 2: 2}, {}) for one in said)
 
 
-def test_who_has_left_says_why(meetings: list[Rendezvous], together: Callable[..., list[Round | None]]) -> None:
-    def say(rank: int) -> Round | None:
+def test_who_has_left_says_why(meetings: list[Rendezvous], together: Callable[..., list[RendezvousRound | None]]) -> None:
+    def say(rank: int) -> RendezvousRound | None:
         return meetings[rank].leave("is tired") if rank == 1 else meetings[rank].exchange("1", rank, limit_s=LONG_S)
 
-    assert together(say)[0] == Round({0: 0, 2: 2}, {1: "is tired"})
+    assert together(say)[0] == RendezvousRound({0: 0, 2: 2}, {1: "is tired"})
 
 
 def test_who_works_learns_that_another_has_failed(meetings: list[Rendezvous]) -> None:
@@ -126,9 +128,9 @@ def test_what_must_end_waits_no_more(meetings: list[Rendezvous]) -> None:
     with ThreadPoolExecutor(1) as threads:
         waits = threads.submit(meetings[0].exchange, "1", 0, limit_s=LONG_S)
         meetings[0].end("told to end")
-        with pytest.raises(Lost, match="told to end"):
+        with pytest.raises(RendezvousLost, match="told to end"):
             waits.result(60)
-    with pytest.raises(Lost, match="told to end"):
+    with pytest.raises(RendezvousLost, match="told to end"):
         meetings[0].exchange("2", 0, limit_s=LONG_S)
 
 
@@ -156,7 +158,7 @@ def test_a_killed_process_is_gone_for_all(port: int, together: Callable[..., lis
         process.kill()
         process.wait()
         told = together(lambda rank: here[rank].exchange("1", rank, limit_s=60) if rank < 2 else None)
-        assert told[:2] == [Round({0: 0, 1: 1}, {2: "is gone: its process has ended"})] * 2
+        assert told[:2] == [RendezvousRound({0: 0, 1: 1}, {2: "is gone: its process has ended"})] * 2
         for one in here[:2]:
             one.close()
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from pytest_fxbucket.pytest_plugin.distributed_test.job import Ending
+from pytest_fxbucket.pytest_plugin.distributed_test.job import BodyEnding
 from pytest_fxbucket.pytest_plugin.torchrun import AgreedOutcome
 from pytest_fxbucket.ranks.failure import RankState
 from pytest_fxbucket.ranks.flight_recorder import RankPosition, RecordedGroup, RecordedLaunch
@@ -29,7 +29,7 @@ VALUES = [
     (1, (2, [3, ()])),
     {1: "a", (2, "b"): [b"bytes", {}], None: {4, 5}, frozenset({1}): bytes(9)},
     ["list", ["tuple"], {"dict": "ours"}],
-    Ending("skipped", "no reason"),
+    BodyEnding("skipped", "no reason"),
     AgreedOutcome("failed", "text", True, ""),
     RankState(
         2, "died", math.inf, where=RankPosition("m", LAUNCH, "waits for", (RecordedGroup((0, 1), 2, 3),), (LAUNCH, LAUNCH))
@@ -82,7 +82,7 @@ def within_itself():
     ],
 )
 def test_what_is_not_plain_is_named_before_it_is_sent(value, said):
-    with pytest.raises(store.NotPlain, match=said):
+    with pytest.raises(store.NotPlainDataError, match=said):
         store.pack(value)
 
 
@@ -97,7 +97,7 @@ CODE = {
     "another package by way of ours": [json.dumps(["ours", "pytest_fxbucket.ranks.launch:subprocess.Popen", "x"]).encode()],
     "a function of ours": [json.dumps(["ours", "pytest_fxbucket.ranks.wire:unpack", []]).encode()],
     "a dataclass with too few fields": [
-        json.dumps(["ours", "pytest_fxbucket.pytest_plugin.distributed_test.job:Ending"]).encode()
+        json.dumps(["ours", "pytest_fxbucket.pytest_plugin.distributed_test.job:BodyEnding"]).encode()
     ],
     "a tensor larger than its bytes": [json.dumps(["tensor", 0, "float32", [1 << 40], [1], False, False]).encode(), b""],
     "a tensor beside its bytes": [json.dumps(["tensor", 0, "float32", [1], [1], False, False]).encode()],
@@ -113,7 +113,9 @@ CODE = {
 @pytest.mark.parametrize("name", CODE)
 def test_what_is_not_plain_is_refused_in_one_sentence_and_does_nothing(name, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(store.Refused, match="what came over the network is no plain data of ours, and was refused") as caught:
+    with pytest.raises(
+        store.RefusedDataError, match="what came over the network is no plain data of ours, and was refused"
+    ) as caught:
         store.unpack(CODE[name])
     assert "\n" not in str(caught.value)
     assert not Path("harmed").exists()

@@ -14,7 +14,7 @@ from pytest_fxbucket.cost.costs import Roofline, collective_seconds, enqueue_sec
 from pytest_fxbucket.errors import SimulationError
 from pytest_fxbucket.graph.collectives import is_wait, launch_kind
 from pytest_fxbucket.graph.ops import is_view
-from pytest_fxbucket.simulate.calibrate import Stretch, calibrate
+from pytest_fxbucket.simulate.calibrate import MeasuredStretch, calibrate
 from pytest_fxbucket.simulate.simulator import simulate
 from pytest_fxbucket.step.roles import MeshDim, StepGraph
 from suites.graph.handmade import Handmade, aten
@@ -72,7 +72,7 @@ def nodes_of(step: StepGraph) -> list[fx.Node]:
     return [node for node in step.graphs["joint"].graph.nodes if node.op == "call_function"]
 
 
-def measured(step: StepGraph, cluster: Cluster) -> Iterator[Stretch]:
+def measured(step: StepGraph, cluster: Cluster) -> Iterator[MeasuredStretch]:
     """What ``cluster`` would be measured to do, a stretch for each node."""
     timeline, cost = simulate(step, cluster), Roofline(cluster, groups_of(step))
     exposed = {flight.node: flight.exposed for flight in timeline.flights}
@@ -84,9 +84,9 @@ def measured(step: StepGraph, cluster: Cluster) -> Iterator[Stretch]:
             seconds = cluster.waiting + (exposed[node.all_input_nodes[0].name] if cluster.blocking else 0.0)
         elif cluster.blocking:
             seconds += cost(node)
-        yield Stretch("joint", (node.name,), seconds)
+        yield MeasuredStretch("joint", (node.name,), seconds)
         if not cluster.blocking and not is_free(node):
-            yield Stretch("joint", (node.name,), cost(node), "network" if launch_kind(node) is not None else "device")
+            yield MeasuredStretch("joint", (node.name,), cost(node), "network" if launch_kind(node) is not None else "device")
 
 
 @pytest.mark.parametrize("true", [HOST, DEVICE], ids=["host", "device"])
@@ -125,10 +125,10 @@ def test_stretches_of_several_nodes_do_as_well() -> None:
     step = step_of()
     each = list(measured(step, HOST))
     kinds = [(launch_kind(node) is not None, is_wait(node)) for node in nodes_of(step)]
-    joined: list[Stretch] = []
+    joined: list[MeasuredStretch] = []
     for number, one in enumerate(each):
         if joined and kinds[number] == (False, False) == kinds[number - 1]:
-            joined[-1] = Stretch("joint", joined[-1].nodes + one.nodes, joined[-1].seconds + one.seconds)
+            joined[-1] = MeasuredStretch("joint", joined[-1].nodes + one.nodes, joined[-1].seconds + one.seconds)
         else:
             joined.append(one)
     assert len(joined) < len(each)
@@ -154,17 +154,23 @@ def test_the_error_that_is_left_is_said() -> None:
 @pytest.mark.parametrize(
     ("stretch", "words"),
     [
-        (Stretch("joint", ("mm_99",), 1.0), "^the timeline is of another graph: mm_99 is not in the joint graph$"),
-        (Stretch("joint", (), 1.0), "^the timeline is of another graph: a stretch without nodes is not in the joint graph$"),
-        (Stretch("forward", ("mm_default",), 1.0), "^the timeline has a graph forward, the step has joint$"),
+        (MeasuredStretch("joint", ("mm_99",), 1.0), "^the timeline is of another graph: mm_99 is not in the joint graph$"),
         (
-            Stretch("joint", ("mm_default",), float("nan")),
+            MeasuredStretch("joint", (), 1.0),
+            "^the timeline is of another graph: a stretch without nodes is not in the joint graph$",
+        ),
+        (MeasuredStretch("forward", ("mm_default",), 1.0), "^the timeline has a graph forward, the step has joint$"),
+        (
+            MeasuredStretch("joint", ("mm_default",), float("nan")),
             "^mm_default of the joint graph took nan seconds, expected 0 or more$",
         ),
-        (Stretch("joint", ("mm_default",), -1.0), "^mm_default of the joint graph took -1.0 seconds, expected 0 or more$"),
+        (
+            MeasuredStretch("joint", ("mm_default",), -1.0),
+            "^mm_default of the joint graph took -1.0 seconds, expected 0 or more$",
+        ),
     ],
 )
-def test_what_is_not_of_the_step_is_refused(stretch: Stretch, words: str) -> None:
+def test_what_is_not_of_the_step_is_refused(stretch: MeasuredStretch, words: str) -> None:
     with pytest.raises(SimulationError, match=words):
         calibrate(step_of((64,)), [stretch], ASSUMED)
 

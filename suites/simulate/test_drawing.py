@@ -7,7 +7,7 @@ from dataclasses import replace
 import torch
 from torch import fx
 
-from pytest_fxbucket.bench.timeline.simulated import Piece, pieces_of, staged_pieces
+from pytest_fxbucket.bench.timeline.simulated import SimulatedStretch, pieces_of, staged_pieces
 from pytest_fxbucket.simulate.simulator import simulate
 from suites.graph.handmade import Handmade, aten
 from suites.simulate.test_calibrate import ASSUMED, step_of
@@ -27,14 +27,14 @@ def test_what_ran_and_what_blocked_stands_on_its_stream() -> None:
     cluster = replace(ASSUMED, launch=1e-6)
     pieces = list(pieces_of(simulate(step, cluster, lambda node: took[node.name])))
     assert pieces == [
-        Piece("0", "flight", "joint", early.name, 1000, 4000),
-        Piece("0", "flight", "joint", late.name, 4000, 8000),
-        Piece("compute", "compute", "joint", work.name, 3000, 8000),
-        Piece("compute", "launch", "joint", early.name, 1000, 1000),
-        Piece("compute", "launch", "joint", late.name, 2000, 2000),
+        SimulatedStretch("0", "flight", "joint", early.name, 1000, 4000),
+        SimulatedStretch("0", "flight", "joint", late.name, 4000, 8000),
+        SimulatedStretch("compute", "compute", "joint", work.name, 3000, 8000),
+        SimulatedStretch("compute", "launch", "joint", early.name, 1000, 1000),
+        SimulatedStretch("compute", "launch", "joint", late.name, 2000, 2000),
     ]
     took[work.name] = 1e-6
-    assert list(pieces_of(simulate(step, cluster, lambda node: took[node.name])))[-1] == Piece(
+    assert list(pieces_of(simulate(step, cluster, lambda node: took[node.name])))[-1] == SimulatedStretch(
         "compute", "wait", "joint", late.name, 4000, 8000
     )
 
@@ -42,8 +42,8 @@ def test_what_ran_and_what_blocked_stands_on_its_stream() -> None:
 def test_a_schedule_stands_by_stages() -> None:
     timeline = simulated([stage(0), stage(1)], 5_000)
     assert list(staged_pieces(timeline, 1)) == [
-        Piece("stage 1", "compute", "forward 0", "", 15_000, 25_000),
-        Piece("stage 1", "compute", "forward 1", "", 25_000, 35_000),
-        Piece("stage 1", "compute", "backward 0", "", 35_000, 55_000),
-        Piece("stage 1", "compute", "backward 1", "", 55_000, 75_000),
+        SimulatedStretch("stage 1", "compute", "forward 0", "", 15_000, 25_000),
+        SimulatedStretch("stage 1", "compute", "forward 1", "", 25_000, 35_000),
+        SimulatedStretch("stage 1", "compute", "backward 0", "", 35_000, 55_000),
+        SimulatedStretch("stage 1", "compute", "backward 1", "", 55_000, 75_000),
     ]

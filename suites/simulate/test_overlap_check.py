@@ -13,7 +13,7 @@ from pytest_fxbucket.capture.last_step import LastStep
 from pytest_fxbucket.checks.overlap import problems
 from pytest_fxbucket.checks.verdict import Verdict
 from pytest_fxbucket.errors import FxbucketError
-from pytest_fxbucket.plan.cluster import Cluster, Exposed, Link, Overlapped
+from pytest_fxbucket.plan.cluster import Cluster, ExposureLimit, Link, OverlapLimits
 from pytest_fxbucket.plan.load import load_plans
 from pytest_fxbucket.plan.schema import Plan
 from pytest_fxbucket.plan.schema_checks import Checks
@@ -30,14 +30,14 @@ PLAN = small("llama")
 FAST = Cluster(preset="h100-sxm", launch_us=50.0)
 """Kernels are so small that calls are what takes time, and hide everything."""
 SLOW = Cluster(preset="h100-sxm", launch_us=0.0, within=Link(bandwidth=0.001))
-ALL = Overlapped(exposed_max_ms=0.0)
+ALL = OverlapLimits(exposed_max_ms=0.0)
 
 Check = Callable[..., Verdict]
 
 
 @pytest.fixture
 def check(pools: Pools, tmp_path: Path, last_step: LastStep) -> Check:
-    def run(cluster: Cluster, limits: Overlapped, plan: Plan = PLAN, **change: object) -> Verdict:
+    def run(cluster: Cluster, limits: OverlapLimits, plan: Plan = PLAN, **change: object) -> Verdict:
         plan = replace(plan, cluster=cluster, checks=replace(Checks(), overlap=limits), **change)
         settings = RunSettings(PLANS.parents[1], tmp_path / "golden", tmp_path / "artifacts")
         return PlanRun(plan, settings, pools, last_step=last_step).check("overlap")
@@ -52,7 +52,7 @@ def test_it_is_an_item_where_a_plan_has_limits() -> None:
 
 
 def test_what_is_within_its_limits_is_green_and_says_on_which_cluster(check: Check) -> None:
-    verdict = check(FAST, Overlapped(exposed_max_ms=1.0, hidden_min=0.9))
+    verdict = check(FAST, OverlapLimits(exposed_max_ms=1.0, hidden_min=0.9))
     assert verdict, verdict
     assert re.fullmatch(
         r"0\.0\d\d of \d+\.\d\d\d ms exposed, 15 of 16 launches hidden, on h100-sxm with figures of its own; 2 ranks",
@@ -61,7 +61,7 @@ def test_what_is_within_its_limits_is_green_and_says_on_which_cluster(check: Che
 
 
 def test_what_is_above_its_limits_is_red_and_names_what_is_exposed_most_by_its_entry(check: Check) -> None:
-    verdict = check(SLOW, Overlapped(exposed_max_ms=1.5, hidden_min=0.9))
+    verdict = check(SLOW, OverlapLimits(exposed_max_ms=1.5, hidden_min=0.9))
     assert verdict.outcome == "failed"
     first, second, *rest = verdict.lines
     assert re.fullmatch(r"[\d.]+ ms exposed, at most 1\.5 by checks\.overlap\.exposed_max_ms", first)
@@ -105,16 +105,16 @@ def rank_with(*directions: Direction, times: int = 1) -> SimulatedRank:
     ("most", "said"), [(3.9, ["4.000 ms exposed, at most 3.9 by checks.overlap.exposed_max_ms"]), (4.1, [])]
 )
 def test_what_a_stage_exposes_counts_for_each_microbatch(most: float, said: list[str]) -> None:
-    assert list(problems(rank_with("forward", times=4), Overlapped(exposed_max_ms=most).limits()))[:1] == said
+    assert list(problems(rank_with("forward", times=4), OverlapLimits(exposed_max_ms=most).limits()))[:1] == said
 
 
 def test_only_a_direction_with_a_limit_is_held_to_it() -> None:
     both = rank_with("forward", "backward")
-    assert list(problems(both, Overlapped(backward=Exposed(exposed_max_ms=0.5)).limits())) == [
+    assert list(problems(both, OverlapLimits(backward=ExposureLimit(exposed_max_ms=0.5)).limits())) == [
         "backward: 1.000 ms exposed, at most 0.5 by checks.overlap.backward.exposed_max_ms",
         "  backward it: 1.000 ms exposed, 1.000 ms in flight: too little compute runs beside it",
     ]
-    within = Overlapped(forward=Exposed(exposed_max_ms=1.1), backward=Exposed(hidden_min=0.0))
+    within = OverlapLimits(forward=ExposureLimit(exposed_max_ms=1.1), backward=ExposureLimit(hidden_min=0.0))
     assert list(problems(both, within.limits())) == []
 
 

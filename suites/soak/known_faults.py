@@ -16,7 +16,7 @@ from pytest_fxbucket.fuzz.finds import PLAN, Find
 from pytest_fxbucket.fuzz.judge import judged
 from pytest_fxbucket.fuzz.search import Search
 from pytest_fxbucket.fuzz.trial import Trial
-from pytest_fxbucket.fuzz.tried_pass import Subject, subject_of
+from pytest_fxbucket.fuzz.tried_pass import TriedPass, subject_of
 from suites.passes.partings import PARTINGS, Parting
 
 WRONG = {
@@ -36,14 +36,14 @@ def trial_of(parting: Parting) -> Trial:
     return Trial(program, program.returns(*parting.build(program)), parting.plan, options, name if name in WRONG else "")
 
 
-def known_faults(subject: Subject) -> dict[str, Find]:
+def known_faults(subject: TriedPass) -> dict[str, Find]:
     """What there is to find on the table's graphs, by name."""
     partings = [one for one in PARTINGS if subject.takes_plan or (one.launches and one.mode is None)]
     found = {one.name: judged(trial_of(one), subject, PLAN) for one in partings}
     return {name: find for name, find in found.items() if find is not None}
 
 
-def missing(subject: Subject, finds: Iterable[Find]) -> list[str]:
+def missing(subject: TriedPass, finds: Iterable[Find]) -> list[str]:
     """Names of known faults that none of ``finds`` is."""
     finds = list(finds)
     return [name for name, fault in known_faults(subject).items() if not fault.is_of(finds)]

@@ -22,7 +22,7 @@ from pathlib import Path
 from hypothesis.strategies import SearchStrategy
 
 from pytest_fxbucket.fuzz.strategies import automatic, by_hand
-from pytest_fxbucket.fuzz.trial import Chosen
+from pytest_fxbucket.fuzz.trial import PlanChoice
 from pytest_fxbucket.plan.load import load_plans
 from pytest_fxbucket.ranks.pool import RankFailure, RankPool
 from pytest_fxbucket.ranks.pools import Pools
@@ -200,7 +200,7 @@ def scheduled(count: int, seed: int, say: Say) -> Iterator[str]:
     yield from _graphs("scheduled", automatic, count, seed, say)
 
 
-def _graphs(name: str, plans: SearchStrategy[Chosen], count: int, seed: int, say: Say) -> Iterator[str]:
+def _graphs(name: str, plans: SearchStrategy[PlanChoice], count: int, seed: int, say: Say) -> Iterator[str]:
     pools = Pools()
     try:
         for world, part in ((3, count), (4, count // 10)):

@@ -10,7 +10,7 @@ import torch
 from torch import fx
 
 from pytest_fxbucket.fuzz import collective_steps, compute_steps
-from pytest_fxbucket.fuzz.drawing import Drawing, Drawn, Step
+from pytest_fxbucket.fuzz.drawing import Drawing, DrawingStep, ReadableValue
 from pytest_fxbucket.fuzz.program import aten
 
 _FUNCTIONAL = ("gather", "reduce", "all_reduce")
@@ -25,7 +25,7 @@ class _Launched:
     target: Any
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
-    sent: Drawn
+    sent: ReadableValue
     plain: bool
 
 
@@ -44,12 +44,12 @@ def drawn_duplicates(number: int, world: int, functional: bool) -> Drawing:
         name = draw.choice(kinds if draw.random() < 0.45 else _OTHERS)
         known = {one.node for one in drawing.open}
         values = {value.node: value for value in drawing.values}
-        steps[name][0](drawing, Step(name, *(draw.randint(0, 11) for _ in range(3))))
+        steps[name][0](drawing, DrawingStep(name, *(draw.randint(0, 11) for _ in range(3))))
         launched += _new(drawing, values, known)
     return drawing
 
 
-def _new(drawing: Drawing, values: dict[fx.Node, Drawn], known: set[fx.Node]) -> list[_Launched]:
+def _new(drawing: Drawing, values: dict[fx.Node, ReadableValue], known: set[fx.Node]) -> list[_Launched]:
     """Launches of one tensor that the last step made."""
     found = []
     for node in drawing.program.graph.nodes:
@@ -76,6 +76,6 @@ def _launch_again(drawing: Drawing, draw: random.Random, one: _Launched) -> None
         elif way == "cast":
             node, storage = drawing.call(aten._to_copy.default, node, dtype=one.sent.fake.dtype), drawing.new_storage()
     made = drawing.call(one.target, node, *one.args)
-    drawing.fly([made], [Drawn(node, storage, one.plain)], one.plain)
+    drawing.fly([made], [ReadableValue(node, storage, one.plain)], one.plain)
     if draw.random() < 0.6:
         drawing.wait(draw.randint(0, 1))

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import fx
 
-from pytest_fxbucket.checks.promises.iterations import Phased
+from pytest_fxbucket.checks.promises.iterations import ReadPhase
 from pytest_fxbucket.graph.buckets import GraphAnalysis
 from pytest_fxbucket.graph.reading import read_graph
 from pytest_fxbucket.step.roles import Parameter, Phase, StepGraph
@@ -47,8 +47,8 @@ def reading_of(step: StepGraph, phase: Phase) -> GraphAnalysis:
     return read_graph(step.graphs[phase].graph, step.inputs[phase], step.outputs[phase])
 
 
-def phased(step: StepGraph, phase: Phase) -> Phased:
-    return Phased(reading_of(step, phase), step.inputs[phase], step.outputs[phase])
+def phased(step: StepGraph, phase: Phase) -> ReadPhase:
+    return ReadPhase(reading_of(step, phase), step.inputs[phase], step.outputs[phase])
 
 
 def events(step: StepGraph, phase: Phase) -> list[str]:

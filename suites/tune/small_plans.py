@@ -8,8 +8,8 @@ from pathlib import Path
 
 from pytest_fxbucket.plan.load import parse_plans
 from pytest_fxbucket.plan.schema import Plan
-from pytest_fxbucket.tune.moves import Move
-from pytest_fxbucket.tune.search import Score
+from pytest_fxbucket.tune.moves import PlanMove
+from pytest_fxbucket.tune.search import SimulatedScore
 from suites.plans.llama import BUCKETS, MIXED, head
 
 ROOT = Path(__file__).parents[2]
@@ -41,16 +41,16 @@ class Told:
     """A scorer that is told what each plan takes, and offers the same moves from each."""
 
     seconds: Callable[[Plan], float]
-    offered: Callable[[Plan], Sequence[Move]]
+    offered: Callable[[Plan], Sequence[PlanMove]]
     peak: Callable[[Plan], int] = lambda plan: 0
     reasons: dict[str, float] = field(default_factory=dict)
     efforts: Callable[[Plan], float] = lambda plan: 1.0
     costs: Callable[[Plan], float] = lambda plan: 0.0
     scored: list[Plan] = field(default_factory=list)
 
-    def score(self, plan: Plan) -> Score:
+    def score(self, plan: Plan) -> SimulatedScore:
         self.scored.append(plan)
-        return Score(self.seconds(plan), 0.0, self.peak(plan), self.reasons)
+        return SimulatedScore(self.seconds(plan), 0.0, self.peak(plan), self.reasons)
 
     def effort(self, plan: Plan) -> float:
         return self.efforts(plan)
@@ -58,5 +58,5 @@ class Told:
     def takes(self, plan: Plan) -> float:
         return self.costs(plan)
 
-    def moves(self, plan: Plan) -> Sequence[Move]:
+    def moves(self, plan: Plan) -> Sequence[PlanMove]:
         return self.offered(plan)

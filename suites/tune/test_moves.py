@@ -11,11 +11,11 @@ from pytest_fxbucket.plan.entries import parse_entries
 from pytest_fxbucket.plan.load import parse_plans
 from pytest_fxbucket.plan.schema import Plan
 from pytest_fxbucket.tune.entries import items_of
-from pytest_fxbucket.tune.moves import Facts, Move, moves_of
+from pytest_fxbucket.tune.moves import PlanMove, StepFacts, moves_of
 from pytest_fxbucket.tune.proposal import proposal_of
 from suites.tune.small_plans import HEAD, NAMES, ROOT, STARS, plan_of
 
-FACTS = Facts(NAMES, 3 << 20, frozenset({"layers"}))
+FACTS = StepFacts(NAMES, 3 << 20, frozenset({"layers"}))
 RANGES = HEAD + '\n[bucket]\nplan = ["tok_embeddings", "layers.[0-3]", "norm+output"]\n'
 WHOLE = HEAD + '\n[bucket]\nplan = ["tok_embeddings", "layers", ["norm", "output"]]\n'
 PAIRS = HEAD + '\n[bucket]\nplan = ["tok_embeddings", "layers.0+layers.1", "layers.[2-3]", "norm", "output"]\n'
@@ -25,12 +25,12 @@ SIZE = HEAD + '\n[bucket]\nby = "size"\ncap_mb = 25\n'
 ROOTED = HEAD + '\n[bucket]\nplan = ["layers.*"]\nunplanned = "root"\n'
 
 
-def moves(text: str, names: Sequence[str] = NAMES, start: str = "") -> dict[str, Move]:
+def moves(text: str, names: Sequence[str] = NAMES, start: str = "") -> dict[str, PlanMove]:
     found = moves_of(plan_of(text), replace(FACTS, entries=names), plan_of(start or text))
     return {move.says: move for move in found}
 
 
-def items(move: Move) -> list[str]:
+def items(move: PlanMove) -> list[str]:
     return items_of(move.plan.bucket.plan)
 
 

@@ -13,8 +13,8 @@ from pytest_fxbucket.plan.schema import Plan
 from pytest_fxbucket.plan_on_mesh import PlanOnMesh, mesh_of
 from pytest_fxbucket.simulate.of_plan import in_schedule, simulated_ranks, unbucketed
 from pytest_fxbucket.step.portable import digest, encode
-from pytest_fxbucket.tune.moves import Move
-from pytest_fxbucket.tune.score import Simulated
+from pytest_fxbucket.tune.moves import PlanMove
+from pytest_fxbucket.tune.score import PlanSimulator
 from pytest_fxbucket.tune.search import search
 from suites.tune.small_plans import SMALL, plan_of
 from suites.tune.small_plans import STARS as OF_FOUR
@@ -31,9 +31,9 @@ def on(plan: Plan) -> Cluster:
     return found
 
 
-def scorer_of(plan: Plan) -> tuple[Simulated, list[str]]:
+def scorer_of(plan: Plan) -> tuple[PlanSimulator, list[str]]:
     said: list[str] = []
-    return Simulated(plan, on(plan), said.append), said
+    return PlanSimulator(plan, on(plan), said.append), said
 
 
 def anew(plan: Plan) -> PlanOnMesh:
@@ -45,10 +45,10 @@ def traced(plan: Plan) -> str:
     return digest(encode(graph.graph, graph))
 
 
-class OfPrefetch(Simulated):
+class OfPrefetch(PlanSimulator):
     """Knows no other moves."""
 
-    def moves(self, plan: Plan) -> Sequence[Move]:
+    def moves(self, plan: Plan) -> Sequence[PlanMove]:
         return [move for move in super().moves(plan) if "prefetch" in move.says]
 
 

@@ -10,7 +10,7 @@ import pytest
 
 from pytest_fxbucket.errors import PassError
 from pytest_fxbucket.plan.schema import Plan
-from pytest_fxbucket.tune.moves import Move
+from pytest_fxbucket.tune.moves import PlanMove
 from pytest_fxbucket.tune.search import search
 from suites.tune.small_plans import STARS, Told, plan_of
 
@@ -21,12 +21,12 @@ def ahead(plan: Plan, prefetch: int) -> Plan:
     return replace(plan, overlap=replace(plan.overlap, prefetch=prefetch))
 
 
-def further(plan: Plan) -> Sequence[Move]:
+def further(plan: Plan) -> Sequence[PlanMove]:
     """One step of prefetch at a time."""
-    return [Move(ahead(plan, plan.overlap.prefetch + 1), f"prefetch = {plan.overlap.prefetch + 1}")]
+    return [PlanMove(ahead(plan, plan.overlap.prefetch + 1), f"prefetch = {plan.overlap.prefetch + 1}")]
 
 
-def any_of(*moves: Move) -> Told:
+def any_of(*moves: PlanMove) -> Told:
     return Told(lambda plan: 1.0 / (1 + plan.overlap.prefetch), lambda plan: moves)
 
 
@@ -57,7 +57,7 @@ def test_from_above_the_limit_it_goes_down_first() -> None:
 
 
 def test_what_may_take_away_most_of_what_is_exposed_is_tried_first() -> None:
-    moves = [Move(ahead(START, n), str(n), frozenset({why})) for n, why in ((2, "memory"), (3, "late"), (4, "early"))]
+    moves = [PlanMove(ahead(START, n), str(n), frozenset({why})) for n, why in ((2, "memory"), (3, "late"), (4, "early"))]
     told = any_of(*moves)
     told.reasons = {"late": 1.0, "early": 2.0}
     search(START, told, inf)
@@ -65,7 +65,7 @@ def test_what_may_take_away_most_of_what_is_exposed_is_tried_first() -> None:
 
 
 def test_what_takes_little_effort_is_tried_before_what_promises_little_more() -> None:
-    moves = [Move(ahead(START, n), str(n), frozenset({why})) for n, why in ((2, "late"), (3, "early"), (4, ""), (5, ""))]
+    moves = [PlanMove(ahead(START, n), str(n), frozenset({why})) for n, why in ((2, "late"), (3, "early"), (4, ""), (5, ""))]
     told = any_of(*moves)
     told.reasons = {"late": 3.0, "early": 2.0}
     told.efforts = lambda plan: 2.0 if plan.overlap.prefetch in (2, 4) else 1.0
@@ -74,7 +74,7 @@ def test_what_takes_little_effort_is_tried_before_what_promises_little_more() ->
 
 
 def test_each_kind_has_its_turn() -> None:
-    moves = [Move(ahead(START, n), f"[t] {key}", frozenset({why})) for n, key, why in _TURNS]
+    moves = [PlanMove(ahead(START, n), f"[t] {key}", frozenset({why})) for n, key, why in _TURNS]
     told = any_of(*moves)
     told.reasons = {"late": 3.0, "early": 2.0}
     search(START, told, inf)
@@ -89,10 +89,10 @@ def test_a_change_that_gains_nothing_any_more_is_taken_back() -> None:
     back = replace(later, overlap=replace(later.overlap, prefetch=1))
     seconds = {repr(START): 5.0, repr(ahead(START, 2)): 4.0, repr(later): 3.0, repr(back): 3.0}
     offered = {
-        repr(START): [Move(ahead(START, 2), "ahead")],
-        repr(ahead(START, 2)): [Move(later, "later")],
-        repr(later): [Move(back, "back", takes_back=True)],
-        repr(back): [Move(later, "again", takes_back=True)],
+        repr(START): [PlanMove(ahead(START, 2), "ahead")],
+        repr(ahead(START, 2)): [PlanMove(later, "later")],
+        repr(later): [PlanMove(back, "back", takes_back=True)],
+        repr(back): [PlanMove(later, "again", takes_back=True)],
     }
     found = search(START, Told(lambda plan: seconds[repr(plan)], lambda plan: offered[repr(plan)]), inf)
     assert (found.plan, [one.says for one in found.changes]) == (back, ["ahead", "later", "back"])
@@ -107,7 +107,7 @@ def test_it_ends_where_there_is_no_time_for_another_plan() -> None:
 
 
 def test_what_there_is_time_for_is_tried_all_the_same() -> None:
-    told = any_of(Move(ahead(START, 3), "long"), Move(ahead(START, 2), "short"))
+    told = any_of(PlanMove(ahead(START, 3), "long"), PlanMove(ahead(START, 2), "short"))
     told.costs = lambda plan: 100.0 if plan.overlap.prefetch == 3 else 1.0
     found = search(START, told, inf, lambda: 10.0)
     assert (found.ended, found.plan) == ("time", ahead(START, 2))
@@ -119,7 +119,7 @@ def test_a_plan_that_is_refused_is_passed_over() -> None:
             raise PassError("no")
         return 5.0 - plan.overlap.prefetch
 
-    told = Told(seconds, lambda plan: [Move(ahead(START, n), "") for n in (2, 3)])
+    told = Told(seconds, lambda plan: [PlanMove(ahead(START, n), "") for n in (2, 3)])
     found = search(START, told, inf)
     assert (found.plan, found.tried, found.refused) == (ahead(START, 3), 1, 1)
 

@@ -17,15 +17,15 @@ from pytest_fxbucket.plan.load import load_plans, parse_plans
 from pytest_fxbucket.plan.schema import Plan
 from pytest_fxbucket.progress import Progress
 from pytest_fxbucket.tune.moves import key_of
-from pytest_fxbucket.tune.score import Simulated
-from pytest_fxbucket.tune.search import Score
+from pytest_fxbucket.tune.score import PlanSimulator
+from pytest_fxbucket.tune.search import SimulatedScore
 from suites.tune.small_plans import ROOT, SMALL, STARS
 
 PAGE = (ROOT / "docs/reference/cli.md").read_text(encoding="utf-8").partition("\n## tune\n")[2].partition("\n## ")[0]
 TEXT = f"{STARS.replace(*SMALL)}# One layer after the other.\n\n[overlap]  # by hand\nprefetch = 0  # none ahead\n"
 ROWS = '\n[[matrix]]\nid = "ahead"\noverlap.prefetch = 1\n'
 Capsys = pytest.CaptureFixture[str]
-Scored = Callable[[Plan], Score]
+Scored = Callable[[Plan], SimulatedScore]
 
 
 @pytest.fixture
@@ -37,36 +37,36 @@ def plan(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.fixture(scope="module")
-def first() -> tuple[Simulated, Score]:
+def first() -> tuple[PlanSimulator, SimulatedScore]:
     """The plan scored: what is told of its model and of its step holds for all of these plans."""
     plan = parse_plans(TEXT, ROOT / "plan.toml")[0]
     cluster = cluster_of(plan)
     assert cluster is not None
-    scorer = Simulated(plan, cluster, lambda _: None)
+    scorer = PlanSimulator(plan, cluster, lambda _: None)
     return scorer, scorer.score(plan)
 
 
 @pytest.fixture
-def guessed(first: tuple[Simulated, Score], monkeypatch: pytest.MonkeyPatch) -> Callable[[Scored], None]:
+def guessed(first: tuple[PlanSimulator, SimulatedScore], monkeypatch: pytest.MonkeyPatch) -> Callable[[Scored], None]:
     """Have plans scored without a simulation behind the first."""
     known, score = first
     (facts,) = known._facts.values()
 
     def by(scored: Scored) -> None:
-        def instead(self: Simulated, plan: Plan) -> Score:
+        def instead(self: PlanSimulator, plan: Plan) -> SimulatedScore:
             self._first, self._worlds = known._first, known._worlds
             self._facts[key_of(plan)] = facts
             return score if plan == self.start else scored(plan)
 
-        monkeypatch.setattr(Simulated, "score", instead)
+        monkeypatch.setattr(PlanSimulator, "score", instead)
 
     return by
 
 
-def by_prefetch(plan: Plan) -> Score:
+def by_prefetch(plan: Plan) -> SimulatedScore:
     """The farther ahead the better, and nothing else is."""
     worse = plan.overlap.schedule == "auto" or not plan.overlap.defer_reduce or plan.overlap.gather_group == "own"
-    return Score(1.0 if worse or plan.bucket.cap_mb != (0.0,) else 1e-6 / (1 + plan.overlap.prefetch), 0.0, 10)
+    return SimulatedScore(1.0 if worse or plan.bucket.cap_mb != (0.0,) else 1e-6 / (1 + plan.overlap.prefetch), 0.0, 10)
 
 
 def diff_of(old: str, new: str) -> str:
@@ -116,7 +116,7 @@ def test_each_plan_is_told_on_stderr_however_short_it_takes(
 
 
 def test_nothing_better_is_nothing_to_write(plan: Path, guessed: Callable[[Scored], None], capsys: Capsys) -> None:
-    guessed(lambda plan: Score(1.0, 0.0, 0))
+    guessed(lambda plan: SimulatedScore(1.0, 0.0, 0))
     assert main(["tune", "plan.toml", "--write"]) == 0
     said = capsys.readouterr().out
     assert "\nnothing found that is better than the plan as it is\n" in said
@@ -146,7 +146,7 @@ def test_the_table_and_the_document_say_the_same(plan: Path, guessed: Callable[[
 
 
 def test_ctrl_c_gives_the_best_so_far_and_writes_nothing(plan: Path, guessed: Callable[[Scored], None], capsys: Capsys) -> None:
-    def scored(plan: Plan) -> Score:
+    def scored(plan: Plan) -> SimulatedScore:
         if plan.overlap.prefetch == 3:
             raise KeyboardInterrupt
         return by_prefetch(plan)
@@ -160,17 +160,17 @@ def test_ctrl_c_gives_the_best_so_far_and_writes_nothing(plan: Path, guessed: Ca
 
 
 def test_ctrl_c_before_anything_is_known_is_told(plan: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capsys) -> None:
-    def stopped(self: Simulated, plan: Plan) -> Score:
+    def stopped(self: PlanSimulator, plan: Plan) -> SimulatedScore:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(Simulated, "score", stopped)
+    monkeypatch.setattr(PlanSimulator, "score", stopped)
     assert main(["tune", "plan.toml"]) == 130
     said = capsys.readouterr()
     assert (said.out, said.err) == ("", "fxbucket: stopped before the plan as it is was simulated\n")
 
 
 def test_memory_that_nothing_fits_into_is_told(plan: Path, guessed: Callable[[Scored], None], capsys: Capsys) -> None:
-    guessed(lambda plan: Score(1e-9, 0.0, 1 << 30))
+    guessed(lambda plan: SimulatedScore(1e-9, 0.0, 1 << 30))
     assert main(["tune", "plan.toml", "--memory-gb", "0.000001"]) == 0
     said = capsys.readouterr().out
     assert "of whose memory 1.0 KiB may be held" in said
@@ -213,7 +213,7 @@ def test_a_plan_whose_keys_cannot_be_found_is_told_and_not_written(
 
 
 def test_a_file_that_was_changed_meanwhile_is_left(plan: Path, guessed: Callable[[Scored], None], capsys: Capsys) -> None:
-    def scored(one: Plan) -> Score:
+    def scored(one: Plan) -> SimulatedScore:
         plan.write_text(TEXT + "# mine\n")
         return by_prefetch(one)
 

@@ -11,7 +11,7 @@ from pytest_fxbucket.bench.timeline.spans import COPIES, Row, jitter, rows_of
 from pytest_fxbucket.words import counted, human_bytes
 
 if TYPE_CHECKING:
-    from pytest_fxbucket.bench.record import BucketTime, Machine, Record
+    from pytest_fxbucket.bench.record import BucketTime, MachineKind, Record
     from pytest_fxbucket.bench.timeline.marks import Span
 
 
@@ -265,7 +265,7 @@ def commit_text(record: Record) -> str:
     return (record.commit[:9] if record.commit else "no commit") + (" dirty" if record.dirty else "")
 
 
-def machine_text(machine: Machine) -> str:
+def machine_text(machine: MachineKind) -> str:
     """``AMD EPYC 9B14, 2 cores, x86_64 Linux``, with equal GPUs counted in front."""
     gpus = [f"{machine['gpus'].count(gpu)} x {gpu}" for gpu in dict.fromkeys(machine["gpus"])]
     cores = counted(machine["cores"], "core")

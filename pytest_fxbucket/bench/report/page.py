@@ -173,7 +173,7 @@ def ratio_text(record: Record, variant: str) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Runs:
+class ComparableRuns:
     """Runs that are comparable with each other."""
 
     differs: tuple[str, ...]
@@ -182,7 +182,7 @@ class Runs:
     """Oldest first."""
 
 
-def grouped(record: Record, stored: Sequence[Record]) -> list[Runs]:
+def grouped(record: Record, stored: Sequence[Record]) -> list[ComparableRuns]:
     """This run's group first, with ``record`` as its last, then the others in order of their newest run, latest first.
 
     Runs on another machine, of another step or of another pass stand apart.
@@ -192,10 +192,10 @@ def grouped(record: Record, stored: Sequence[Record]) -> list[Runs]:
         groups.setdefault(_kind(one), []).append(one)
     ours = [one for one in groups.pop(_kind(record), []) if one != record]
     others = sorted(groups.values(), key=lambda group: (group[-1].time, _kind(group[-1])), reverse=True)
-    found = [Runs((), (*ours, record))]
+    found = [ComparableRuns((), (*ours, record))]
     for group in others:
         passes = () if group[-1].pass_name == record.pass_name else (f"pass {group[-1].pass_name}",)
-        found.append(Runs((*comparable(group[-1], record), *passes), tuple(group)))
+        found.append(ComparableRuns((*comparable(group[-1], record), *passes), tuple(group)))
     return found
 
 

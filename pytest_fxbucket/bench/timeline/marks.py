@@ -57,7 +57,7 @@ ELSEWHERE = "what another graph launched"
 
 
 @dataclass(frozen=True, slots=True)
-class Mark:
+class ActivityMark:
     """The work that a rank does from ``node`` on, in graph order, up to the node of the next mark."""
 
     node: str
@@ -71,7 +71,7 @@ class Mark:
     bucket: int = -1
     """Index in the graph's reading; -1 of compute."""
 
-    def renumbered(self, first: int) -> Mark:
+    def renumbered(self, first: int) -> ActivityMark:
         """The same mark in a numbering of buckets in which ``first`` others come before."""
         return replace(self, bucket=self.bucket + first) if self.bucket >= 0 else self
 
@@ -80,14 +80,14 @@ class Mark:
         return Span(rank, stream, kind or self.kind, self.label, self.direction, start_ns, end_ns, self.bucket)
 
 
-def marks_of(world: PlanOnMesh, rank: int, phase: Phase, variant: str) -> tuple[Mark, ...]:
+def marks_of(world: PlanOnMesh, rank: int, phase: Phase, variant: str) -> tuple[ActivityMark, ...]:
     """The marks of a graph of ``rank``: before the pass for the unbucketed variant, else as ``world``'s pass made it."""
     if variant == UNBUCKETED:
         return marks_in(world.reference_reading(rank)[phase], {})
     return marks_in(world.final(rank)[phase].reading, world.entry_of)
 
 
-def marks_in(reading: GraphAnalysis, entry_of: Mapping[str, str]) -> tuple[Mark, ...]:
+def marks_in(reading: GraphAnalysis, entry_of: Mapping[str, str]) -> tuple[ActivityMark, ...]:
     """The marks of a graph; ``entry_of`` has the entry of each FQN, which names launches. Without one the FQN does."""
     assert reading.order is not None
     return tuple(_Walk(reading, reading.order.nodes, labels_of(reading.buckets, entry_of)).marks())
@@ -117,7 +117,7 @@ class _Walk:
         self.direction: str = next((self.directions[where] for where in sorted(self.directions)), "forward")
         self.label = ""
 
-    def marks(self) -> Iterator[Mark]:
+    def marks(self) -> Iterator[ActivityMark]:
         """In graph order; the first stands at the first node that is no input."""
         running: tuple[str, str] | None = None
         for where, node in enumerate(self.nodes):
@@ -131,15 +131,15 @@ class _Walk:
                 self._enter(where, node)
             if running != (self.label, self.direction):
                 running = self.label, self.direction
-                yield Mark(node.name, "compute", *running)
+                yield ActivityMark(node.name, "compute", *running)
 
-    def _communication(self, where: int, node: fx.Node) -> Mark | None:
+    def _communication(self, where: int, node: fx.Node) -> ActivityMark | None:
         bucket = self.launches.get(where, self.waits.get(where))
         if bucket is not None:
             kind: Kind = "launch" if where in self.launches else "wait"
-            return Mark(node.name, kind, self.labels[bucket], self.reading.buckets[bucket].direction, bucket)
+            return ActivityMark(node.name, kind, self.labels[bucket], self.reading.buckets[bucket].direction, bucket)
         if is_wait(node):
-            return Mark(node.name, "wait", ELSEWHERE, self._direction(where, node))
+            return ActivityMark(node.name, "wait", ELSEWHERE, self._direction(where, node))
         return None
 
     def _enter(self, where: int, node: fx.Node) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal
 
-from pytest_fxbucket.bench.timeline.marks import BUCKETED, COMMUNICATION, Mark, Span, marks_of
+from pytest_fxbucket.bench.timeline.marks import BUCKETED, COMMUNICATION, ActivityMark, Span, marks_of
 from pytest_fxbucket.bench.timeline.spans import lane_of
 from pytest_fxbucket.simulate.of_plan import bucketed_step
 from pytest_fxbucket.simulate.simulator import COMPUTE, COPIES, simulate
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from pytest_fxbucket.step.roles import Phase
 
 SIMULATED = "simulated on "
-Marked = Mapping[tuple["Phase", str], Mark]
+Marked = Mapping[tuple["Phase", str], ActivityMark]
 """By graph and node the mark that the node belongs to."""
 
 
@@ -38,7 +38,7 @@ def simulated_step(world: PlanOnMesh, cluster: Cluster, cost: CostModel | None =
         spans = [span for place, step in enumerate(places) for span in _staged(staged_pieces(timeline, place), step.rank)]
     else:
         # Buckets are numbered through all graphs, as in the list of a record.
-        marked: dict[tuple[Phase, str], Mark] = {}
+        marked: dict[tuple[Phase, str], ActivityMark] = {}
         first = 0
         for phase, module in places[0].graphs.items():
             marks = [mark.renumbered(first) for mark in marks_of(world, 0, phase, BUCKETED)]
@@ -48,7 +48,7 @@ def simulated_step(world: PlanOnMesh, cluster: Cluster, cost: CostModel | None =
     return {f"{SIMULATED}{cluster.name}": tuple(spans)}
 
 
-def nodes_of_marks(graph: fx.Graph, marks: Sequence[Mark]) -> Iterator[tuple[str, Mark]]:
+def nodes_of_marks(graph: fx.Graph, marks: Sequence[ActivityMark]) -> Iterator[tuple[str, ActivityMark]]:
     """(name of a node, the last mark at or before it), for each node from the first mark on."""
     begins = {mark.node: mark for mark in marks}
     current = None
@@ -58,10 +58,10 @@ def nodes_of_marks(graph: fx.Graph, marks: Sequence[Mark]) -> Iterator[tuple[str
             yield node.name, current
 
 
-def spans_of_pieces(pieces: Sequence[Piece], marked: Marked, rank: int = 0) -> Iterator[Span]:
+def spans_of_pieces(pieces: Sequence[SimulatedStretch], marked: Marked, rank: int = 0) -> Iterator[Span]:
     """A span for each of ``pieces``; consecutive compute of one mark on one stream becomes one span."""
     current: Span | None = None
-    mark_of_current: Mark | None = None
+    mark_of_current: ActivityMark | None = None
     for piece in pieces:
         mark = marked.get((piece.phase, piece.node))
         if mark is None:
@@ -80,7 +80,7 @@ def spans_of_pieces(pieces: Sequence[Piece], marked: Marked, rank: int = 0) -> I
         yield current
 
 
-def _staged(pieces: Iterator[Piece], rank: int) -> Iterator[Span]:
+def _staged(pieces: Iterator[SimulatedStretch], rank: int) -> Iterator[Span]:
     for piece in pieces:
         direction = "forward" if piece.phase.startswith("forward") else "backward"
         stream = lane_of(int(piece.stream.partition(" ")[2]))
@@ -88,7 +88,7 @@ def _staged(pieces: Iterator[Piece], rank: int) -> Iterator[Span]:
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
+class SimulatedStretch:
     """A stretch of a simulated step."""
 
     stream: str
@@ -104,23 +104,27 @@ class Piece:
     end_ns: int
 
 
-def pieces_of(timeline: Timeline) -> Iterator[Piece]:
+def pieces_of(timeline: Timeline) -> Iterator[SimulatedStretch]:
     """All pieces of one rank's step: the nodes that ran, in order, then launches, and waits that blocked."""
     for ran in timeline.ran:
         kind: Literal["compute", "flight"] = "compute" if ran.stream in (COMPUTE, COPIES) else "flight"
-        yield Piece(ran.stream, kind, ran.phase, ran.node, _ns(ran.start), _ns(ran.end))
+        yield SimulatedStretch(ran.stream, kind, ran.phase, ran.node, _ns(ran.start), _ns(ran.end))
     for flight in timeline.flights:
         launched = _ns(flight.launched)
-        yield Piece(COMPUTE, "launch", flight.phase, flight.node, launched, launched)
+        yield SimulatedStretch(COMPUTE, "launch", flight.phase, flight.node, launched, launched)
         if not flight.is_hidden:
-            yield Piece(COMPUTE, "wait", flight.phase, flight.node, _ns(flight.waited), _ns(flight.waited + flight.exposed))
+            yield SimulatedStretch(
+                COMPUTE, "wait", flight.phase, flight.node, _ns(flight.waited), _ns(flight.waited + flight.exposed)
+            )
 
 
-def staged_pieces(timeline: StagedTimeline, place: int) -> Iterator[Piece]:
+def staged_pieces(timeline: StagedTimeline, place: int) -> Iterator[SimulatedStretch]:
     """The scheduled work of the rank at ``place`` along pp."""
     for one in timeline.done:
         if one.rank == place:
-            yield Piece(f"stage {one.stage}", "compute", f"{WORK[one.kind]} {one.microbatch}", "", _ns(one.start), _ns(one.end))
+            yield SimulatedStretch(
+                f"stage {one.stage}", "compute", f"{WORK[one.kind]} {one.microbatch}", "", _ns(one.start), _ns(one.end)
+            )
 
 
 def _ns(seconds: float) -> int:

@@ -29,7 +29,7 @@ _COLOURS = {"wait": "terrible", "launch": "thread_state_runnable", "flight": "th
 """Names from Chrome's own palette: exposed time is red."""
 
 
-class Exposed(NamedTuple):
+class BucketExposure(NamedTuple):
     """Times of one bucket: each is the slowest rank's, and the median over steps."""
 
     exposed_s: float
@@ -38,12 +38,12 @@ class Exposed(NamedTuple):
     """Seconds from its launch to the end of its last wait; 0 without a wait."""
 
 
-def exposed(ranks: Sequence[Steps]) -> dict[int, Exposed]:
+def exposed(ranks: Sequence[Steps]) -> dict[int, BucketExposure]:
     """The times of each launched bucket, by its index; ``ranks`` has the steps of each rank, equally many."""
     of_steps = [(_slowest(step, "wait"), _slowest(step, "flight")) for step in zip(*ranks, strict=True)]
     buckets = {span.bucket for steps in ranks for step in steps for span in step if span.bucket >= 0}
     return {
-        bucket: Exposed(*(median(ns[kind].get(bucket, 0) for ns in of_steps) * _S for kind in (0, 1)))
+        bucket: BucketExposure(*(median(ns[kind].get(bucket, 0) for ns in of_steps) * _S for kind in (0, 1)))
         for bucket in sorted(buckets)
     }
 
@@ -107,7 +107,7 @@ def _place(stream: str) -> tuple[int, int, str]:
 
 
 @dataclass(frozen=True, slots=True)
-class Drawn:
+class DrawnSpans:
     """The part of a step that is drawn."""
 
     spans: tuple[Span, ...]
@@ -115,7 +115,7 @@ class Drawn:
     """Sentences on what is left out; empty if all is drawn."""
 
 
-def drawn(spans: Sequence[Span], most_ranks: int = MOST_RANKS, most_spans: int = MOST_SPANS) -> Drawn:
+def drawn(spans: Sequence[Span], most_ranks: int = MOST_RANKS, most_spans: int = MOST_SPANS) -> DrawnSpans:
     """At most ``most_ranks`` ranks and ``most_spans`` spans of a step.
 
     If there are too many spans, compute is merged by ever shorter module names, down to two parts. Then ranks are left out,
@@ -146,7 +146,7 @@ def drawn(spans: Sequence[Span], most_ranks: int = MOST_RANKS, most_spans: int =
         left_out.append(f"compute is drawn by modules of {depth} names at most")
     if shortest:
         left_out.append(f"{shortest} of the shortest spans are not drawn")
-    return Drawn(tuple(found), tuple(left_out))
+    return DrawnSpans(tuple(found), tuple(left_out))
 
 
 def jitter(number: int) -> float:

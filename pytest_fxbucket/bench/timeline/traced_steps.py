@@ -33,7 +33,7 @@ from pytest_fxbucket.errors import BenchmarkError
 from pytest_fxbucket.ranks import device
 
 if TYPE_CHECKING:
-    from pytest_fxbucket.bench.timeline.marks import Mark
+    from pytest_fxbucket.bench.timeline.marks import ActivityMark
 
 
 HOST = "host"
@@ -52,7 +52,7 @@ _ONE_RUN_NS = 10_000
 
 
 def traced_steps(
-    graph_module: fx.GraphModule, marks: Sequence[Mark], run_step: Callable[[fx.GraphModule], None], steps: int
+    graph_module: fx.GraphModule, marks: Sequence[ActivityMark], run_step: Callable[[fx.GraphModule], None], steps: int
 ) -> tuple[tuple[Span, ...], ...]:
     """Run ``steps`` steps of ``graph_module`` with clocks at ``marks`` (on a GPU, profiled); the spans of each step.
 
@@ -73,7 +73,7 @@ def traced_steps(
     return tuple(since(begin, spans) for begin, (_, spans) in zip(begins, found, strict=True))
 
 
-def with_clocks(graph_module: fx.GraphModule, marks: Sequence[Mark], take: Callable[[Stamps], None]) -> fx.GraphModule:
+def with_clocks(graph_module: fx.GraphModule, marks: Sequence[ActivityMark], take: Callable[[Stamps], None]) -> fx.GraphModule:
     """A copy of ``graph_module`` that gives ``take`` the times at which ``marks`` begin, and at which the last one ends.
 
     Raises :class:`BenchmarkError` if the graph lacks a marked node.
@@ -93,13 +93,13 @@ def with_clocks(graph_module: fx.GraphModule, marks: Sequence[Mark], take: Calla
     return fx.GraphModule(graph_module, graph)
 
 
-def spans_of(rank: int, marks: Sequence[Mark], stamps: Stamps) -> tuple[Span, ...]:
+def spans_of(rank: int, marks: Sequence[ActivityMark], stamps: Stamps) -> tuple[Span, ...]:
     """Spans of one step, by start, from the times of its marks, on the clock of ``stamps``.
 
     A collective counts as in flight from its launch to the end of its last wait; one without a wait has no flight.
     """
     spans = []
-    launched: dict[int, tuple[Mark, int]] = {}
+    launched: dict[int, tuple[ActivityMark, int]] = {}
     landed: dict[int, int] = {}
     for mark, (start, end) in zip(marks, pairwise(stamps), strict=True):
         spans.append(mark.span(rank, COMPUTE, start, end))
@@ -146,7 +146,7 @@ def _boot_id() -> str:
         return uuid.uuid4().hex
 
 
-class Opened(NamedTuple):
+class GraphWithoutOutput(NamedTuple):
     """A copy of a graph without its output node."""
 
     graph: fx.Graph
@@ -156,7 +156,7 @@ class Opened(NamedTuple):
     """The argument that the output node is to have."""
 
 
-def opened(graph_module: fx.GraphModule, marks: Sequence[Mark]) -> Opened:
+def opened(graph_module: fx.GraphModule, marks: Sequence[ActivityMark]) -> GraphWithoutOutput:
     """A copy of the graph, to add calls to. Raises :class:`BenchmarkError` if the graph lacks a marked node."""
     graph = fx.Graph()
     copies: dict[fx.Node, fx.Node] = {}
@@ -168,11 +168,15 @@ def opened(graph_module: fx.GraphModule, marks: Sequence[Mark]) -> Opened:
                 f"the graph that was sent has no node {mark.node}, at which {mark.kind} {mark.label} begins; "
                 "the rank runs another graph than the one that was read"
             )
-    return Opened(graph, [by_name[mark.node] for mark in marks], returned)
+    return GraphWithoutOutput(graph, [by_name[mark.node] for mark in marks], returned)
 
 
 def profiled_steps(
-    graph_module: fx.GraphModule, marks: Sequence[Mark], run_step: Callable[[fx.GraphModule], None], steps: int, rank: int
+    graph_module: fx.GraphModule,
+    marks: Sequence[ActivityMark],
+    run_step: Callable[[fx.GraphModule], None],
+    steps: int,
+    rank: int,
 ) -> list[Step]:
     """Run ``steps`` steps under the profiler; the begin and spans of each.
 
@@ -195,7 +199,7 @@ def profiled_steps(
     return found[1:]
 
 
-def with_ranges(graph_module: fx.GraphModule, marks: Sequence[Mark]) -> fx.GraphModule:
+def with_ranges(graph_module: fx.GraphModule, marks: Sequence[ActivityMark]) -> fx.GraphModule:
     """A copy of ``graph_module`` with a profiler's range around each mark.
 
     Raises :class:`BenchmarkError` if the graph lacks a marked node.
@@ -223,7 +227,7 @@ def _end(started: record_function) -> None:
     started.__exit__(None, None, None)
 
 
-class Work(NamedTuple):
+class StreamWork(NamedTuple):
     """A kernel, or a copy, on a stream."""
 
     start: int
@@ -245,7 +249,7 @@ def range_name(mark: int) -> str:
     return f"fxbucket:{mark}"
 
 
-def steps_of(trace: Mapping[str, Any], marks: Sequence[Mark], rank: int) -> list[Step]:
+def steps_of(trace: Mapping[str, Any], marks: Sequence[ActivityMark], rank: int) -> list[Step]:
     """Each step of which ``trace`` has all ranges.
 
     A collective is in flight while its kernels run. A wait is exposed from when compute's stream has run all compute before the
@@ -272,7 +276,7 @@ def _ranges(events: Sequence[Mapping[str, Any]], base: int) -> Iterator[Range]:
             yield Range(*_times(event, base), int(match[1]))
 
 
-def _work_by_range(events: Sequence[Mapping[str, Any]], ranges: Sequence[Range], base: int) -> dict[int, list[Work]]:
+def _work_by_range(events: Sequence[Mapping[str, Any]], ranges: Sequence[Range], base: int) -> dict[int, list[StreamWork]]:
     """Kernels and copies, by the number of the range in which the call that launched them lies."""
     # First each call finds its range by time, then each piece of work its call by the correlation number.
     starts = [one.start for one in ranges]
@@ -283,11 +287,11 @@ def _work_by_range(events: Sequence[Mapping[str, Any]], ranges: Sequence[Range],
             number = bisect_right(starts, start) - 1
             if number >= 0 and start < ranges[number].end:
                 called[event["args"]["correlation"]] = number
-    found: dict[int, list[Work]] = {}
+    found: dict[int, list[StreamWork]] = {}
     for event in events:
         if event.get("cat") in _WORK and event.get("args", {}).get("correlation") in called:
             args = event["args"]
-            one = Work(*_times(event, base), f"stream {args['stream']}", event.get("name", ""))
+            one = StreamWork(*_times(event, base), f"stream {args['stream']}", event.get("name", ""))
             found.setdefault(called[args["correlation"]], []).append(one)
     return {number: sorted(work) for number, work in found.items()}
 
@@ -303,7 +307,9 @@ class _Reader:
     ``stream`` is the stream with most of compute's kernels, and ``cursor`` the time up to which it has run what came before.
     """
 
-    def __init__(self, rank: int, marks: Sequence[Mark], ranges: Sequence[Range], work: Sequence[Sequence[Work]]) -> None:
+    def __init__(
+        self, rank: int, marks: Sequence[ActivityMark], ranges: Sequence[Range], work: Sequence[Sequence[StreamWork]]
+    ) -> None:
         self.rank, self.marks, self.ranges, self.work = rank, marks, ranges, work
         ran = [one.stream for mark, each in zip(marks, work, strict=True) if mark.kind == "compute" for one in each]
         self.stream = max(sorted(set(ran)), key=ran.count, default=HOST)
@@ -320,7 +326,7 @@ class _Reader:
             else:
                 yield from self._computes(mark, work)
 
-    def _launch(self, mark: Mark, one: Range, work: Sequence[Work]) -> Iterator[Span]:
+    def _launch(self, mark: ActivityMark, one: Range, work: Sequence[StreamWork]) -> Iterator[Span]:
         self.launched[mark.bucket] = one.start
         yield mark.span(self.rank, HOST, one.start, one.end)
         # A launch's range may also hold kernels on compute's stream: only those on another stream, or NCCL's, communicate.
@@ -330,7 +336,7 @@ class _Reader:
             yield mark.span(self.rank, each.stream, each.start, each.end, "flight")
         yield from self._computes(mark, [each for each in work if each not in sending])
 
-    def _wait(self, mark: Mark, one: Range) -> Iterator[Span]:
+    def _wait(self, mark: ActivityMark, one: Range) -> Iterator[Span]:
         landed = self.landed.get(mark.bucket)
         if landed is not None:
             # The host does not block here. The stream does, from when its earlier work is done: that is the exposed time.
@@ -341,8 +347,8 @@ class _Reader:
         if mark.bucket in self.launched:
             yield mark.span(self.rank, COMMUNICATION, self.launched[mark.bucket], one.end, "flight")
 
-    def _computes(self, mark: Mark, work: Sequence[Work]) -> Iterator[Span]:
-        runs: list[Work] = []
+    def _computes(self, mark: ActivityMark, work: Sequence[StreamWork]) -> Iterator[Span]:
+        runs: list[StreamWork] = []
         for each in work:
             self.cursor = max(self.cursor, each.end if each.stream == self.stream else 0)
             if runs and runs[-1].stream == each.stream and each.start - runs[-1].end <= _ONE_RUN_NS:

@@ -19,7 +19,7 @@ import torch
 from pytest_fxbucket.capture.model import forward_instead
 from pytest_fxbucket.capture.override.call_text import ModuleCall, call_of, looks, rebuilt, written
 from pytest_fxbucket.capture.override.calls import GIVEN, GIVEN_BACK, Tensors, empty_backward, fqn_of, gradients, names_of
-from pytest_fxbucket.capture.override.overrides import Overridden, Overrides, Subgraph
+from pytest_fxbucket.capture.override.overrides import OverriddenModule, Overrides, Subgraph
 from pytest_fxbucket.compat.fake_tensors import FakeTensorMode
 from pytest_fxbucket.compat.tracing import looks_at_values, untraced
 from pytest_fxbucket.errors import CaptureError
@@ -117,7 +117,7 @@ class Anchors:
                     "module itself, not of a method of it, or of a module in it"
                 )
 
-    def _forward(self, one: Overridden, /, *args: Any, **kwargs: Any) -> Any:
+    def _forward(self, one: OverriddenModule, /, *args: Any, **kwargs: Any) -> Any:
         self._called.add(one.fqn)
         if any(torch.is_autocast_enabled(kind) for kind in ("cpu", "cuda")):
             raise CaptureError(
@@ -135,14 +135,14 @@ class Anchors:
         held, inputs = flat[: len(call.held)], flat[len(call.held) :]
         return rebuilt(call.gives, ANCHOR_FORWARD(one.key, call.text(), held, inputs, next(self._numbers)))
 
-    def _read(self, one: Overridden, name: str) -> torch.Tensor:
+    def _read(self, one: OverriddenModule, name: str) -> torch.Tensor:
         """A parameter or buffer as the module reads it, or state."""
         if one.subgraph is not None and name in one.subgraph.state:
             return self.states[f"{one.fqn}.{name}"]
         tensor: torch.Tensor = attrgetter(name)(one.module)
         return tensor
 
-    def _call(self, one: Overridden, given: Any, tensors: Tensors) -> ModuleCall:
+    def _call(self, one: OverriddenModule, given: Any, tensors: Tensors) -> ModuleCall:
         """Looked at once for each kind of arguments, on fake tensors of their own: what it reads, and gives."""
         kinds = tuple((tuple(t.shape), t.stride(), t.dtype, t.requires_grad) for t in tensors)
         key = one.fqn, json.dumps(given), kinds, torch.is_grad_enabled()
@@ -153,7 +153,7 @@ class Anchors:
                 self._known[key] = of(one, given, fakes)
         return self._known[key]
 
-    def _call_of_module(self, one: Overridden, given: Any, fakes: Tensors) -> ModuleCall:
+    def _call_of_module(self, one: OverriddenModule, given: Any, fakes: Tensors) -> ModuleCall:
         names = names_of(one.module)
         trained = {name for name, parameter in one.module.named_parameters() if parameter.requires_grad}
         asks = [i for i, name in enumerate(names) if name in trained and torch.is_grad_enabled()]
@@ -167,7 +167,7 @@ class Anchors:
         return ModuleCall(tuple(names), given, gives, tuple(map(looks, results)), tuple(asks), needed)
 
     @staticmethod
-    def _result_of(one: Overridden, given: Any, fakes: Tensors, *, has_gradients: bool) -> Any:
+    def _result_of(one: OverriddenModule, given: Any, fakes: Tensors, *, has_gradients: bool) -> Any:
         """What a call gives, as ``output`` says; without it a tensor like the first that is given."""
         if one.output is not None:
             args, kwargs = rebuilt(given, fakes)
@@ -181,7 +181,7 @@ class Anchors:
             )
         return torch.empty_like(fakes[0])
 
-    def _call_of_subgraph(self, subgraph: Subgraph, one: Overridden, given: Any, fakes: Tensors) -> ModuleCall:
+    def _call_of_subgraph(self, subgraph: Subgraph, one: OverriddenModule, given: Any, fakes: Tensors) -> ModuleCall:
         held: dict[str, torch.Tensor] = {}
         for name, parameter in one.module.named_parameters():
             trained = parameter.requires_grad and torch.is_grad_enabled()
@@ -231,7 +231,7 @@ class _Reads(Mapping[str, torch.Tensor]):
 
 
 def run_subgraph(
-    one: Overridden, subgraph: Subgraph, tensors: Mapping[str, torch.Tensor], given: Any, inputs: Tensors
+    one: OverriddenModule, subgraph: Subgraph, tensors: Mapping[str, torch.Tensor], given: Any, inputs: Tensors
 ) -> tuple[Any, dict[str, torch.Tensor]]:
     """(output, new state by name) of the sub-graph's forward. Raises :class:`CaptureError` for state that does not fit."""
     args, kwargs = rebuilt(given, inputs)

@@ -15,7 +15,7 @@ from pytest_fxbucket.capture.names import STAGE
 from pytest_fxbucket.capture.override.anchors import ANCHOR_BACKWARD, ANCHOR_FORWARD, Anchors, fake_like, run_subgraph
 from pytest_fxbucket.capture.override.call_text import ModuleCall, call_of, written
 from pytest_fxbucket.capture.override.calls import CALL_BACKWARD, CALL_FORWARD, empty_digest, fqn_of, gradients
-from pytest_fxbucket.capture.override.overrides import Overridden, Subgraph
+from pytest_fxbucket.capture.override.overrides import OverriddenModule, Subgraph
 from pytest_fxbucket.compat import tracing
 from pytest_fxbucket.compat.fake_tensors import FakeTensorMode
 from pytest_fxbucket.errors import CaptureError
@@ -126,7 +126,7 @@ class _Expansion:
             node.meta["val"] = [*results, digest.meta["val"]]
             self.digests[anchor.number] = digest
 
-    def forward(self, anchor: _Anchor, one: Overridden, subgraph: Subgraph) -> None:
+    def forward(self, anchor: _Anchor, one: OverriddenModule, subgraph: Subgraph) -> None:
         back = self.backward_of.get(anchor)
         number = back.number if back is not None and anchor.again else anchor.number
         inlining = self._traced(one, subgraph, anchor, back, number)
@@ -138,7 +138,7 @@ class _Expansion:
             self.begun[back] = inlining
         _replace(anchor.node, inlining.placed(0, count))
 
-    def backward(self, anchor: _Anchor, one: Overridden, subgraph: Subgraph) -> None:
+    def backward(self, anchor: _Anchor, one: OverriddenModule, subgraph: Subgraph) -> None:
         inlining = self.begun.get(anchor) or self._traced(one, subgraph, anchor, anchor, anchor.number)
         inlining.place_backward(anchor.node, [*anchor.grads.values()])
         _replace(anchor.node, inlining.placed(len(anchor.call.promise) + len(one.state)))
@@ -149,7 +149,9 @@ class _Expansion:
         new = {self.inputs[name]: node for name, node in self.now.items()}
         output.args = fx.node.map_arg(output.args, lambda node: new.get(node, node))
 
-    def _traced(self, one: Overridden, subgraph: Subgraph, anchor: _Anchor, back: _Anchor | None, number: int) -> _Inlining:
+    def _traced(
+        self, one: OverriddenModule, subgraph: Subgraph, anchor: _Anchor, back: _Anchor | None, number: int
+    ) -> _Inlining:
         """Trace the sub-graph that ``anchor`` stands for and, where there is a ``back``, its backward.
 
         State is what the call ``number`` found; the first of all found the inputs. Results are those of the call, new state,
@@ -238,7 +240,7 @@ class _Inlining:
         return [self.copies[node] for node in self.results[first:last]]
 
 
-def _refuse_strange(one: Overridden, made: fx.GraphModule, call: ModuleCall) -> None:
+def _refuse_strange(one: OverriddenModule, made: fx.GraphModule, call: ModuleCall) -> None:
     """Raise :class:`CaptureError` for tensors that are none of the sub-graph's own, and for writes to what it is given."""
     places = {node: i for i, node in enumerate(made.graph.find_nodes(op="placeholder"))}
     for node in made.graph.nodes:

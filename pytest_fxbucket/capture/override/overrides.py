@@ -48,7 +48,7 @@ class Subgraph:
 
 
 @dataclass(frozen=True, slots=True)
-class Overridden:
+class OverriddenModule:
     """One module that is overridden."""
 
     fqn: str
@@ -73,7 +73,7 @@ class Overridden:
 class Overrides:
     """All modules of a model that are overridden, by FQN."""
 
-    of: Mapping[str, Overridden] = field(default_factory=dict)
+    of: Mapping[str, OverriddenModule] = field(default_factory=dict)
     idle: frozenset[str] | None = None
     """Parameters that a call may leave without a gradient, by every name; None: all."""
 
@@ -237,10 +237,10 @@ def _lies_in(fqn: str, module: str) -> bool:
     return fqn == module or fqn.startswith(f"{module}.")
 
 
-def _ask(fqn: str, module: nn.Module, override: Override, key: str, where: str) -> Overridden:
+def _ask(fqn: str, module: nn.Module, override: Override, key: str, where: str) -> OverriddenModule:
     """Ask ``override`` for ``module``. Raises :class:`CaptureError`, beginning with ``where``, for what is no sub-graph."""
     if override.by == "call":
-        return Overridden(fqn, module, key, where, override.output, None)
+        return OverriddenModule(fqn, module, key, where, override.output, None)
     name = getattr(override.by, "__qualname__", type(override.by).__name__)
     with naming_user_frame(lambda: f"{where}: {name} of module {fqn}"):
         made = override.by(module, **override.args)
@@ -254,7 +254,7 @@ def _ask(fqn: str, module: nn.Module, override: Override, key: str, where: str) 
         kind = type(subgraph.forward).__name__
         raise CaptureError(f"{where}: {name} gave a value of type {kind} for module {fqn}, expected a function or a Subgraph")
     _refuse_wrong_state(fqn, module, subgraph, f"{where}: {name}")
-    return Overridden(fqn, module, key, where, None, subgraph, name)
+    return OverriddenModule(fqn, module, key, where, None, subgraph, name)
 
 
 def _refuse_wrong_state(fqn: str, module: nn.Module, subgraph: Subgraph, where: str) -> None:

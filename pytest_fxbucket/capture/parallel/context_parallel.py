@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 
 from pytest_fxbucket.capture.parallel.ring_attention import HEADS, RingAttention
-from pytest_fxbucket.capture.parallel.sequence_parallel import Gathered
+from pytest_fxbucket.capture.parallel.sequence_parallel import GatherSequence
 from pytest_fxbucket.compat import pytree
 from pytest_fxbucket.compat.modules import TorchFunctionMode
 from pytest_fxbucket.errors import CaptureError
@@ -72,7 +72,7 @@ class AttentionToAll(TorchFunctionMode):
         if self._form == "ring":
             _refuse_in_blocks(query, key, value, dropout_p, bool(more.get("enable_gqa")))
             return RingAttention.apply(query, key, value, self._group, self._place, is_causal, more.get("scale"))  # type: ignore[no-any-return]  # a tensor
-        key, value = (Gathered.apply(one, self._group, None, _SEQUENCE) for one in (key, value))
+        key, value = (GatherSequence.apply(one, self._group, None, _SEQUENCE) for one in (key, value))
         mask = causal(query.shape[_SEQUENCE], key.shape[_SEQUENCE], self._place, query.device) if is_causal else None
         return _attend(query, key, value, mask, dropout_p, **more)
 

@@ -12,7 +12,7 @@ from torch import nn
 
 from pytest_fxbucket.capture.model import forward_instead
 from pytest_fxbucket.capture.names import NodeNamer, aliases_of, single_selectors, units_of
-from pytest_fxbucket.capture.parallel.sequence_parallel import Sequences
+from pytest_fxbucket.capture.parallel.sequence_parallel import SequenceModules
 from pytest_fxbucket.capture.parallel.tensor_parallel import parted_forward, refuse_unpartable
 from pytest_fxbucket.capture.reshard import Resharding, resharding_of
 from pytest_fxbucket.compat.c10d import collective
@@ -30,7 +30,7 @@ class Forwards:
 
     parted: Mapping[str, str]
     """Linears parted over tp, and whether ``colwise`` or ``rowwise``."""
-    sequences: Sequences
+    sequences: SequenceModules
     """Modules between which activations are parted along the sequence over tp."""
     experts: Mapping[str, int]
     """Modules of experts, and how many experts each has in all."""
@@ -70,7 +70,7 @@ def forwards_of(model: nn.Module, plan: Plan) -> Forwards:
     refuse_unpartable(model, styles)
     return Forwards(
         styles,
-        Sequences(sequences, styles),
+        SequenceModules(sequences, styles),
         {fqn: count_of_experts(fqn, model.get_submodule(fqn)) for fqn in experts},
         modules_called(plan.step.checkpoint, model, f"{where}: [step] checkpoint"),
         units_of(model, plan.bucket.plan) if parallel.param_dtype else (),

@@ -18,7 +18,7 @@ from pytest_fxbucket.user_frame import naming_user_frame
 from pytest_fxbucket.words import show
 
 
-class Mode(Protocol):
+class ParallelMode(Protocol):
     """A parallel mode. Its methods are traced, but for ``part``, and must be the same on every rank."""
 
     @property
@@ -35,13 +35,13 @@ class Mode(Protocol):
         """Rank's part of the gradient, averaged over all ranks of the batch, from the whole one of this rank's batch."""
 
 
-def modes_of(parallel: Parallel, mesh: Mesh, where: str) -> tuple[Mode, Mode]:
+def modes_of(parallel: Parallel, mesh: Mesh, where: str) -> tuple[ParallelMode, ParallelMode]:
     """The modes of dense parameters and of experts that ``parallel`` asks for on ``mesh``.
 
     Raises CaptureError or PlanError for a callable that gives none.
     """
     if parallel.mode == "replicate":
-        mode: Mode = Replicated(mesh.group(mesh.data_parallel("dp_replicate")))
+        mode: ParallelMode = Replicated(mesh.group(mesh.data_parallel("dp_replicate")))
         return mode, mode
     if parallel.mode in ("fully_shard", "hybrid_shard"):
         replicate = mesh.group("dp_replicate") if parallel.mode == "hybrid_shard" else None
@@ -56,7 +56,7 @@ def modes_of(parallel: Parallel, mesh: Mesh, where: str) -> tuple[Mode, Mode]:
     return mode, mode
 
 
-def _foreign(name: str, parallel: Parallel, mesh: Mesh, where: str) -> Mode:
+def _foreign(name: str, parallel: Parallel, mesh: Mesh, where: str) -> ParallelMode:
     make = cast("Callable[[Parallel, Mesh], object]", import_callable(name, where))
     with naming_user_frame(lambda: f"mode {name}"), _naming(f"mode {name}: "):
         made = make(parallel, mesh)
@@ -76,7 +76,7 @@ def _naming(beginning: str) -> Iterator[None]:
         raise CaptureError(f"{beginning}{error}") from None
 
 
-def _checked(name: str, made: object) -> Mode:
+def _checked(name: str, made: object) -> ParallelMode:
     if made is None:
         raise CaptureError(f"mode {name} returned None, expected a Mode")
     lacking = [method for method in ("part", "gather", "reduce") if not callable(getattr(made, method, None))]
@@ -85,7 +85,7 @@ def _checked(name: str, made: object) -> Mode:
     if lacking:
         kind, what = type(made).__name__, f"no {'' if lacking[0] == 'along' else 'method '}{lacking[0]}"
         raise CaptureError(f"mode {name} gave a value of type {kind}, which has {what}; expected a Mode")
-    return cast("Mode", made)
+    return cast("ParallelMode", made)
 
 
 @dataclass(frozen=True, slots=True)

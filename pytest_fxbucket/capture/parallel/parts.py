@@ -11,7 +11,7 @@ from torch import nn
 
 from pytest_fxbucket.capture.clip import Clip, NormDim
 from pytest_fxbucket.capture.names import aliases_of
-from pytest_fxbucket.capture.parallel.modes import Mode, modes_of
+from pytest_fxbucket.capture.parallel.modes import ParallelMode, modes_of
 from pytest_fxbucket.capture.parallel.tensor_parallel import parted_dim
 from pytest_fxbucket.errors import CaptureError
 from pytest_fxbucket.plan.schema_model import Parallel
@@ -21,20 +21,20 @@ from pytest_fxbucket.user_frame import naming_user_frame
 
 
 @dataclass(frozen=True, slots=True)
-class Parts:
+class ParameterShards:
     """What each rank of ``mesh`` holds of the parameters: parted by tp and ep first, then as the mode says."""
 
     mesh: Mesh
     parallel: Parallel
-    dense: Mode
-    experts: Mode
+    dense: ParallelMode
+    experts: ParallelMode
 
     @classmethod
-    def of(cls, parallel: Parallel, mesh: Mesh, where: str = "[parallel] mode") -> Parts:
+    def of(cls, parallel: Parallel, mesh: Mesh, where: str = "[parallel] mode") -> ParameterShards:
         """Parts of parameters that travel as ``parallel`` says; ``where`` begins what is said of a mode of the user's own."""
         return cls(mesh, parallel, *modes_of(parallel, mesh, where))
 
-    def mode(self, is_expert: bool) -> Mode:
+    def mode(self, is_expert: bool) -> ParallelMode:
         """What a parameter travels by."""
         return self.experts if is_expert else self.dense
 
@@ -72,7 +72,9 @@ class Parts:
         return Clip(max_norm, tuple(NormDim(name, group.name, group.size) for name, group in dims), sharded)
 
 
-def describe_parameters(model: nn.Module, parts: Parts, parted: Mapping[str, str], experts: frozenset[str]) -> list[Parameter]:
+def describe_parameters(
+    model: nn.Module, parts: ParameterShards, parted: Mapping[str, str], experts: frozenset[str]
+) -> list[Parameter]:
     """Parameters of ``model`` in registration order.
 
     ``parted`` says of modules how their parameters are parted over tp, ``experts`` are the FQNs of those that are parted over

@@ -24,7 +24,7 @@ SEQUENCE = 1
 
 
 @dataclass(frozen=True, slots=True)
-class Sequences:
+class SequenceModules:
     """Modules of one model by what they do to activations that are parted along the sequence."""
 
     styles: Mapping[str, str] = field(default_factory=dict)
@@ -85,7 +85,7 @@ class Sequences:
             if style == "scatter":
                 found[fqn] = _scattering(fqn, forward, group, place)
             elif style == "gather":
-                found[fqn] = _reading_all(fqn, forward, lambda x: Gathered.apply(x, group, place))
+                found[fqn] = _reading_all(fqn, forward, lambda x: GatherSequence.apply(x, group, place))
             elif fqn in regions:
                 found[fqn] = _region(fqn, forward, group)
             else:  # a view, as DTensor makes: gradients of the module's reads are added before they meet those of the residual
@@ -94,7 +94,7 @@ class Sequences:
 
 
 def _region(fqn: str, forward: Callable[..., Any], group: Group) -> Callable[..., Any]:
-    reading = _reading_all(fqn, forward, lambda x: Gathered.apply(x, group, None))
+    reading = _reading_all(fqn, forward, lambda x: GatherSequence.apply(x, group, None))
 
     def on_parts(*args: Any, **kwargs: Any) -> Any:
         out = reading(*args, **kwargs)
@@ -145,7 +145,7 @@ def _scattering(fqn: str, forward: Callable[..., Any], group: Group, place: torc
     return on_all
 
 
-class Gathered(torch.autograd.Function):
+class GatherSequence(torch.autograd.Function):
     """Parts of dimension ``dim`` to all of it. Its gradient is a part of the sum, to be reduced and scattered, if ``place`` is
     None; else whole on every rank, of which each takes its own part."""
 

@@ -11,9 +11,9 @@ from typing import Any
 import torch
 from torch import nn
 
-from pytest_fxbucket.capture.backward import Edge, Read
+from pytest_fxbucket.capture.backward import Edge, StageRead
 from pytest_fxbucket.capture.names import NodeNamer
-from pytest_fxbucket.capture.parallel.modes import Mode
+from pytest_fxbucket.capture.parallel.modes import ParallelMode
 from pytest_fxbucket.capture.parallel.sequence_parallel import summed
 from pytest_fxbucket.compat import pytree
 from pytest_fxbucket.compat.modules import TorchFunctionMode, functions_given, with_parameters
@@ -26,10 +26,10 @@ Hook = Callable[[torch.Tensor], "torch.Tensor | None"]
 
 
 @dataclass(frozen=True, slots=True)
-class Travel:
+class ParameterTravel:
     """How one parameter travels."""
 
-    mode: Mode
+    mode: ParallelMode
     shape: torch.Size
     """Of what the mode gathers."""
     param_dtype: torch.dtype | None
@@ -94,13 +94,15 @@ class _Unshard(torch.autograd.Function):
     """Part to whole parameter; in backward whole gradient to the averaged part."""
 
     @staticmethod
-    def forward(ctx: Any, part: torch.Tensor, travel: Travel, before: Callable[[], torch.Tensor | None]) -> torch.Tensor:
+    def forward(
+        ctx: Any, part: torch.Tensor, travel: ParameterTravel, before: Callable[[], torch.Tensor | None]
+    ) -> torch.Tensor:
         ctx.travel, ctx.dtype, ctx.before, ctx.shape = travel, part.dtype, before, part.shape
         return travel.gather(part)
 
     @staticmethod
     def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None, None]:
-        travel: Travel = ctx.travel
+        travel: ParameterTravel = ctx.travel
         gradient = travel.to_reduce(gradient, ctx.before())
         return travel.reduce(gradient, ctx.shape).to(ctx.dtype), None, None
 
@@ -117,9 +119,9 @@ class Reader:
     def __init__(
         self,
         parts: Mapping[str, torch.Tensor],
-        travels: Mapping[str, Travel],
+        travels: Mapping[str, ParameterTravel],
         namer: NodeNamer,
-        before: Mapping[Read, torch.Tensor],
+        before: Mapping[StageRead, torch.Tensor],
         last: bool,
         hooks: Mapping[str, Sequence[Hook]],
         staged: bool = False,
@@ -127,14 +129,14 @@ class Reader:
         """``staged``: whether several stages read."""
         self._parts, self._travels, self._namer, self._before, self._last = parts, travels, namer, before, last
         self._hooks, self._staged = hooks, staged
-        self.whole: dict[Read, torch.Tensor] = {}
-        self.parts: dict[Read, torch.Tensor] = {}
+        self.whole: dict[StageRead, torch.Tensor] = {}
+        self.parts: dict[StageRead, torch.Tensor] = {}
         """What was gathered."""
-        self._edges: dict[Read, torch.Tensor] | None = None
+        self._edges: dict[StageRead, torch.Tensor] | None = None
 
     def read(self, fqn: str) -> torch.Tensor:
         """The whole parameter ``fqn``."""
-        read = Read(fqn, self._namer.stage)
+        read = StageRead(fqn, self._namer.stage)
         if read not in self.whole:
             # Whoever reads it first, a parameter has a gradient where it is read with one.
             with self._namer.inside(fqn.rpartition(".")[0]), torch.inference_mode(False), torch.enable_grad():
@@ -158,7 +160,7 @@ class Reader:
         finally:
             self._edges = before
 
-    def _gathered(self, read: Read) -> torch.Tensor:
+    def _gathered(self, read: StageRead) -> torch.Tensor:
         part, travel = self._parts[read.fqn], self._travels[read.fqn]
         if self._last:
             # The gradients of a parameter that several stages read are summed in an order of ours.

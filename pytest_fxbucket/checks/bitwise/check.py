@@ -10,7 +10,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, cast
 
 from pytest_fxbucket.backends import BACKENDS
-from pytest_fxbucket.capture.parallel.parts import Parts
+from pytest_fxbucket.capture.parallel.parts import ParameterShards
 from pytest_fxbucket.checks.bitwise import judge
 from pytest_fxbucket.checks.bitwise.compiled import launched_later, launches_of, other_launches
 from pytest_fxbucket.checks.bitwise.crossing import (
@@ -137,7 +137,7 @@ class Bitwise(OnRanks):
         plan, step = self.world.plan, self.world.step(0)
         if plan.graph is not None:
             return {fqn: [list(ranks) for ranks in sets] for fqn, sets in step.copies.items() if fqn}
-        parts = Parts.of(plan.parallel, self.world.mesh)
+        parts = ParameterShards.of(plan.parallel, self.world.mesh)
         return {one.fqn: parts.copies(one) for one in step.parameters}
 
     def _sharing_losses(self) -> Sequence[Sequence[int]]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from pytest_fxbucket.checks.bitwise.judge import RUNS
-from pytest_fxbucket.checks.promises.iterations import Phased, hidden_by_nothing, iteration_problems
+from pytest_fxbucket.checks.promises.iterations import ReadPhase, hidden_by_nothing, iteration_problems
 from pytest_fxbucket.pipeline.running import PipelinedTask
 from pytest_fxbucket.plan.entries import parse_entries
 from pytest_fxbucket.plan.selectors import entry_by_parameter, resolve
@@ -112,16 +112,16 @@ def _checked(world: PlanOnMesh, phase: Phase, rank: int) -> list[Passed]:
     return [final[one] for one in (CROSSING if crosses(world) else (phase,))]
 
 
-def _bucketed(world: PlanOnMesh, rank: int) -> Phased:
+def _bucketed(world: PlanOnMesh, rank: int) -> ReadPhase:
     """The one graph that was made three."""
     way = world.way(rank)
     if len(way.after) > 1:
         step, reading = way.after[-2].step, way.after[-2].looked["joint"].reading
     else:
         step, reading = way.step, way.passed["joint"].reading
-    return Phased(reading, step.inputs["joint"], step.outputs["joint"])
+    return ReadPhase(reading, step.inputs["joint"], step.outputs["joint"])
 
 
-def _phased(world: PlanOnMesh, rank: int) -> dict[Phase, Phased]:
+def _phased(world: PlanOnMesh, rank: int) -> dict[Phase, ReadPhase]:
     step, final = world.final_step(rank), world.final(rank)
-    return {phase: Phased(final[phase].reading, step.inputs[phase], step.outputs[phase]) for phase in CROSSING}
+    return {phase: ReadPhase(final[phase].reading, step.inputs[phase], step.outputs[phase]) for phase in CROSSING}

@@ -26,10 +26,10 @@ from pytest_fxbucket.step_runner import (
     KEPT,
     OneGraph,
     PhaseGraph,
+    StepOutcome,
     StepRun,
     StepTask,
     ThreeGraphs,
-    Took,
     begun_with,
     placed,
     set_rates,
@@ -68,7 +68,7 @@ class BitwiseTask(StepTask):
 
 
 @dataclass(frozen=True, slots=True)
-class Difference:
+class TensorDifference:
     """One tensor that differs on one rank after one step."""
 
     step: int
@@ -89,7 +89,7 @@ class BitwiseOutcome:
 
     digests: tuple[str, ...]
     """Of the graphs that ran: unbucketed, then bucketed, or set-up, steady and clean-up."""
-    differences: list[Difference] = field(default_factory=list)
+    differences: list[TensorDifference] = field(default_factory=list)
     batches: list[str] = field(default_factory=list)
     """Digest of the batch of each step."""
     built: dict[str, str] = field(default_factory=dict)
@@ -279,7 +279,7 @@ def _still(task: BitwiseTask, start: Sequence[torch.Tensor], state: Sequence[tor
     ]
 
 
-def _compare_step(step: int, rank: int, took: Sequence[tuple[StepTask, Took]]) -> Iterator[Difference]:
+def _compare_step(step: int, rank: int, took: Sequence[tuple[StepTask, StepOutcome]]) -> Iterator[TensorDifference]:
     """Every output that both steps have, and every input as the step left it: a graph may write to any of them."""
     results, given = (
         [_by_key(task.outputs, one.results) for task, one in took],
@@ -302,7 +302,7 @@ def _by_key(values: Sequence[Value], tensors: Sequence[Any]) -> dict[tuple[str, 
 
 def _compare_late(
     step: int, rank: int, before: Mapping[Key, torch.Tensor], late: Mapping[Key, torch.Tensor]
-) -> Iterator[Difference]:
+) -> Iterator[TensorDifference]:
     """What a call gave of the step before, against what that step gave."""
     for (role, fqn), result in sorted(late.items()):
         yield from compare(step - 1, rank, f"{_what(role, 'output')} that the next call gave", fqn, before[role, fqn], result)
@@ -312,20 +312,20 @@ def _what(role: str, otherwise: str) -> str:
     return {"grad": "gradient", "param": "parameter", "value": otherwise}.get(role, role)
 
 
-def compare(step: int, rank: int, what: str, fqn: str, a: Any, b: Any) -> Iterator[Difference]:
+def compare(step: int, rank: int, what: str, fqn: str, a: Any, b: Any) -> Iterator[TensorDifference]:
     """How ``b`` differs from ``a``, if it does."""
     if not isinstance(a, torch.Tensor):
         if a != b:
-            yield Difference(step, rank, what, fqn, 1, 1, -1)
+            yield TensorDifference(step, rank, what, fqn, 1, 1, -1)
         return
     if not isinstance(b, torch.Tensor) or a.shape != b.shape or a.dtype != b.dtype:
-        yield Difference(step, rank, what, fqn, a.numel(), a.numel(), -1)
+        yield TensorDifference(step, rank, what, fqn, a.numel(), a.numel(), -1)
         return
     b = b.to(a.device)  # a number that the step reads may lie on the CPU in one of them
     unequal = bits(a) != bits(b)
     if bool(unequal.any()):
         elements = unequal.reshape(a.numel(), -1).any(1).sum()
-        yield Difference(step, rank, what, fqn, int(elements), a.numel(), ulps_apart(a, b))
+        yield TensorDifference(step, rank, what, fqn, int(elements), a.numel(), ulps_apart(a, b))
 
 
 # Values that no step's data holds by itself, and that a pass may lose: zeros of both signs, denormals, large numbers.

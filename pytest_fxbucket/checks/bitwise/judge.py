@@ -8,17 +8,17 @@ from typing import TYPE_CHECKING, Protocol
 from pytest_fxbucket.words import some
 
 if TYPE_CHECKING:
-    from pytest_fxbucket.checks.bitwise.job import BitwiseOutcome, Difference
+    from pytest_fxbucket.checks.bitwise.job import BitwiseOutcome, TensorDifference
     from pytest_fxbucket.graph.buckets import Bucket, GraphAnalysis
     from pytest_fxbucket.ranks.failure import RankFailure
     from pytest_fxbucket.step.mesh import Mesh
 
 
-class Compared(Protocol):
+class RankComparison(Protocol):
     """What one rank saw that compared tensors."""
 
     digests: tuple[str, ...]
-    differences: list[Difference]
+    differences: list[TensorDifference]
 
 
 _SHOWN = 12
@@ -67,7 +67,7 @@ def unusable_data(
     return found
 
 
-def wrong_graphs(outcomes: Sequence[Compared], checked: Sequence[tuple[str, ...]]) -> list[str]:
+def wrong_graphs(outcomes: Sequence[RankComparison], checked: Sequence[tuple[str, ...]]) -> list[str]:
     """Ranks that ran another graph than the one that was checked."""
     return [
         f"rank {rank} ran another graph than the one that was checked"
@@ -161,13 +161,13 @@ def _named(bucket: Bucket, entry_of: Mapping[str, str]) -> str:
     return f"bucket {' and '.join(entries) or 'of no parameter'}, {bucket.direction}"
 
 
-def first_step(outcomes: Sequence[Compared]) -> int | None:
+def first_step(outcomes: Sequence[RankComparison]) -> int | None:
     """First step in which any rank saw a difference; None if all bits are equal."""
     return min((d.step for outcome in outcomes for d in outcome.differences), default=None)
 
 
 def difference_lines(
-    outcomes: Sequence[Compared], bucket_of: Mapping[str, str], stages_of: Mapping[str, str] = {}
+    outcomes: Sequence[RankComparison], bucket_of: Mapping[str, str], stages_of: Mapping[str, str] = {}
 ) -> list[str]:
     """The first step's differences, a line each: what, where, how much; ``stages_of``: stages by FQN, of the loss by ''."""
     step = first_step(outcomes)
@@ -216,7 +216,7 @@ def crossed_lines(outcomes: Sequence[BitwiseOutcome], mesh: Mesh) -> list[str]:
     return []
 
 
-def difference_line(difference: Difference, bucket_of: Mapping[str, str], stages_of: Mapping[str, str] = {}) -> str:
+def difference_line(difference: TensorDifference, bucket_of: Mapping[str, str], stages_of: Mapping[str, str] = {}) -> str:
     """What differs where, and by how much."""
     bucket = f" (bucket {bucket_of[difference.fqn]})" if difference.fqn in bucket_of else ""
     ulps = f", up to {difference.ulps} ULP" if difference.ulps >= 0 else ""

@@ -31,7 +31,7 @@ NodeKey: TypeAlias = tuple[str, object]
 
 
 @dataclass(frozen=True, slots=True)
-class Beside:
+class ChangesOutsideBuckets:
     """What a pass did to nodes that are of no bucket."""
 
     stayed: frozenset[NodeKey]
@@ -48,7 +48,7 @@ class Beside:
                 yield f"{what} {some([_times(name, count) for name, count in Counter(names).items()], 6)}"
 
 
-def done_beside(captured: GraphAnalysis, passed: GraphAnalysis) -> Beside | None:
+def done_beside(captured: GraphAnalysis, passed: GraphAnalysis) -> ChangesOutsideBuckets | None:
     """What was done to the graph ``captured`` to make ``passed``; None if too little of it stayed to tell.
 
     A pass that names most nodes anew is asked for all that it was asked before: nothing tells what it left alone.
@@ -64,10 +64,10 @@ def done_beside(captured: GraphAnalysis, passed: GraphAnalysis) -> Beside | None
     known = {_call(node) for node in after if _key(node) in stayed}
     again = [node for node in new if computes(node) and _call(node) in known]
     gone = [node for node in before if _key(node) not in stayed and not _is_of_bucket(node)]
-    return Beside(stayed, _named(node for node in new if node not in again), _named(again), _named(gone))
+    return ChangesOutsideBuckets(stayed, _named(node for node in new if node not in again), _named(again), _named(gone))
 
 
-def stayed_computes(reading: GraphAnalysis, beside: Beside | None) -> list[tuple[str, str]]:
+def stayed_computes(reading: GraphAnalysis, beside: ChangesOutsideBuckets | None) -> list[tuple[str, str]]:
     """(direction, FQN) of compute that reads a parameter or makes a gradient, in order; of nodes that stayed alone."""
     nodes = reading.order.nodes if reading.order is not None else ()
     return [

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Phased:
+class ReadPhase:
     """One graph of a step, read, with its inputs and outputs."""
 
     reading: GraphAnalysis
@@ -60,7 +60,7 @@ def is_moved(entry_of: Mapping[str, str], bucket: Bucket) -> bool:
 # Does what moved into the next call hide behind its forward? Launched first, waited for right before somebody needs it.
 
 
-def hidden_by_nothing(entry_of: Mapping[str, str], steady: Phased) -> list[str]:
+def hidden_by_nothing(entry_of: Mapping[str, str], steady: ReadPhase) -> list[str]:
     """Entries that are needed before anything of the forward computes: they move, and nothing hides that."""
     computes = _forward(steady.reading)
     return [
@@ -70,7 +70,7 @@ def hidden_by_nothing(entry_of: Mapping[str, str], steady: Phased) -> list[str]:
     ]
 
 
-def hiding_problems(entry_of: Mapping[str, str], steady: Phased) -> Iterator[str]:
+def hiding_problems(entry_of: Mapping[str, str], steady: ReadPhase) -> Iterator[str]:
     """Launched before the forward computes, waited for right before the result is needed, and needed by who reads it."""
     reading, computes = steady.reading, _forward(steady.reading)
     joined = _joined(entry_of, steady)
@@ -88,7 +88,7 @@ def hiding_problems(entry_of: Mapping[str, str], steady: Phased) -> Iterator[str
         yield from _stale(entry_of, entry, steady)
 
 
-def _joined(entry_of: Mapping[str, str], steady: Phased) -> dict[str, set[str]]:
+def _joined(entry_of: Mapping[str, str], steady: ReadPhase) -> dict[str, set[str]]:
     """By entry those, itself among them, with which it has nodes of the update in common: it must be there for all of them."""
     joined = {entry: {entry} for entry in entry_of.values()}
     made_of: dict[fx.Node, set[str]] = {}
@@ -104,7 +104,7 @@ def _joined(entry_of: Mapping[str, str], steady: Phased) -> dict[str, set[str]]:
     return joined
 
 
-def _stale(entry_of: Mapping[str, str], entry: str, steady: Phased) -> Iterator[str]:
+def _stale(entry_of: Mapping[str, str], entry: str, steady: ReadPhase) -> Iterator[str]:
     """Whoever reads a parameter of ``entry`` reads the new one."""
     reading = steady.reading
     made = {fqn: node for (role, fqn), node in steady.results.items() if role == "param" and entry_of.get(fqn) == entry}
@@ -144,7 +144,7 @@ _TAKES: tuple[Phase, ...] = ("steady", "cleanup")
 _OF_OTHER_CALLS = ("hyper", "batch")
 
 
-def iteration_problems(entry_of: Mapping[str, str], bucketed: Phased, graphs: Mapping[Phase, Phased]) -> list[str]:
+def iteration_problems(entry_of: Mapping[str, str], bucketed: ReadPhase, graphs: Mapping[Phase, ReadPhase]) -> list[str]:
     """Everything that ``graphs`` (setup, steady, cleanup) do not keep of ``bucketed``, one sentence each.
 
     ``entry_of`` has the parameters that are to be reduced and updated in the next call, with their entries.
@@ -164,7 +164,7 @@ def iteration_problems(entry_of: Mapping[str, str], bucketed: Phased, graphs: Ma
     return list(dict.fromkeys(found))
 
 
-def _launches(entry_of: Mapping[str, str], bucketed: Phased, graphs: Mapping[Phase, Phased]) -> Iterator[str]:
+def _launches(entry_of: Mapping[str, str], bucketed: ReadPhase, graphs: Mapping[Phase, ReadPhase]) -> Iterator[str]:
     """What moved is launched in steady and cleanup, everything else in setup and steady, each as often as it was."""
     moved = [one for one in bucketed.reading.buckets if is_moved(entry_of, one)]
     rest = [one for one in bucketed.reading.buckets if not is_moved(entry_of, one)]
@@ -176,7 +176,7 @@ def _launches(entry_of: Mapping[str, str], bucketed: Phased, graphs: Mapping[Pha
                 yield f"graph {phase} launches the {_launch_text(key)} {times(after[key])}, expected {times(before[key])}"
 
 
-def _updates(entry_of: Mapping[str, str], bucketed: Phased, graphs: Mapping[Phase, Phased]) -> Iterator[str]:
+def _updates(entry_of: Mapping[str, str], bucketed: ReadPhase, graphs: Mapping[Phase, ReadPhase]) -> Iterator[str]:
     """Each parameter and state is updated in the call that it is to be, of what it was updated of."""
     before = {(one.role, one.fqn): one for one in bucketed.reading.updates}
     for phase, one in graphs.items():
@@ -192,7 +192,7 @@ def _updates(entry_of: Mapping[str, str], bucketed: Phased, graphs: Mapping[Phas
                 yield f"graph {phase} updates {role} {fqn} of {of}; before it was of {before_of}"
 
 
-def _handed_on(graphs: Mapping[Phase, Phased]) -> Iterator[str]:
+def _handed_on(graphs: Mapping[Phase, ReadPhase]) -> Iterator[str]:
     """Calls hand on, and are given, the same."""
     given = {value for value in graphs["setup"].outputs if value.role == "carried"}
     steady, cleanup = graphs["steady"], graphs["cleanup"]
@@ -206,7 +206,7 @@ def _handed_on(graphs: Mapping[Phase, Phased]) -> Iterator[str]:
             yield f"graph {phase} {what} other values than setup hands on: {names}"
 
 
-def _own_values(entry_of: Mapping[str, str], bucketed: Phased, graphs: Mapping[Phase, Phased]) -> Iterator[str]:
+def _own_values(entry_of: Mapping[str, str], bucketed: ReadPhase, graphs: Mapping[Phase, ReadPhase]) -> Iterator[str]:
     """What a call hands on is its own, and each gradient that of its parameter."""
     makers = _makers(bucketed)
     for phase in _HANDS_ON:
@@ -222,7 +222,7 @@ def _own_values(entry_of: Mapping[str, str], bucketed: Phased, graphs: Mapping[P
                 yield f"graph {phase} hands on {_origin(node).name} as the gradient of {fqn}, which {makers[fqn].name} makes"
 
 
-def _in_place_of(entry_of: Mapping[str, str], graphs: Mapping[Phase, Phased]) -> Iterator[str]:
+def _in_place_of(entry_of: Mapping[str, str], graphs: Mapping[Phase, ReadPhase]) -> Iterator[str]:
     """Each gradient that was handed on is reduced as that of its parameter."""
     for phase in _TAKES:
         for fqn, maker in _makers(graphs[phase]).items():
@@ -232,7 +232,7 @@ def _in_place_of(entry_of: Mapping[str, str], graphs: Mapping[Phase, Phased]) ->
                 yield f"graph {phase} reduces {told} as the gradient of {fqn}"
 
 
-def _right_call(entry_of: Mapping[str, str], graphs: Mapping[Phase, Phased]) -> Iterator[str]:
+def _right_call(entry_of: Mapping[str, str], graphs: Mapping[Phase, ReadPhase]) -> Iterator[str]:
     """What is done for the call before reads its learning rates and its data."""
     for phase in _TAKES:
         for (role, fqn), node in graphs[phase].results.items():
@@ -257,7 +257,7 @@ def _launch_text(key: _Key) -> str:
     return f"{direction} {kind} of {some([fqn or 'no parameter' for fqn, _, _ in members])}"
 
 
-def _makers(one: Phased) -> dict[str, fx.Node]:
+def _makers(one: ReadPhase) -> dict[str, fx.Node]:
     """By parameter what made its gradient, before it was reduced."""
     found = reductions_of(one.nodes[0].graph, one.inputs, one.outputs)
     return {fqn: maker for each in found if not each.level for fqn, maker in zip(each.fqns, each.makers, strict=True)}

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from pytest_fxbucket.checks.promises.expectations import DIRECTIONS, Expectations, of_kind
-from pytest_fxbucket.checks.promises.foreign import Beside, stayed_computes
+from pytest_fxbucket.checks.promises.foreign import ChangesOutsideBuckets, stayed_computes
 from pytest_fxbucket.checks.promises.launches import launch_problems
 from pytest_fxbucket.checks.promises.order import launch_order_problems
 from pytest_fxbucket.checks.promises.prefetch import memory_problems, overlap_problems
@@ -37,7 +37,9 @@ MOST_DISPLACED = 0.05
 """Share of the nodes that are no collectives that may stand in another order than before."""
 
 
-def audit(promise: Expectations, captured: GraphAnalysis, passed: GraphAnalysis, beside: Beside | None = None) -> list[str]:
+def audit(
+    promise: Expectations, captured: GraphAnalysis, passed: GraphAnalysis, beside: ChangesOutsideBuckets | None = None
+) -> list[str]:
     """Everything that ``passed`` does not keep, one sentence each; ``captured`` is the graph before the pass.
 
     What ``beside`` has is no matter of the plan, and left out.
@@ -61,7 +63,7 @@ def audit(promise: Expectations, captured: GraphAnalysis, passed: GraphAnalysis,
     return list(dict.fromkeys(found))
 
 
-def _others(captured: GraphAnalysis, passed: GraphAnalysis, beside: Beside | None) -> Iterator[str]:
+def _others(captured: GraphAnalysis, passed: GraphAnalysis, beside: ChangesOutsideBuckets | None) -> Iterator[str]:
     """Launches that carry no parameter and no gradient: as many as before the pass, each of its kind, but for those parted."""
     parted = {} if beside is None else _parted(captured, passed)
     before, after = (
@@ -73,7 +75,7 @@ def _others(captured: GraphAnalysis, passed: GraphAnalysis, beside: Beside | Non
             yield f"{what} of no parameter is launched {times(after[what])}, {times(before[what])} before the pass"
 
 
-def left_out(captured: GraphAnalysis, passed: GraphAnalysis, beside: Beside) -> list[str]:
+def left_out(captured: GraphAnalysis, passed: GraphAnalysis, beside: ChangesOutsideBuckets) -> list[str]:
     """What audit does not look at, a clause each, by name."""
     return [*beside.told(), *_parted(captured, passed).values()]
 
@@ -167,7 +169,7 @@ class _Before:
         return next(iter(same or known), None)
 
 
-def _readers(captured: GraphAnalysis, passed: GraphAnalysis, beside: Beside | None) -> Iterator[str]:
+def _readers(captured: GraphAnalysis, passed: GraphAnalysis, beside: ChangesOutsideBuckets | None) -> Iterator[str]:
     """Does compute read the parameters, and make the gradients, that it did before the pass? All that stayed does."""
     for fqn, dtypes in sorted(set(passed.seen_as) - set(captured.seen_as)):
         yield f"compute reads the bits of {fqn}, {dtypes}, which it did not before the pass"

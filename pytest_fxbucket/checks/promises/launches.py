@@ -317,7 +317,7 @@ def _gaps(bucket: Bucket, one: Expected) -> Iterator[str]:
 
 
 @dataclass(frozen=True, slots=True)
-class Parts:
+class LaunchGroups:
     """Groups of launches in parts of which none holds two launches that need each other. Launches go by their nodes' names."""
 
     level: dict[str, int]
@@ -328,13 +328,13 @@ class Parts:
     """For each part those of which a launch is needed by one of its own, as bits of their numbers."""
 
 
-def in_parts(order: Order | None, groups: Sequence[Sequence[str]]) -> Parts:
+def in_parts(order: Order | None, groups: Sequence[Sequence[str]]) -> LaunchGroups:
     """Each of ``groups`` in as few parts as the longest chain of launches in it that need each other; without order none do.
 
     ``order`` is of their graph; no launch is in two groups.
     """
     part_of: dict[tuple[int, int], int] = {}
-    found = Parts({}, {}, [])
+    found = LaunchGroups({}, {}, [])
     group_of = {name: number for number, group in enumerate(groups) for name in group}
     above: list[int] = []
     needs: Iterable[tuple[str, Sequence[int]]] = ((name, ()) for name in group_of)

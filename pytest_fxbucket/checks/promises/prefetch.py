@@ -23,14 +23,14 @@ Stages = dict[str, list["Bucket"]]
 """Buckets by entry, in order of their first waits: a parameter may be read long before anything is computed of it."""
 
 
-class Mark(NamedTuple):
+class StageStart(NamedTuple):
     """Where a stage begins, and how that is called."""
 
     words: str
     place: int
 
 
-Marks = dict[str, Mark]
+Marks = dict[str, StageStart]
 """By entry, in order."""
 Round = tuple[Stages, Marks]
 """What is gathered in one direction and round."""
@@ -62,7 +62,9 @@ def _rounds(promise: Expectations, reading: GraphAnalysis, direction: Direction)
     return {number: (here, _marks(promise, reading, here, direction, number)) for number, here in stages.items()}
 
 
-def _soonest(promise: Expectations, passed: GraphAnalysis, uses: Sequence[Mark], now: Round, direction: Direction) -> Marks:
+def _soonest(
+    promise: Expectations, passed: GraphAnalysis, uses: Sequence[StageStart], now: Round, direction: Direction
+) -> Marks:
     """By entry of a round, the mark before which no gather need be launched; ``uses`` are the marks of all rounds.
 
     An entry that is gathered again and again makes rounds that are used in turn: ``prefetch`` counts what all of them use. And
@@ -82,7 +84,7 @@ def _soonest(promise: Expectations, passed: GraphAnalysis, uses: Sequence[Mark],
     return found
 
 
-def _place(mark: Mark) -> int:
+def _place(mark: StageStart) -> int:
     return mark.place
 
 
@@ -113,7 +115,7 @@ def _prefetching(
 def _marks(promise: Expectations, reading: GraphAnalysis, stages: Stages, direction: Direction, number: int) -> Marks:
     """First waits of ``stages``; before them, in backward, where entries start to compute on what forward gathered."""
     waits = {
-        name: Mark(f"the wait for {name}", min(bucket.wait for bucket in stage if bucket.wait is not None))
+        name: StageStart(f"the wait for {name}", min(bucket.wait for bucket in stage if bucket.wait is not None))
         for name, stage in stages.items()
     }
     if direction == "forward" or not waits or not promise.bucket.has_entries:
@@ -127,7 +129,7 @@ def _marks(promise: Expectations, reading: GraphAnalysis, stages: Stages, direct
         if entry not in entries["backward"]
     }
     in_order = sorted((place, entry) for entry, place in starts.items() if place < first)
-    return {entry: Mark(f"the start of {entry}'s compute", place) for place, entry in in_order} | waits
+    return {entry: StageStart(f"the start of {entry}'s compute", place) for place, entry in in_order} | waits
 
 
 def _over_other_direction(

@@ -16,7 +16,7 @@ from pytest_fxbucket.cli.first_plan import said_of_overrides
 from pytest_fxbucket.cli.hugging_face.module_and_plan import HfPlan, module_text, plan_text
 from pytest_fxbucket.cli.hugging_face.read_config import described_by
 from pytest_fxbucket.cli.hugging_face.rehearsal import loaded, may_be_idle, rehearsed
-from pytest_fxbucket.cli.hugging_face.trial import Trial, tried, way_out
+from pytest_fxbucket.cli.hugging_face.trial import TrialPlan, tried, way_out
 from pytest_fxbucket.cli.module_tree import module_tree, said_of_ties
 from pytest_fxbucket.cli.written_files import module_beside, write_new
 from pytest_fxbucket.progress import on_stderr
@@ -70,7 +70,7 @@ def _half(dtype: object) -> str | None:
     return name if name in ("bfloat16", "float16") else None
 
 
-def _summary(trial: Trial, out: Path) -> Iterator[str]:
+def _summary(trial: TrialPlan, out: Path) -> Iterator[str]:
     plan = trial.plan
     yield from said_of_ties(plan.ties)
     rest = "; the rest share one bucket" if plan.bucket.unplanned == "root" else ""

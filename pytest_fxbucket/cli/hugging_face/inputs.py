@@ -38,7 +38,7 @@ Sizes = dict[str, Any]
 
 
 @dataclass(frozen=True)
-class Fed:
+class BatchSource:
     """How a batch is drawn."""
 
     lines: tuple[str, ...]
@@ -48,7 +48,7 @@ class Fed:
     """Whether the model computes its own loss of that batch."""
 
 
-def fed(model_class: type[PreTrainedModel], values: Mapping[str, Any], image_tokens: int = 0) -> Fed:
+def fed(model_class: type[PreTrainedModel], values: Mapping[str, Any], image_tokens: int = 0) -> BatchSource:
     """What ``model_class`` with a configuration of ``values`` is fed; ``image_tokens`` stand for each image in the text."""
     takes = set(inspect.signature(model_class.forward).parameters)
     lines, sizes = [], Sizes()
@@ -56,7 +56,9 @@ def fed(model_class: type[PreTrainedModel], values: Mapping[str, Any], image_tok
         lines.append(line)
         sizes |= more
     gives = any('"labels"' in line or '"start_positions"' in line or '"return_loss"' in line for line in lines)
-    return Fed(tuple(lines), sizes, gives or model_class.__name__.endswith(("ForMaskedImageModeling", "ForPreTraining")))
+    return BatchSource(
+        tuple(lines), sizes, gives or model_class.__name__.endswith(("ForMaskedImageModeling", "ForPreTraining"))
+    )
 
 
 def keys_of(lines: Iterable[str]) -> list[str]:

@@ -14,8 +14,8 @@ from typing import Any
 
 from pytest_fxbucket.cli.first_entries import Draft
 from pytest_fxbucket.cli.first_plan import override_lines, parallel_lines
-from pytest_fxbucket.cli.hugging_face.inputs import Fed, keys_of
-from pytest_fxbucket.cli.hugging_face.read_config import Described
+from pytest_fxbucket.cli.hugging_face.inputs import BatchSource, keys_of
+from pytest_fxbucket.cli.hugging_face.read_config import DescribedModel
 from pytest_fxbucket.plan.toml_text import to_toml
 
 _OFF = ("layerdrop", "encoder_layerdrop", "decoder_layerdrop", "apply_spec_augment", "use_cache", "use_mamba_kernels")
@@ -28,11 +28,11 @@ _WIDTH, _LINE = 90, 120
 class Written:
     """What the module file is written from."""
 
-    described: Described
+    described: DescribedModel
     small: Mapping[str, Any]
     """Changes of the configuration for the small size."""
-    fed: Fed
-    small_fed: Fed
+    fed: BatchSource
+    small_fed: BatchSource
     path: Path
     """Path of the file."""
     eager_attention: bool = False

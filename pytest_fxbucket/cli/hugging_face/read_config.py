@@ -24,7 +24,7 @@ _HEADS = (
 
 
 @dataclass(frozen=True)
-class Described:
+class DescribedModel:
     """What a configuration file describes."""
 
     path: Path
@@ -49,7 +49,7 @@ def as_json(value: Any) -> Any:
     return [as_json(one) for one in value] if isinstance(value, list | tuple) else value
 
 
-def described_by(given: Path) -> Described:
+def described_by(given: Path) -> DescribedModel:
     """What ``given``, a JSON file or a folder with a ``config.json``, describes.
 
     Raises :class:`UsageError` for what is no such file, :class:`PlanError` for a model that transformers does not have.
@@ -73,7 +73,7 @@ def described_by(given: Path) -> Described:
         config = CONFIG_MAPPING[kind].from_json_file(path)
     except Exception as error:  # whatever a configuration raises on values that it does not take
         raise PlanError(f"{path}: {CONFIG_MAPPING[kind].__name__} does not take it: {named(error)}") from error
-    return Described(path, config, _model_class(config, written, path))
+    return DescribedModel(path, config, _model_class(config, written, path))
 
 
 def _json(path: Path) -> dict[str, Any]:

@@ -11,9 +11,9 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from pytest_fxbucket.cli import written_files
-from pytest_fxbucket.cli.hugging_face.inputs import Fed, fed, has_image_tokens, keys_of
+from pytest_fxbucket.cli.hugging_face.inputs import BatchSource, fed, has_image_tokens, keys_of
 from pytest_fxbucket.cli.hugging_face.module_and_plan import Written, always, module_text
-from pytest_fxbucket.cli.hugging_face.read_config import Described
+from pytest_fxbucket.cli.hugging_face.read_config import DescribedModel
 from pytest_fxbucket.cli.hugging_face.small import merged, small_sizes
 from pytest_fxbucket.errors import CaptureError, named
 
@@ -26,7 +26,7 @@ _STEPS, _RANKS, _RATE = 3, 2, 1e-2
 
 
 @dataclass(frozen=True)
-class Rehearsed:
+class RunnableSize:
     """A small size that makes a step."""
 
     written: Written
@@ -34,7 +34,7 @@ class Rehearsed:
     """Parameters whose gradients were zero in every step, on every rank."""
 
 
-def rehearsed(described: Described, path: Path) -> Rehearsed:
+def rehearsed(described: DescribedModel, path: Path) -> RunnableSize:
     """The smallest size of ``described`` that builds and makes a step; the module will be the file ``path``.
 
     Raises :class:`CaptureError` if none does, with what the model says to that.
@@ -46,7 +46,7 @@ def rehearsed(described: Described, path: Path) -> Rehearsed:
                 raise CaptureError(f"the smallest size that it takes has {size >> 20:,} MiB of parameters")
             written = replace(_written(described, small, path), always=always(values))
             with loaded(written) as module:
-                return Rehearsed(written, tuple(_idle(module)))
+                return RunnableSize(written, tuple(_idle(module)))
         except Exception as error:  # whatever a model raises on a configuration or batch that it does not take
             said.setdefault(named(error), error)
     first = next(iter(said.values()))
@@ -58,10 +58,10 @@ def rehearsed(described: Described, path: Path) -> Rehearsed:
     ) from first
 
 
-def _written(described: Described, small: Mapping[str, Any], path: Path) -> Written:
+def _written(described: DescribedModel, small: Mapping[str, Any], path: Path) -> Written:
     """The file for the small size ``small``; in the text of either size an image has as many tokens as features."""
     values = described.values
-    feds, model_class = list[Fed](), described.model_class
+    feds, model_class = list[BatchSource](), described.model_class
     for changes in ({}, small):
         now, tokens = merged(values, changes), 0
         if has_image_tokens(model_class, values):
@@ -70,7 +70,7 @@ def _written(described: Described, small: Mapping[str, Any], path: Path) -> Writ
     return Written(described, small, feds[0], feds[1], path)
 
 
-def _image_tokens(described: Described, changes: Mapping[str, Any], drawn: Fed) -> int:
+def _image_tokens(described: DescribedModel, changes: Mapping[str, Any], drawn: BatchSource) -> int:
     """Rows of features that the model makes of one image: found without memory, or estimated if the model reads values."""
     import torch
 
@@ -111,7 +111,7 @@ def loaded(written: Written) -> AbstractContextManager[ModuleType]:
     return written_files.loaded(written.path.stem, lambda path: module_text(replace(written, path=path)))
 
 
-def _without_memory(described: Described, changes: Mapping[str, Any]) -> nn.Module:
+def _without_memory(described: DescribedModel, changes: Mapping[str, Any]) -> nn.Module:
     import torch
 
     config = described.with_changes(merged(always(described.values), changes))
@@ -120,7 +120,7 @@ def _without_memory(described: Described, changes: Mapping[str, Any]) -> nn.Modu
     return model
 
 
-def _bytes(described: Described, changes: Mapping[str, Any]) -> int:
+def _bytes(described: DescribedModel, changes: Mapping[str, Any]) -> int:
     """Bytes of all parameters."""
     return sum(one.numel() * one.element_size() for one in _without_memory(described, changes).parameters())
 

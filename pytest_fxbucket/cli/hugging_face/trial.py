@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from pytest_fxbucket.cli.first_plan import MOST_OVERRIDES, Problem, first_failure
+from pytest_fxbucket.cli.first_plan import MOST_OVERRIDES, PlanProblem, first_failure
 from pytest_fxbucket.cli.hugging_face.module_and_plan import HfPlan, Written, plan_text
 from pytest_fxbucket.cli.hugging_face.rehearsal import laid_out
 from pytest_fxbucket.plan import parse_plans
@@ -20,23 +20,23 @@ _TWO_DTYPES = "which torch refuses"
 
 
 @dataclass(frozen=True)
-class Trial:
+class TrialPlan:
     """Module and plan, and what is still wrong with them."""
 
     written: Written
     plan: HfPlan
-    problem: Problem | None = None
+    problem: PlanProblem | None = None
     """A problem that is left, in the small size or the real one."""
 
 
-def tried(written: Written, plan: HfPlan, out: Path, modules: Mapping[str, type], say: Callable[[str], None]) -> Trial:
+def tried(written: Written, plan: HfPlan, out: Path, modules: Mapping[str, type], say: Callable[[str], None]) -> TrialPlan:
     """``written`` and ``plan`` with what they need to pass: overrides of some of ``modules``, other attention, other dtypes."""
     # One change a round: an override of the module that looks at values, unless blocks are in it; one dtype where torch refuses
     # two; plain attention in the real size, which the small one has anyway. The loop ends when none of them applies.
     for _ in range(MOST_OVERRIDES):
         problem = _problem(written, plan, out, say)
         if problem is None:
-            return Trial(written, plan)
+            return TrialPlan(written, plan)
         selector = problem.to_override(modules, plan.overridden)
         if selector and not _holds_an_entry(problem.module, plan):
             plan = replace(plan, overridden=(*plan.overridden, selector))
@@ -46,7 +46,7 @@ def tried(written: Written, plan: HfPlan, out: Path, modules: Mapping[str, type]
             written = replace(written, eager_attention=True)
         else:
             break
-    return Trial(written, plan, problem)
+    return TrialPlan(written, plan, problem)
 
 
 def _holds_an_entry(module: str, plan: HfPlan) -> bool:
@@ -55,7 +55,7 @@ def _holds_an_entry(module: str, plan: HfPlan) -> bool:
     return any(name.startswith(f"{module}.") for name in names)
 
 
-def _problem(written: Written, plan: HfPlan, out: Path, say: Callable[[str], None]) -> Problem | None:
+def _problem(written: Written, plan: HfPlan, out: Path, say: Callable[[str], None]) -> PlanProblem | None:
     """What is wrong, with the small size first, which takes less time."""
     with laid_out(written) as folder:
         real, small = parse_plans(plan_text(plan), folder / out.name)
@@ -69,7 +69,7 @@ _ATTENTION = re.compile(r"attn|attention", re.IGNORECASE)
 _ROUTED = re.compile(r"experts?|moe|router|sparse", re.IGNORECASE)
 
 
-def way_out(trial: Trial) -> str:
+def way_out(trial: TrialPlan) -> str:
     """A sentence, with a space before it; empty where the problem itself says all."""
     problem, file = trial.problem, trial.written.path.name
     if problem is None:
@@ -79,14 +79,14 @@ def way_out(trial: Trial) -> str:
     return _of_module(problem, file)
 
 
-def _images_by_values(trial: Trial, problem: Problem) -> str:
+def _images_by_values(trial: TrialPlan, problem: PlanProblem) -> str:
     """What about the images of a batch is told by values; empty if nothing is."""
     if "image_grid_thw" in "".join(trial.written.fed.lines):
         return "The sizes of its images are values (image_grid_thw)"
     return "Which of its images are no padding is told by values" if "get_image_features" in problem.said else ""
 
 
-def _of_module(problem: Problem, file: str) -> str:
+def _of_module(problem: PlanProblem, file: str) -> str:
     last = problem.module.rpartition(".")[2]
     if problem.module and _ATTENTION.search(last):
         return (

@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pytest_fxbucket.cli.first_entries import BlockNames, Draft, draft
-from pytest_fxbucket.cli.first_plan import MOST_OVERRIDES, Problem, first_failure, said_of_overrides
+from pytest_fxbucket.cli.first_plan import MOST_OVERRIDES, PlanProblem, first_failure, said_of_overrides
 from pytest_fxbucket.cli.module_tree import module_tree
 from pytest_fxbucket.cli.torchtitan.module_and_plan import TitanModule, TitanPlan, module_text, plan_text
-from pytest_fxbucket.cli.torchtitan.registry import Chosen, chosen
+from pytest_fxbucket.cli.torchtitan.registry import ChosenModel, chosen
 from pytest_fxbucket.cli.written_files import laid_out, loaded, module_beside, write_new
 from pytest_fxbucket.errors import named
 from pytest_fxbucket.plan import PlanError, parse_entries, parse_plans, resolve
@@ -102,7 +102,7 @@ def _checkpointed(model: nn.Module, job: Any) -> tuple[str, ...]:
 
 def _tried(
     plan: TitanPlan, text: str, out: Path, modules: Mapping[str, type], say: Callable[[str], None]
-) -> tuple[TitanPlan, Problem | None]:
+) -> tuple[TitanPlan, PlanProblem | None]:
     """``plan`` with overrides of some of ``modules``, if that is what it needs to pass; and what is still wrong with it."""
     for _ in range(MOST_OVERRIDES):
         problem = _problem(plan, text, out, say)
@@ -113,7 +113,7 @@ def _tried(
     return plan, problem
 
 
-def _problem(plan: TitanPlan, text: str, out: Path, say: Callable[[str], None]) -> Problem | None:
+def _problem(plan: TitanPlan, text: str, out: Path, say: Callable[[str], None]) -> PlanProblem | None:
     """What is wrong, with the small flavor first, which ranks run: a step of it is made on this machine."""
     found = plan.chosen
     with laid_out(out.stem, lambda _: text) as folder:
@@ -127,7 +127,7 @@ def _problem(plan: TitanPlan, text: str, out: Path, say: Callable[[str], None]) 
     return None
 
 
-def _stops(folder: Path, name: str, found: Chosen) -> Problem | None:
+def _stops(folder: Path, name: str, found: ChosenModel) -> PlanProblem | None:
     """Why a step of the small flavor cannot be made by ordinary code; None if it can."""
     import importlib
 
@@ -149,11 +149,11 @@ def _stops(folder: Path, name: str, found: Chosen) -> Problem | None:
         module.loss(model(batch["tokens"]), batch).backward()
     except Exception as error:  # whatever a model raises on a machine that lacks what it needs
         where = f"module {inside[-1]} of a step on this machine" if inside else "a step on this machine"
-        return Problem(f"{where} raised {named(error)}", where=found.small)
+        return PlanProblem(f"{where} raised {named(error)}", where=found.small)
     return None
 
 
-def _summary(plan: TitanPlan, problem: Problem | None, path: Path, out: Path, is_torchtitans: bool) -> Iterator[str]:
+def _summary(plan: TitanPlan, problem: PlanProblem | None, path: Path, out: Path, is_torchtitans: bool) -> Iterator[str]:
     for alias, fqn in plan.ties.items():
         yield f"{alias} is tied to {fqn}: one parameter, in one entry, counted once in each total."
     whose = "torchtitan's own buckets" if is_torchtitans else "blocks of the model"

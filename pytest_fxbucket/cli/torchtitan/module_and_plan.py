@@ -11,7 +11,7 @@ from typing import Any
 
 from pytest_fxbucket.cli.first_entries import Draft
 from pytest_fxbucket.cli.first_plan import override_lines, parallel_lines
-from pytest_fxbucket.cli.torchtitan.registry import VERSION, Chosen
+from pytest_fxbucket.cli.torchtitan.registry import VERSION, ChosenModel
 from pytest_fxbucket.plan.toml_text import to_toml
 
 
@@ -21,7 +21,7 @@ class TitanModule:
 
     name: str
     """Name of the file, without its ending."""
-    chosen: Chosen
+    chosen: ChosenModel
     has_passes: bool
     """Whether torchtitan's compiler toolkit has the model."""
     has_experts: bool
@@ -291,7 +291,7 @@ class TitanPlan:
 
     module: str
     """The module that has factory, batches, loss and trainer."""
-    chosen: Chosen
+    chosen: ChosenModel
     job: Any
     """torchtitan's configuration."""
     bucket: Draft

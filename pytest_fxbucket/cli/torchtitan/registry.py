@@ -29,7 +29,7 @@ _INSTALL = "pip install 'pytest-fxbucket[torchtitan]'"
 
 
 @dataclass(frozen=True)
-class Chosen:
+class ChosenModel:
     """A model of torchtitan, in one flavor or two."""
 
     name: str
@@ -51,7 +51,7 @@ def stand_in_for_triton_kernels() -> None:
         sys.modules.setdefault(kernels.__name__, kernels)
 
 
-def chosen(name: str, flavor: str) -> Chosen:
+def chosen(name: str, flavor: str) -> ChosenModel:
     """The model ``name`` in ``flavor``.
 
     Raises :class:`UsageError` without torchtitan of the right version, :class:`PlanError` for names that it does not know, and
@@ -66,7 +66,7 @@ def chosen(name: str, flavor: str) -> Chosen:
             f'--flavor: torchtitan\'s {name} has no "{flavor}"{nearest(flavor, flavors)}; it has {_listed(flavors)}'
         )
     _refuse_other_inputs(name, spec, flavor)
-    return Chosen(name, spec, flavor, _small(spec, flavor))
+    return ChosenModel(name, spec, flavor, _small(spec, flavor))
 
 
 def _refuse_other_versions() -> None:

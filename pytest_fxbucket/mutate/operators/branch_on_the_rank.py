@@ -8,13 +8,13 @@ from functools import partial
 import torch
 
 from pytest_fxbucket.mutate.launches import flights, last_rank
-from pytest_fxbucket.mutate.operator import Broken, Seen, Site
+from pytest_fxbucket.mutate.operator import BrokenGraph, SeenGraph, Site
 
 _MORE = 1 + 2**-6
 """Enough for bfloat16, which has 8 bits."""
 
 
-def sites(seen: Seen) -> Iterator[Site]:
+def sites(seen: SeenGraph) -> Iterator[Site]:
     """Every launch of floating point numbers."""
     for flight in flights(seen):
         if flight.sent is not None and flight.sent.meta["val"].dtype.is_floating_point:
@@ -22,7 +22,7 @@ def sites(seen: Seen) -> Iterator[Site]:
             yield Site(flight.launch.name, how, partial(_scale, flight.launch.name), last_rank(seen))
 
 
-def _scale(name: str, broken: Broken) -> None:
+def _scale(name: str, broken: BrokenGraph) -> None:
     launch = broken[name]
     sent = launch.all_input_nodes[0]
     launch.replace_input_with(sent, broken.before(launch, torch.ops.aten.mul.Tensor, sent, _MORE))

@@ -6,11 +6,11 @@ from collections.abc import Iterator
 from functools import partial
 
 from pytest_fxbucket.graph.storages import base
-from pytest_fxbucket.mutate.operator import Broken, Seen, Site
+from pytest_fxbucket.mutate.operator import BrokenGraph, SeenGraph, Site
 from pytest_fxbucket.mutate.values import give, inputs, results, writes
 
 
-def sites(seen: Seen) -> Iterator[Site]:
+def sites(seen: SeenGraph) -> Iterator[Site]:
     """Every write whose result, if it has one, is what it wrote; every buffer that is returned anew."""
     for writer, target in writes(seen):
         yield Site(writer.name, f"is left out, which writes {base(target).name}", partial(_leave_out, writer.name, target.name))
@@ -21,5 +21,5 @@ def sites(seen: Seen) -> Iterator[Site]:
             yield Site(node.name, f"is not returned: {value.fqn} stays as it was", partial(give, {place: old.name}))
 
 
-def _leave_out(writer: str, target: str, broken: Broken) -> None:
+def _leave_out(writer: str, target: str, broken: BrokenGraph) -> None:
     broken.bypass(broken[writer], broken[target])

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from functools import partial
 
-from pytest_fxbucket.mutate.operator import Form, Seen, Site
+from pytest_fxbucket.mutate.operator import Form, SeenGraph, Site
 from pytest_fxbucket.mutate.values import alike, give, inputs, results
 
 FORM: Form = "final"
 
 
-def sites(seen: Seen) -> Iterator[Site]:
+def sites(seen: SeenGraph) -> Iterator[Site]:
     """Every value that is carried in and out under one name."""
     came = inputs(seen, "carried")
     for place, node, value in results(seen, "carried"):

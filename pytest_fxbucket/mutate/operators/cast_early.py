@@ -12,14 +12,14 @@ from pytest_fxbucket.graph.collectives import waits_of
 from pytest_fxbucket.graph.movement import moves_data
 from pytest_fxbucket.graph.walks import reached
 from pytest_fxbucket.mutate.launches import plain_launches, sent_otherwise
-from pytest_fxbucket.mutate.operator import Broken, Seen, Site
+from pytest_fxbucket.mutate.operator import BrokenGraph, SeenGraph, Site
 from pytest_fxbucket.mutate.values import dtype_of_cast, tensor
 
 if TYPE_CHECKING:
     from torch import fx
 
 
-def sites(seen: Seen) -> Iterator[Site]:
+def sites(seen: SeenGraph) -> Iterator[Site]:
     """Every launch of which all that arrives is cast to one dtype."""
     for launch, _ in plain_launches(seen):
         dtypes = {_cast_of(user) for wait in waits_of(launch) for user in _ends(wait)}
@@ -38,7 +38,7 @@ def _cast_of(node: fx.Node) -> torch.dtype | None:
     return dtype_of_cast(node) if node.op == "call_function" else None
 
 
-def _cast_early(name: str, dtype: torch.dtype, broken: Broken) -> None:
+def _cast_early(name: str, dtype: torch.dtype, broken: BrokenGraph) -> None:
     launch = broken[name]
     sent = launch.all_input_nodes[0]
     value = tensor(sent)

@@ -9,10 +9,10 @@ from itertools import pairwise
 from pytest_fxbucket.graph.ops import operator_name
 from pytest_fxbucket.mutate.arithmetic import is_norm, other_sums
 from pytest_fxbucket.mutate.launches import leave_out_launch
-from pytest_fxbucket.mutate.operator import Broken, Seen, Site
+from pytest_fxbucket.mutate.operator import BrokenGraph, SeenGraph, Site
 
 
-def sites(seen: Seen) -> Iterator[Site]:
+def sites(seen: SeenGraph) -> Iterator[Site]:
     """Sums of norms over ranks, and the stacks of norms that go into them."""
     for launch, of_norms in other_sums(seen):
         if of_norms:
@@ -25,5 +25,5 @@ def sites(seen: Seen) -> Iterator[Site]:
             yield Site(stack.name, f"has the norm {first.name} for {second.name} too", change)
 
 
-def _twice(stack: str, first: str, second: str, broken: Broken) -> None:
+def _twice(stack: str, first: str, second: str, broken: BrokenGraph) -> None:
     broken[stack].replace_input_with(broken[second], broken[first])

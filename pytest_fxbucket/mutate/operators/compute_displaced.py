@@ -11,13 +11,13 @@ from pytest_fxbucket.graph.compute import multiplies
 from pytest_fxbucket.graph.ops import is_view
 from pytest_fxbucket.graph.order import order_of
 from pytest_fxbucket.graph.walks import reached
-from pytest_fxbucket.mutate.operator import Broken, Seen, Site
+from pytest_fxbucket.mutate.operator import BrokenGraph, SeenGraph, Site
 
 if TYPE_CHECKING:
     from torch import fx
 
 
-def sites(seen: Seen) -> Iterator[Site]:
+def sites(seen: SeenGraph) -> Iterator[Site]:
     """Every product that can pass a launch or a wait, with the views that only it reads, or that are of it."""
     order = order_of(seen.graph)
     nodes, index, before = order.nodes, order.index, order.before
@@ -46,7 +46,7 @@ def _with_views(node: fx.Node, onward: Callable[[fx.Node], Iterable[fx.Node]]) -
     return reached([node], lambda one: (other for other in onward(one) if is_view(other)))
 
 
-def _up(names: list[str], behind: str, broken: Broken) -> None:
+def _up(names: list[str], behind: str, broken: BrokenGraph) -> None:
     place = broken[behind]
     if place.op == "placeholder":
         place = broken.graph.find_nodes(op="placeholder")[-1]
@@ -55,6 +55,6 @@ def _up(names: list[str], behind: str, broken: Broken) -> None:
         place = broken[name]
 
 
-def _down(names: list[str], before: str, broken: Broken) -> None:
+def _down(names: list[str], before: str, broken: BrokenGraph) -> None:
     for name in names:
         broken[before].prepend(broken[name])

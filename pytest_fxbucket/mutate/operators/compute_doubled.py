@@ -6,11 +6,11 @@ from collections.abc import Iterator
 from functools import partial
 
 from pytest_fxbucket.mutate.arithmetic import scaled, sides
-from pytest_fxbucket.mutate.operator import Broken, Seen, Site
+from pytest_fxbucket.mutate.operator import BrokenGraph, SeenGraph, Site
 from pytest_fxbucket.mutate.values import put_behind
 
 
-def sites(seen: Seen) -> Iterator[Site]:
+def sites(seen: SeenGraph) -> Iterator[Site]:
     """Every sum of two tensors, every product with a number."""
     for node in seen.graph.nodes:
         if sides(node):
@@ -20,7 +20,7 @@ def sites(seen: Seen) -> Iterator[Site]:
             yield Site(node.name, "is done twice", partial(_again, node.name, source.name))
 
 
-def _again(name: str, instead: str, broken: Broken) -> None:
+def _again(name: str, instead: str, broken: BrokenGraph) -> None:
     node = broken[name]
     assert callable(node.target)
     args = [node if arg is broken[instead] else arg for arg in node.args]

@@ -6,10 +6,10 @@ from collections.abc import Iterator
 from functools import partial
 
 from pytest_fxbucket.mutate.arithmetic import scaled, sides
-from pytest_fxbucket.mutate.operator import Broken, Seen, Site
+from pytest_fxbucket.mutate.operator import BrokenGraph, SeenGraph, Site
 
 
-def sites(seen: Seen) -> Iterator[Site]:
+def sites(seen: SeenGraph) -> Iterator[Site]:
     """Every side of every sum of two tensors, every product with a number."""
     for node in seen.graph.nodes:
         for side in sides(node):
@@ -18,5 +18,5 @@ def sites(seen: Seen) -> Iterator[Site]:
             yield Site(node.name, "is left out", partial(_drop, node.name, source.name))
 
 
-def _drop(name: str, by: str, broken: Broken) -> None:
+def _drop(name: str, by: str, broken: BrokenGraph) -> None:
     broken.bypass(broken[name], broken[by])

@@ -6,10 +6,10 @@ from collections.abc import Iterator
 from functools import partial
 
 from pytest_fxbucket.mutate.arithmetic import another, numbers
-from pytest_fxbucket.mutate.operator import Broken, Seen, Site
+from pytest_fxbucket.mutate.operator import BrokenGraph, SeenGraph, Site
 
 
-def sites(seen: Seen) -> Iterator[Site]:
+def sites(seen: SeenGraph) -> Iterator[Site]:
     """Every number."""
     for node in seen.graph.nodes:
         for key, number in numbers(node):
@@ -17,7 +17,7 @@ def sites(seen: Seen) -> Iterator[Site]:
             yield Site(node.name, how, partial(_change, node.name, key, another(number)))
 
 
-def _change(name: str, key: int | str, number: int | float, broken: Broken) -> None:
+def _change(name: str, key: int | str, number: int | float, broken: BrokenGraph) -> None:
     node = broken[name]
     if isinstance(key, int):
         node.update_arg(key, number)

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from functools import partial
 
-from pytest_fxbucket.mutate.operator import Seen, Site
+from pytest_fxbucket.mutate.operator import SeenGraph, Site
 from pytest_fxbucket.mutate.values import alike, give, inputs, results
 
 
-def sites(seen: Seen) -> Iterator[Site]:
+def sites(seen: SeenGraph) -> Iterator[Site]:
     """Every output that crosses, if an input that crosses is like it."""
     came = list(inputs(seen, "crossing").values())
     for place, node, value in results(seen, "crossing"):

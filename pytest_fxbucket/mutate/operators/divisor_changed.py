@@ -9,11 +9,11 @@ import torch
 from torch import fx
 
 from pytest_fxbucket.graph.ops import operator_name
-from pytest_fxbucket.mutate.launches import Flight, reductions
-from pytest_fxbucket.mutate.operator import Broken, Seen, Site
+from pytest_fxbucket.mutate.launches import LaunchInFlight, reductions
+from pytest_fxbucket.mutate.operator import BrokenGraph, SeenGraph, Site
 
 
-def sites(seen: Seen) -> Iterator[Site]:
+def sites(seen: SeenGraph) -> Iterator[Site]:
     """Every reduction of gradients, for each factor right before and behind it."""
     for flight in reductions(seen):
         factors = sorted(_factors(flight), key=seen.place.__getitem__)
@@ -25,7 +25,7 @@ def sites(seen: Seen) -> Iterator[Site]:
                 yield Site(wait.name, "gives half of what arrived", partial(_halve, wait.name))
 
 
-def _factors(flight: Flight) -> set[fx.Node]:
+def _factors(flight: LaunchInFlight) -> set[fx.Node]:
     """Products with a number that are sent, or that read what arrived, through what only carries it."""
     read = {user for node in flight.arrived for user in node.users}
     return {node for node in read.union(source for _, source in flight.sources) if _is_factor(node)}
@@ -36,16 +36,16 @@ def _is_factor(node: fx.Node) -> bool:
     return named and isinstance(node.args[0], fx.Node) and isinstance(node.args[1], (int, float))
 
 
-def _leave_out(name: str, broken: Broken) -> None:
+def _leave_out(name: str, broken: BrokenGraph) -> None:
     broken.bypass(broken[name], broken[name].all_input_nodes[0])
 
 
-def _repeat(name: str, broken: Broken) -> None:
+def _repeat(name: str, broken: BrokenGraph) -> None:
     node = broken[name]
     _read_instead(node, broken.again(node, node, node, node.args[1]))
 
 
-def _halve(name: str, broken: Broken) -> None:
+def _halve(name: str, broken: BrokenGraph) -> None:
     wait = broken[name]
     _read_instead(wait, broken.behind(wait, torch.ops.aten.mul.Tensor, wait, 0.5))
 

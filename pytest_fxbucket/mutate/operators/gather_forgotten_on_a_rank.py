@@ -6,10 +6,10 @@ from collections.abc import Iterator
 from functools import partial
 
 from pytest_fxbucket.mutate.launches import can_drop, drop, gathers, last_rank
-from pytest_fxbucket.mutate.operator import Seen, Site
+from pytest_fxbucket.mutate.operator import SeenGraph, Site
 
 
-def sites(seen: Seen) -> Iterator[Site]:
+def sites(seen: SeenGraph) -> Iterator[Site]:
     """Every gather of parameters as one tensor."""
     for flight in gathers(seen):
         if can_drop(flight):

@@ -7,11 +7,11 @@ from functools import partial
 
 from torch import fx
 
-from pytest_fxbucket.mutate.launches import Flight, alike, gathers, pieces_of, split_of
-from pytest_fxbucket.mutate.operator import Broken, Seen, Site
+from pytest_fxbucket.mutate.launches import LaunchInFlight, alike, gathers, pieces_of, split_of
+from pytest_fxbucket.mutate.operator import BrokenGraph, SeenGraph, Site
 
 
-def sites(seen: Seen) -> Iterator[Site]:
+def sites(seen: SeenGraph) -> Iterator[Site]:
     """Every gather of which an earlier one has all members, cut alike."""
     had: dict[str, fx.Node] = {}
     for flight in gathers(seen):
@@ -24,7 +24,7 @@ def sites(seen: Seen) -> Iterator[Site]:
         had = parts | had
 
 
-def _parts(flight: Flight) -> dict[str, fx.Node]:
+def _parts(flight: LaunchInFlight) -> dict[str, fx.Node]:
     """By FQN what is cut out of what arrives, or all of it; empty where that cannot be told."""
     assert flight.bucket is not None
     fqns, split = flight.bucket.fqns, split_of(flight)
@@ -34,7 +34,7 @@ def _parts(flight: Flight) -> dict[str, fx.Node]:
     return {fqn: pieces[n] for n, fqn in enumerate(fqns)} if sorted(pieces) == list(range(len(fqns))) else {}
 
 
-def _keep(pairs: tuple[tuple[str, str], ...], broken: Broken) -> None:
+def _keep(pairs: tuple[tuple[str, str], ...], broken: BrokenGraph) -> None:
     for name, kept in pairs:
         broken[name].replace_all_uses_with(broken[kept])
     unread = [broken[name] for name, _ in pairs]

@@ -11,10 +11,10 @@ from pytest_fxbucket.graph.collectives import is_all_gather
 from pytest_fxbucket.graph.order import order_of
 from pytest_fxbucket.graph.storages import base
 from pytest_fxbucket.mutate.launches import alike, flights
-from pytest_fxbucket.mutate.operator import Broken, Seen, Site
+from pytest_fxbucket.mutate.operator import BrokenGraph, SeenGraph, Site
 
 
-def sites(seen: Seen) -> Iterator[Site]:
+def sites(seen: SeenGraph) -> Iterator[Site]:
     """Every gather of a parameter that is written in place before."""
     order = order_of(seen.graph)
     for flight in flights(seen):
@@ -26,7 +26,7 @@ def sites(seen: Seen) -> Iterator[Site]:
                 yield Site(flight.launch.name, how, partial(_send_old, node.name, source.name, begun.name))
 
 
-def _send_old(reader: str, source: str, begun: str, broken: Broken) -> None:
+def _send_old(reader: str, source: str, begun: str, broken: BrokenGraph) -> None:
     first = next(node for node in broken.graph.nodes if node.op not in ("placeholder", "get_attr"))
     old = broken.before(first, torch.ops.aten.clone.default, broken[begun])
     broken[reader].replace_input_with(broken[source], old)

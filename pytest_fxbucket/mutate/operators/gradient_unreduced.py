@@ -10,14 +10,14 @@ import torch
 
 from pytest_fxbucket.graph.collectives import REDUCTIONS, is_wait, launch_kind
 from pytest_fxbucket.mutate.launches import plain_launches
-from pytest_fxbucket.mutate.operator import Broken, Seen, Site
+from pytest_fxbucket.mutate.operator import BrokenGraph, SeenGraph, Site
 from pytest_fxbucket.mutate.values import results, tensor
 
 if TYPE_CHECKING:
     from torch import fx
 
 
-def sites(seen: Seen) -> Iterator[Site]:
+def sites(seen: SeenGraph) -> Iterator[Site]:
     """Every returned gradient of which all steps back to its reduction have one input each."""
     sent_by = {launch: sent for launch, sent in plain_launches(seen) if launch_kind(launch) in REDUCTIONS}
     for _, node, value in results(seen, "grad"):
@@ -34,7 +34,7 @@ def _back_to_wait(node: fx.Node) -> list[fx.Node]:
     return steps
 
 
-def _unreduced(unpacked: list[str], wait: str, sent: str, broken: Broken) -> None:
+def _unreduced(unpacked: list[str], wait: str, sent: str, broken: BrokenGraph) -> None:
     last = broken[unpacked[-1] if unpacked else wait]
     arrived, own = tensor(broken[wait]), broken[sent]
     assert arrived is not None

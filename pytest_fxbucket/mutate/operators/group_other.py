@@ -7,10 +7,10 @@ from functools import partial
 
 from pytest_fxbucket.compat.c10d import untwinned
 from pytest_fxbucket.mutate.launches import flights, regroup
-from pytest_fxbucket.mutate.operator import Seen, Site
+from pytest_fxbucket.mutate.operator import SeenGraph, Site
 
 
-def sites(seen: Seen) -> Iterator[Site]:
+def sites(seen: SeenGraph) -> Iterator[Site]:
     """Every launch, for each group of the mesh of as many ranks as its own has, others than those."""
     groups = seen.mesh.groups(seen.rank)
     for flight in flights(seen):

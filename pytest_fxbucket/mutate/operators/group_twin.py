@@ -7,10 +7,10 @@ from functools import partial
 
 from pytest_fxbucket.compat.c10d import twin_name, untwinned
 from pytest_fxbucket.mutate.launches import flights, regroup
-from pytest_fxbucket.mutate.operator import Seen, Site
+from pytest_fxbucket.mutate.operator import SeenGraph, Site
 
 
-def sites(seen: Seen) -> Iterator[Site]:
+def sites(seen: SeenGraph) -> Iterator[Site]:
     """Every launch."""
     for flight in flights(seen):
         other = twin_name(flight.group) if flight.group == untwinned(flight.group) else untwinned(flight.group)

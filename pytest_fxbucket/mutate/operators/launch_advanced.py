@@ -7,10 +7,10 @@ from functools import partial
 
 from pytest_fxbucket.mutate.launches import flights
 from pytest_fxbucket.mutate.moving import earlier, make_moves
-from pytest_fxbucket.mutate.operator import Seen, Site
+from pytest_fxbucket.mutate.operator import SeenGraph, Site
 
 
-def sites(seen: Seen) -> Iterator[Site]:
+def sites(seen: SeenGraph) -> Iterator[Site]:
     """Every launch that could be earlier, past compute or others."""
     for flight in flights(seen):
         if (move := earlier(seen, flight.launch)) is not None:

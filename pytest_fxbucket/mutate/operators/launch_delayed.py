@@ -7,10 +7,10 @@ from functools import partial
 
 from pytest_fxbucket.mutate.launches import flights, gathers
 from pytest_fxbucket.mutate.moving import later, make_moves
-from pytest_fxbucket.mutate.operator import Seen, Site
+from pytest_fxbucket.mutate.operator import SeenGraph, Site
 
 
-def sites(seen: Seen) -> Iterator[Site]:
+def sites(seen: SeenGraph) -> Iterator[Site]:
     """Every launch behind which others compute before its wait, but for those that gather parameters."""
     others = {flight.launch for flight in gathers(seen)}
     for flight in flights(seen):

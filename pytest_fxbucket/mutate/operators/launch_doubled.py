@@ -6,10 +6,10 @@ from collections.abc import Iterator
 from functools import partial
 
 from pytest_fxbucket.mutate.launches import flights
-from pytest_fxbucket.mutate.operator import Broken, Seen, Site
+from pytest_fxbucket.mutate.operator import BrokenGraph, SeenGraph, Site
 
 
-def sites(seen: Seen) -> Iterator[Site]:
+def sites(seen: SeenGraph) -> Iterator[Site]:
     """Every launch of one tensor that is waited for."""
     for flight in flights(seen):
         if flight.sent is not None and flight.waits:
@@ -17,7 +17,7 @@ def sites(seen: Seen) -> Iterator[Site]:
             yield Site(flight.launch.name, "is launched again, and waited for behind its own wait", change)
 
 
-def _double(name: str, wait: str, broken: Broken) -> None:
+def _double(name: str, wait: str, broken: BrokenGraph) -> None:
     launch, first = broken[name], broken[wait]
     again = broken.again(launch, launch)
     broken.again(first, first, again)

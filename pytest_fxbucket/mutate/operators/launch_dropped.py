@@ -6,10 +6,10 @@ from collections.abc import Iterator
 from functools import partial
 
 from pytest_fxbucket.mutate.launches import can_drop, drop, flights
-from pytest_fxbucket.mutate.operator import Seen, Site
+from pytest_fxbucket.mutate.operator import SeenGraph, Site
 
 
-def sites(seen: Seen) -> Iterator[Site]:
+def sites(seen: SeenGraph) -> Iterator[Site]:
     """Every launch of one tensor for whose result something that is sent can stand in."""
     for flight in flights(seen):
         if can_drop(flight):

@@ -7,10 +7,10 @@ from functools import partial
 
 from pytest_fxbucket.mutate.launches import trades
 from pytest_fxbucket.mutate.moving import make_moves
-from pytest_fxbucket.mutate.operator import Seen, Site
+from pytest_fxbucket.mutate.operator import SeenGraph, Site
 
 
-def sites(seen: Seen) -> Iterator[Site]:
+def sites(seen: SeenGraph) -> Iterator[Site]:
     """Every two that follow each other in their group, where what they need and who reads them allows it."""
     for first, second, move in trades(seen):
         yield Site(first, f"trades places with {second}", partial(make_moves, (move,)))

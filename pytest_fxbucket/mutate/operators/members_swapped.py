@@ -7,10 +7,10 @@ from functools import partial
 from itertools import combinations
 
 from pytest_fxbucket.mutate.launches import flights, members_of, pack_of, pieces_of, sizes_of, split_of
-from pytest_fxbucket.mutate.operator import Broken, Seen, Site
+from pytest_fxbucket.mutate.operator import BrokenGraph, SeenGraph, Site
 
 
-def sites(seen: Seen) -> Iterator[Site]:
+def sites(seen: SeenGraph) -> Iterator[Site]:
     """Each size that several members of a launch have: the first two of it."""
     for flight in flights(seen):
         pack, split = pack_of(flight.launch), split_of(flight)
@@ -36,7 +36,7 @@ def _alike(what: Sequence[object]) -> list[tuple[int, int]]:
     return sorted(pairs.values())
 
 
-def _swap(pack: str, split: str, a: int, b: int, broken: Broken) -> None:
+def _swap(pack: str, split: str, a: int, b: int, broken: BrokenGraph) -> None:
     if pack:
         members = members_of(broken[pack])
         members[a], members[b] = members[b], members[a]

@@ -9,12 +9,12 @@ from itertools import accumulate, pairwise
 import torch
 
 from pytest_fxbucket.mutate.launches import dim_of, flights, pieces_of, sizes_of, split_of
-from pytest_fxbucket.mutate.operator import Broken, Seen, Site
+from pytest_fxbucket.mutate.operator import BrokenGraph, SeenGraph, Site
 
 aten = torch.ops.aten
 
 
-def sites(seen: Seen) -> Iterator[Site]:
+def sites(seen: SeenGraph) -> Iterator[Site]:
     """Each piece of each unpack, and each two neighbours of different sizes."""
     for flight in flights(seen):
         if (split := split_of(flight)) is None:
@@ -31,12 +31,12 @@ def sites(seen: Seen) -> Iterator[Site]:
                 yield Site(pieces[a].name, how, partial(_exchange, split.name, a))
 
 
-def _shift(piece: str, split: str, begin: int, end: int, broken: Broken) -> None:
+def _shift(piece: str, split: str, begin: int, end: int, broken: BrokenGraph) -> None:
     node, cut = broken[piece], broken[split]
     broken.bypass(node, broken.before(node, aten.slice.Tensor, cut.args[0], dim_of(cut), begin, end))
 
 
-def _exchange(name: str, first: int, broken: Broken) -> None:
+def _exchange(name: str, first: int, broken: BrokenGraph) -> None:
     split = broken[name]
     sizes, pieces = sizes_of(split), pieces_of(split)
     sizes[first : first + 2] = reversed(sizes[first : first + 2])

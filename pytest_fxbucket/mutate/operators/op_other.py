@@ -7,12 +7,12 @@ from functools import partial
 
 from pytest_fxbucket.graph.collectives import argument
 from pytest_fxbucket.mutate.launches import flights, set_argument
-from pytest_fxbucket.mutate.operator import Broken, Seen, Site
+from pytest_fxbucket.mutate.operator import BrokenGraph, SeenGraph, Site
 
 _OTHERS = {"avg": ("sum", "max"), "sum": ("avg", "max")}
 
 
-def sites(seen: Seen) -> Iterator[Site]:
+def sites(seen: SeenGraph) -> Iterator[Site]:
     """Every sum and every average, each of the other two."""
     for flight in flights(seen):
         op = str(argument(flight.launch, "reduce_op"))
@@ -20,5 +20,5 @@ def sites(seen: Seen) -> Iterator[Site]:
             yield Site(flight.launch.name, f"reduces by {other}, not by {op}", partial(_reduce_by, flight.launch.name, other))
 
 
-def _reduce_by(name: str, op: str, broken: Broken) -> None:
+def _reduce_by(name: str, op: str, broken: BrokenGraph) -> None:
     set_argument(broken[name], "reduce_op", op)

@@ -12,7 +12,7 @@ import torch
 from pytest_fxbucket.graph.compute import computes
 from pytest_fxbucket.graph.effects import effects_of
 from pytest_fxbucket.graph.ops import operator_name, overload
-from pytest_fxbucket.mutate.operator import Seen, Site
+from pytest_fxbucket.mutate.operator import SeenGraph, Site
 from pytest_fxbucket.mutate.values import expressions, tensor, trade
 
 if TYPE_CHECKING:
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 _COMMUTE = frozenset({"add", "mul", "eq", "ne", "maximum", "minimum", "logical_and", "logical_or", "logical_xor"})
 
 
-def sites(seen: Seen) -> Iterator[Site]:
+def sites(seen: SeenGraph) -> Iterator[Site]:
     """The first two operands alike of every operator that computes and does not commute."""
     number = expressions(seen.graph)
     for node in seen.graph.nodes:

@@ -6,17 +6,17 @@ from collections.abc import Iterator
 from functools import partial
 
 from pytest_fxbucket.compat.fx import after
-from pytest_fxbucket.mutate.operator import Broken, Seen, Site
+from pytest_fxbucket.mutate.operator import BrokenGraph, SeenGraph, Site
 
 
-def sites(seen: Seen) -> Iterator[Site]:
+def sites(seen: SeenGraph) -> Iterator[Site]:
     """Every such node that names others."""
     for node in seen.graph.find_nodes(op="call_function", target=after):
         if node.args[1]:
             yield Site(node.name, "is taken out", partial(_take_out, node.name))
 
 
-def _take_out(name: str, broken: Broken) -> None:
+def _take_out(name: str, broken: BrokenGraph) -> None:
     node = broken[name]
     for item in list(node.users):
         broken.bypass(item, node.all_input_nodes[0])

@@ -9,10 +9,10 @@ from typing import Any
 from pytest_fxbucket.graph.movement import pads
 from pytest_fxbucket.graph.ops import operator_name
 from pytest_fxbucket.mutate.launches import gathers, reductions
-from pytest_fxbucket.mutate.operator import Broken, Seen, Site
+from pytest_fxbucket.mutate.operator import BrokenGraph, SeenGraph, Site
 
 
-def sites(seen: Seen) -> Iterator[Site]:
+def sites(seen: SeenGraph) -> Iterator[Site]:
     """Every strip of first rows off what is gathered, and every pad with zeros of what is reduced."""
     for flight in gathers(seen):
         for node in flight.arrived:
@@ -30,11 +30,11 @@ def _strips(node: Any) -> bool:
     return operator_name(node) == "aten::slice" and tuple(node.args[1:3]) == (0, 0) and len(node.args) == 4
 
 
-def _from(name: str, begin: int, end: int, broken: Broken) -> None:
+def _from(name: str, begin: int, end: int, broken: BrokenGraph) -> None:
     node = broken[name]
     node.args = (node.args[0], 0, begin, end)
 
 
-def _with_ones(name: str, broken: Broken) -> None:
+def _with_ones(name: str, broken: BrokenGraph) -> None:
     node = broken[name]
     node.args = (*node.args[:2], 1.0)

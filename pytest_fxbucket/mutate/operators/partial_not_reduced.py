@@ -7,10 +7,10 @@ from functools import partial
 
 from pytest_fxbucket.mutate.arithmetic import other_sums
 from pytest_fxbucket.mutate.launches import leave_out_launch
-from pytest_fxbucket.mutate.operator import Seen, Site
+from pytest_fxbucket.mutate.operator import SeenGraph, Site
 
 
-def sites(seen: Seen) -> Iterator[Site]:
+def sites(seen: SeenGraph) -> Iterator[Site]:
     """Every all-reduce that has no parameter's gradient, but for those of norms."""
     for launch, of_norms in other_sums(seen):
         if not of_norms:

@@ -6,13 +6,13 @@ from collections.abc import Iterator
 from functools import partial
 
 from pytest_fxbucket.mutate.launches import gathers
-from pytest_fxbucket.mutate.moving import Move, later, make_moves
-from pytest_fxbucket.mutate.operator import Seen, Site
+from pytest_fxbucket.mutate.moving import NodeMove, later, make_moves
+from pytest_fxbucket.mutate.operator import SeenGraph, Site
 
 
-def sites(seen: Seen) -> Iterator[Site]:
+def sites(seen: SeenGraph) -> Iterator[Site]:
     """Every entry, in each direction and each round, whose gathers have compute before their waits."""
-    moves: dict[tuple[object, ...], list[tuple[str, Move]]] = {}
+    moves: dict[tuple[object, ...], list[tuple[str, NodeMove]]] = {}
     for flight in gathers(seen):
         assert flight.bucket is not None
         if (move := later(seen, flight.launch)) is not None:

@@ -6,10 +6,10 @@ from collections.abc import Iterator
 from functools import partial
 
 from pytest_fxbucket.graph.collectives import is_wait
-from pytest_fxbucket.mutate.operator import Broken, Seen, Site
+from pytest_fxbucket.mutate.operator import BrokenGraph, SeenGraph, Site
 
 
-def sites(seen: Seen) -> Iterator[Site]:
+def sites(seen: SeenGraph) -> Iterator[Site]:
     """Every wait that is read: its first reader."""
     for node in seen.graph.nodes:
         readers = [user for user in node.users if user.op != "output"] if is_wait(node) else []
@@ -20,7 +20,7 @@ def sites(seen: Seen) -> Iterator[Site]:
             yield Site(node.name, f"is not waited for by {first.name}, {where}", partial(_read, node.name, first.name, early))
 
 
-def _read(name: str, reader: str, early: bool, broken: Broken) -> None:
+def _read(name: str, reader: str, early: bool, broken: BrokenGraph) -> None:
     wait = broken[name]
     broken[reader].replace_input_with(wait, wait.all_input_nodes[0])
     if early:

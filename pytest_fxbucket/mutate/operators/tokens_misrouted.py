@@ -12,7 +12,7 @@ from pytest_fxbucket.graph.collectives import launch_kind, tensors_sent, waits_o
 from pytest_fxbucket.graph.movement import moves_data
 from pytest_fxbucket.graph.ops import operator_name
 from pytest_fxbucket.graph.walks import reached
-from pytest_fxbucket.mutate.operator import Broken, Seen, Site
+from pytest_fxbucket.mutate.operator import BrokenGraph, SeenGraph, Site
 from pytest_fxbucket.mutate.values import put_behind, tensor
 
 if TYPE_CHECKING:
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 _PERMUTES = ("aten::transpose", "aten::permute", "aten::t", "aten::flip", "aten::roll")
 
 
-def sites(seen: Seen) -> Iterator[Site]:
+def sites(seen: SeenGraph) -> Iterator[Site]:
     """Waits for all-to-alls, and what permutes their tokens without a change of shape, before the launch or behind the wait."""
     for launch in seen.graph.nodes:
         if launch_kind(launch) != "all_to_all":
@@ -45,10 +45,10 @@ def _keeps_shape(node: fx.Node) -> bool:
     return made is not None and source is not None and made.shape == source.shape
 
 
-def _leave_out(name: str, broken: Broken) -> None:
+def _leave_out(name: str, broken: BrokenGraph) -> None:
     broken.bypass(broken[name], broken[name].all_input_nodes[0])
 
 
-def _reverse(name: str, broken: Broken) -> None:
+def _reverse(name: str, broken: BrokenGraph) -> None:
     wait = broken[name]
     put_behind(wait, broken.behind(wait, torch.ops.aten.flip.default, wait, [0]))

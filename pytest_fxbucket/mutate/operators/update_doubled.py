@@ -7,11 +7,11 @@ from functools import partial
 
 import torch
 
-from pytest_fxbucket.mutate.operator import Broken, Seen, Site
+from pytest_fxbucket.mutate.operator import BrokenGraph, SeenGraph, Site
 from pytest_fxbucket.mutate.values import alike, give_nodes, inputs, results
 
 
-def sites(seen: Seen) -> Iterator[Site]:
+def sites(seen: SeenGraph) -> Iterator[Site]:
     """Every parameter that is returned anew."""
     before = inputs(seen, "param")
     for place, new, value in results(seen, "param"):
@@ -22,7 +22,7 @@ def sites(seen: Seen) -> Iterator[Site]:
             )
 
 
-def _double(old: str, new: str, place: int, broken: Broken) -> None:
+def _double(old: str, new: str, place: int, broken: BrokenGraph) -> None:
     aten = torch.ops.aten
     update = broken.behind(broken[new], aten.sub.Tensor, broken[new], broken[old])
     twice = broken.behind(update, aten.add.Tensor, broken[new], update)

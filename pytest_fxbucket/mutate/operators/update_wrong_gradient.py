@@ -6,14 +6,14 @@ from collections.abc import Iterator
 from functools import partial
 from typing import TYPE_CHECKING
 
-from pytest_fxbucket.mutate.operator import Seen, Site
+from pytest_fxbucket.mutate.operator import SeenGraph, Site
 from pytest_fxbucket.mutate.values import inputs, next_alike, results, trade
 
 if TYPE_CHECKING:
     from torch import fx
 
 
-def sites(seen: Seen) -> Iterator[Site]:
+def sites(seen: SeenGraph) -> Iterator[Site]:
     """Pairs of gradients that the update reads, with all that reads them there."""
     updating = seen.reading.updating_names
     gradients = [one.node for one in results(seen, "grad")] + list(inputs(seen, "grad").values())

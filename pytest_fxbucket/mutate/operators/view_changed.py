@@ -10,12 +10,12 @@ import torch
 from pytest_fxbucket.graph.ops import operator_name
 from pytest_fxbucket.mutate.launches import flights
 from pytest_fxbucket.mutate.moving import carries
-from pytest_fxbucket.mutate.operator import Broken, Seen, Site
+from pytest_fxbucket.mutate.operator import BrokenGraph, SeenGraph, Site
 
 aten = torch.ops.aten
 
 
-def sites(seen: Seen) -> Iterator[Site]:
+def sites(seen: SeenGraph) -> Iterator[Site]:
     """The last view of each member behind a wait, where it gives a matrix of several rows and columns."""
     for flight in flights(seen):
         for node in flight.arrived:
@@ -29,7 +29,7 @@ def _read(node: torch.fx.Node) -> list[torch.fx.Node]:
     return [reader for user in node.users for reader in (user.users if operator_name(user) == "aten::t" else [user])]
 
 
-def _turn(name: str, broken: Broken) -> None:
+def _turn(name: str, broken: BrokenGraph) -> None:
     view = broken[name]
     rows, columns = view.meta["val"].shape
     other = broken.before(view, aten.view.default, view.args[0], [columns, rows])

@@ -8,10 +8,10 @@ from functools import partial
 from pytest_fxbucket.graph.collectives import is_wait
 from pytest_fxbucket.mutate.launches import reductions
 from pytest_fxbucket.mutate.moving import earlier, make_moves
-from pytest_fxbucket.mutate.operator import Seen, Site
+from pytest_fxbucket.mutate.operator import SeenGraph, Site
 
 
-def sites(seen: Seen) -> Iterator[Site]:
+def sites(seen: SeenGraph) -> Iterator[Site]:
     """Every wait behind whose launch others compute first, but for those of reductions of gradients."""
     others = {wait for flight in reductions(seen) for wait in flight.waits}
     for node in seen.graph.nodes:

@@ -7,10 +7,10 @@ from functools import partial
 
 from pytest_fxbucket.graph.collectives import is_wait
 from pytest_fxbucket.mutate.moving import later, make_moves
-from pytest_fxbucket.mutate.operator import Seen, Site
+from pytest_fxbucket.mutate.operator import SeenGraph, Site
 
 
-def sites(seen: Seen) -> Iterator[Site]:
+def sites(seen: SeenGraph) -> Iterator[Site]:
     """Every wait behind which others compute first."""
     for node in seen.graph.nodes:
         if is_wait(node) and (move := later(seen, node)) is not None:

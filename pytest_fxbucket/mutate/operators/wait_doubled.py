@@ -6,10 +6,10 @@ from collections.abc import Iterator
 from functools import partial
 
 from pytest_fxbucket.graph.collectives import is_wait
-from pytest_fxbucket.mutate.operator import Broken, Seen, Site
+from pytest_fxbucket.mutate.operator import BrokenGraph, SeenGraph, Site
 
 
-def sites(seen: Seen) -> Iterator[Site]:
+def sites(seen: SeenGraph) -> Iterator[Site]:
     """Every wait that is read."""
     for node in seen.graph.nodes:
         if is_wait(node) and node.users:
@@ -17,7 +17,7 @@ def sites(seen: Seen) -> Iterator[Site]:
             yield Site(node.name, f"is done again right before {last.name}", partial(_double, node.name, last.name))
 
 
-def _double(name: str, reader: str, broken: Broken) -> None:
+def _double(name: str, reader: str, broken: BrokenGraph) -> None:
     wait = broken[name]
     again = broken.again(broken[reader].prev, wait)
     broken[reader].replace_input_with(wait, again)

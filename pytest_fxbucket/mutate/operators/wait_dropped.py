@@ -6,15 +6,15 @@ from collections.abc import Iterator
 from functools import partial
 
 from pytest_fxbucket.graph.collectives import is_wait
-from pytest_fxbucket.mutate.operator import Broken, Seen, Site
+from pytest_fxbucket.mutate.operator import BrokenGraph, SeenGraph, Site
 
 
-def sites(seen: Seen) -> Iterator[Site]:
+def sites(seen: SeenGraph) -> Iterator[Site]:
     """Every wait."""
     for node in seen.graph.nodes:
         if is_wait(node):
             yield Site(node.name, "is left out", partial(_drop, node.name))
 
 
-def _drop(name: str, broken: Broken) -> None:
+def _drop(name: str, broken: BrokenGraph) -> None:
     broken.bypass(broken[name], broken[name].all_input_nodes[0])

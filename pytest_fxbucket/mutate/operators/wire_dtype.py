@@ -9,13 +9,13 @@ import torch
 
 from pytest_fxbucket.graph.ops import dtype_name
 from pytest_fxbucket.mutate.launches import flights
-from pytest_fxbucket.mutate.operator import Broken, Seen, Site
+from pytest_fxbucket.mutate.operator import BrokenGraph, SeenGraph, Site
 
 aten = torch.ops.aten
 _OTHER = {torch.float32: torch.bfloat16, torch.bfloat16: torch.float32, torch.float16: torch.float32}
 
 
-def sites(seen: Seen) -> Iterator[Site]:
+def sites(seen: SeenGraph) -> Iterator[Site]:
     """Every launch of one tensor of floating point numbers."""
     for flight in flights(seen):
         other = None if flight.sent is None else _OTHER.get(flight.sent.meta["val"].dtype)
@@ -25,7 +25,7 @@ def sites(seen: Seen) -> Iterator[Site]:
             yield Site(flight.launch.name, how, partial(_cast, flight.launch.name, waits, other))
 
 
-def _cast(name: str, waits: tuple[str, ...], dtype: torch.dtype, broken: Broken) -> None:
+def _cast(name: str, waits: tuple[str, ...], dtype: torch.dtype, broken: BrokenGraph) -> None:
     launch = broken[name]
     sent = launch.all_input_nodes[0]
     was = sent.meta["val"].dtype

@@ -8,10 +8,10 @@ from functools import partial
 import torch
 
 from pytest_fxbucket.mutate.launches import flights
-from pytest_fxbucket.mutate.operator import Broken, Seen, Site
+from pytest_fxbucket.mutate.operator import BrokenGraph, SeenGraph, Site
 
 
-def sites(seen: Seen) -> Iterator[Site]:
+def sites(seen: SeenGraph) -> Iterator[Site]:
     """Every launch of one tensor that is waited for: what it sends, and what it fills."""
     for flight in flights(seen):
         if flight.sent is not None and flight.waits:
@@ -20,5 +20,5 @@ def sites(seen: Seen) -> Iterator[Site]:
             yield Site(name, "fills what is written meanwhile", partial(_write, name, name))
 
 
-def _write(launch: str, written: str, broken: Broken) -> None:
+def _write(launch: str, written: str, broken: BrokenGraph) -> None:
     broken.behind(broken[launch], torch.ops.aten.mul_.Scalar, broken[written], 2)

@@ -18,7 +18,7 @@ import torch
 from torch import fx
 
 from pytest_fxbucket.compat.c10d import c10d_functional
-from pytest_fxbucket.cost.memory import Needs
+from pytest_fxbucket.cost.memory import StorageNeeds
 from pytest_fxbucket.passes.auto.latest_starts import DRIFT, ideal, latest
 from pytest_fxbucket.passes.auto.machine import machine_of
 from pytest_fxbucket.passes.auto.sweep import lazy
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from pytest_fxbucket.graph.order import Order
     from pytest_fxbucket.passes.auto.estimates import Estimates
     from pytest_fxbucket.passes.auto.schedule import Limits
-    from pytest_fxbucket.passes.auto.windows import Flight
+    from pytest_fxbucket.passes.auto.windows import MovableCollective
     from pytest_fxbucket.passes.grouping import Group
     from pytest_fxbucket.passes.targets import MergeTarget
 
@@ -49,16 +49,16 @@ class _Job:
     """When it must start."""
     bytes: int
     members: list[MergeTarget]
-    flights: list[Flight]
+    flights: list[MovableCollective]
 
 
-class Hiding:
+class HidingBefore:
     """What a graph's collectives hide behind, before anything is merged."""
 
     def __init__(self, order: Order, estimates: Estimates, limits: Limits) -> None:
         graph = order.nodes[0].graph
         machine = machine_of(order.nodes, estimates)
-        needs = Needs(graph, estimates.cluster.rounding)
+        needs = StorageNeeds(graph, estimates.cluster.rounding)
         self._windows = windows = Windows(Nodes(order, machine), machine, needs)
         self._times = ideal(windows)
         self._deadlines = latest(windows, self._times, DRIFT).deadlines
@@ -102,7 +102,7 @@ class Hiding:
     def _job(self, target: MergeTarget) -> _Job:
         return self._of_flight(self._by_launch[target.launch], [target])
 
-    def _of_flight(self, one: Flight, members: list[MergeTarget]) -> _Job:
+    def _of_flight(self, one: MovableCollective, members: list[MergeTarget]) -> _Job:
         release = self._times[min(one.low, len(self._times) - 1)] + one.pack
         return _Job(release, self._deadlines[one.number], one.seconds, inf, one.size, members, [one])
 

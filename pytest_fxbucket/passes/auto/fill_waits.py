@@ -16,7 +16,7 @@ from pytest_fxbucket.passes.auto.latest_starts import SPARE
 from pytest_fxbucket.passes.auto.machine import WAIT
 
 if TYPE_CHECKING:
-    from pytest_fxbucket.passes.auto.machine import Machine
+    from pytest_fxbucket.passes.auto.machine import NodeCosts
     from pytest_fxbucket.passes.auto.windows import Windows
 
 _PASSED_OVER = 16
@@ -37,7 +37,7 @@ class _Shadow:
     """The state of one run."""
 
     windows: Windows
-    machine: Machine
+    machine: NodeCosts
     order: Sequence[int]
     sizes: Sequence[int]
     room: float

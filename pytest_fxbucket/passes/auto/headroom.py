@@ -12,7 +12,7 @@ from pytest_fxbucket.graph.walks import reached
 from pytest_fxbucket.passes.auto.machine import WAIT
 
 if TYPE_CHECKING:
-    from pytest_fxbucket.passes.auto.windows import Flight, Windows
+    from pytest_fxbucket.passes.auto.windows import MovableCollective, Windows
 
 GB = 1 << 30
 
@@ -28,11 +28,11 @@ class Headroom:
     gathers: float = inf
     """All-gathers that are in flight at most."""
 
-    def lacks(self, flying: Sequence[Flight]) -> bool:
+    def lacks(self, flying: Sequence[MovableCollective]) -> bool:
         """Whether these are more than may be in flight at once."""
         return sum(one.size for one in flying) > self.in_flight or self.lacks_gathers(flying)
 
-    def lacks_gathers(self, flying: Sequence[Flight]) -> bool:
+    def lacks_gathers(self, flying: Sequence[MovableCollective]) -> bool:
         """Whether all-gathers among these are more than may be in flight at once."""
         return sum(one.is_gather for one in flying) > self.gathers
 
@@ -66,9 +66,9 @@ class _Placed:
     windows: Windows
     place: dict[int, int]
     """Of each node in the order that is asked for."""
-    flights: dict[int, Flight]
+    flights: dict[int, MovableCollective]
     """By launch."""
-    flying: list[Flight] = field(default_factory=list)
+    flying: list[MovableCollective] = field(default_factory=list)
     pending: list[int] = field(default_factory=list)
     """Nodes that others are placed for at present."""
     done: dict[int, None] = field(default_factory=dict)
@@ -89,7 +89,7 @@ class _Placed:
         self.pending.pop()
         self.done[node] = None
 
-    def _make_room(self, one: Flight) -> None:
+    def _make_room(self, one: MovableCollective) -> None:
         while self.flying and self.room.lacks([*self.flying, one]):
             only_gathers = self.room.lacks_gathers([*self.flying, one])
             full = [other for other in self.flying if other.is_gather or not only_gathers]
@@ -98,7 +98,7 @@ class _Placed:
                 raise TogetherError(self._why(one, full, only_gathers))
             self.put(first)
 
-    def _wait(self, one: Flight) -> int:
+    def _wait(self, one: MovableCollective) -> int:
         return min(one.waits, key=self.place.__getitem__)
 
     def _may_end(self, wait: int) -> bool:
@@ -107,7 +107,7 @@ class _Placed:
         needed = reached([wait], lambda node: [other for other in before[node] if other not in self.done])
         return not any(node in needed for node in self.pending)
 
-    def _why(self, one: Flight, full: Sequence[Flight], only_gathers: bool) -> str:
+    def _why(self, one: MovableCollective, full: Sequence[MovableCollective], only_gathers: bool) -> str:
         limit = f"max_prefetch = {self.room.gathers:g}" if only_gathers else f"max_in_flight_gb = {self.room.in_flight / GB:g}"
         new, *others = (self.windows.order.nodes[other.launch].name for other in (one, *full))
         return (

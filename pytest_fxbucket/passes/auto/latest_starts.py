@@ -14,7 +14,7 @@ from math import inf
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from pytest_fxbucket.passes.auto.windows import Flight, Windows
+    from pytest_fxbucket.passes.auto.windows import MovableCollective, Windows
 
 DRIFT = 8.0
 """How far a reduction may end behind the soonest that it could, in times of its own seconds."""
@@ -28,7 +28,7 @@ def ideal(windows: Windows) -> list[float]:
     """When compute would be through with the waits of each slot, if each flight started as soon as it can, and alone."""
     host = compute = 0.0
     arrives = [0.0] * len(windows.anchors)
-    released: dict[int, list[Flight]] = {}
+    released: dict[int, list[MovableCollective]] = {}
     for one in windows.flights:
         released.setdefault(one.low, []).append(one)
     packs, calls = [0.0] * len(windows.anchors), [0.0] * len(windows.anchors)

@@ -34,7 +34,7 @@ class Times:
 
 
 @dataclass(frozen=True, slots=True)
-class Machine:
+class NodeCosts:
     """Costs of a graph's nodes, which are named by their place in it."""
 
     seconds: list[float]
@@ -81,7 +81,7 @@ class Machine:
         return Times(exposed, blocked)
 
 
-def machine_of(nodes: Sequence[fx.Node], estimates: Estimates) -> Machine:
+def machine_of(nodes: Sequence[fx.Node], estimates: Estimates) -> NodeCosts:
     """Costs of ``nodes``, all of a graph in order. Raises what ``estimates`` do."""
     cluster = estimates.cluster
     asked = [node for node in nodes if flight_of(node) != "wait" and not is_free(node)]
@@ -105,4 +105,4 @@ def machine_of(nodes: Sequence[fx.Node], estimates: Estimates) -> Machine:
             stream[place] = WAIT if kind == "wait" else COMPUTE
         else:
             seconds[place], host[place] = cost[node], cluster.launch
-    return Machine(seconds, host, stream, launch, sizes, len(groups), cluster.blocking)
+    return NodeCosts(seconds, host, stream, launch, sizes, len(groups), cluster.blocking)

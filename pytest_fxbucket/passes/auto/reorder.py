@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from pytest_fxbucket.cost.memory import Needs
+from pytest_fxbucket.cost.memory import StorageNeeds
 from pytest_fxbucket.errors import PlanError
 from pytest_fxbucket.graph.collectives import launch_kind
 from pytest_fxbucket.passes.arrange import relink
-from pytest_fxbucket.passes.auto.bucketing import Hiding
+from pytest_fxbucket.passes.auto.bucketing import HidingBefore
 from pytest_fxbucket.passes.auto.schedule import Limits, kept_as_it_is, scheduled
-from pytest_fxbucket.passes.report import Reordered, Schedule
+from pytest_fxbucket.passes.report import ReorderReport, Schedule
 
 if TYPE_CHECKING:
     from torch import fx
@@ -27,10 +27,10 @@ def peak_of(graph: fx.Graph, rules: Overlap, estimates: Estimates | None) -> int
     """Bytes that live at once in ``graph``, as limits of ``rules`` count from; None where there is none."""
     if estimates is None or (rules.max_memory_increase is None and rules.max_memory_increase_gb is None):
         return None
-    return max(Needs(graph, estimates.cluster.rounding).at(range(len(graph.nodes))))
+    return max(StorageNeeds(graph, estimates.cluster.rounding).at(range(len(graph.nodes))))
 
 
-def reorder_by_itself(graph: fx.Graph, rules: Overlap, estimates: Estimates | None, before: int | None) -> Reordered:
+def reorder_by_itself(graph: fx.Graph, rules: Overlap, estimates: Estimates | None, before: int | None) -> ReorderReport:
     """Put ``graph`` in the order with the least exposed time; ``before``: bytes that its limits of memory count from.
 
     Raises :class:`PlanError` without ``estimates``, and for limits that cannot be kept.
@@ -38,7 +38,7 @@ def reorder_by_itself(graph: fx.Graph, rules: Overlap, estimates: Estimates | No
     estimates = _given(estimates)
     launches = [node for node in graph.nodes if launch_kind(node) is not None]
     if all(launch.meta.get(SCHEDULED) for launch in launches):
-        return Reordered((), kept_as_it_is(graph, estimates) if rules.insert_overlap_deps else ())
+        return ReorderReport((), kept_as_it_is(graph, estimates) if rules.insert_overlap_deps else ())
     found = scheduled(graph, estimates, limits_of(rules), before)
     if found.order is not None:
         relink(graph, found.order)
@@ -46,12 +46,12 @@ def reorder_by_itself(graph: fx.Graph, rules: Overlap, estimates: Estimates | No
         launch.meta[SCHEDULED] = True
     pairs = tuple((earlier.name, later.name) for earlier, later in found.kept)
     took = Schedule(found.exposed_before, found.exposed, found.peak_before, found.peak, found.hidden, found.flights, pairs)
-    return Reordered((), found.kept, took)
+    return ReorderReport((), found.kept, took)
 
 
-def hiding_of(order: Order, rules: Overlap, estimates: Estimates | None) -> Hiding:
+def hiding_of(order: Order, rules: Overlap, estimates: Estimates | None) -> HidingBefore:
     """What collectives hide behind, for merging them. Raises :class:`PlanError` without ``estimates``."""
-    return Hiding(order, _given(estimates), limits_of(rules))
+    return HidingBefore(order, _given(estimates), limits_of(rules))
 
 
 def limits_of(rules: Overlap) -> Limits:

@@ -8,13 +8,13 @@ from dataclasses import dataclass
 from math import inf
 from typing import TYPE_CHECKING
 
-from pytest_fxbucket.cost.memory import Needs
+from pytest_fxbucket.cost.memory import StorageNeeds
 from pytest_fxbucket.errors import PlanError
 from pytest_fxbucket.graph.order import order_of
 from pytest_fxbucket.passes.auto.fill_waits import filled
 from pytest_fxbucket.passes.auto.headroom import GB, Headroom, NoRoomError, within
 from pytest_fxbucket.passes.auto.latest_starts import DRIFT, ideal, latest
-from pytest_fxbucket.passes.auto.machine import COMPUTE, Machine, machine_of
+from pytest_fxbucket.passes.auto.machine import COMPUTE, NodeCosts, machine_of
 from pytest_fxbucket.passes.auto.sweep import Sweep, lazy
 from pytest_fxbucket.passes.auto.windows import Nodes, Windows
 
@@ -78,7 +78,7 @@ def scheduled(graph: fx.Graph, estimates: Estimates, limits: Limits, before: int
     """
     order = order_of(graph)
     machine = machine_of(order.nodes, estimates)
-    needs = Needs(graph, estimates.cluster.rounding)
+    needs = StorageNeeds(graph, estimates.cluster.rounding)
     known = Nodes(order, machine)
     several = [Windows(known, machine, needs, sinks=sinks, fills=fills) for sinks, fills in _WAYS]
     windows = several[0]
@@ -124,8 +124,8 @@ def scheduled(graph: fx.Graph, estimates: Estimates, limits: Limits, before: int
 class _Best:
     """The order with the least exposed time so far."""
 
-    machine: Machine
-    needs: Needs
+    machine: NodeCosts
+    needs: StorageNeeds
     room: Headroom
     order: list[int] | None = None
     exposed: float = inf
@@ -157,7 +157,7 @@ class _Best:
                 break
 
 
-def _order(windows: Windows, needs: Needs, room: Headroom, drift: float) -> list[int]:
+def _order(windows: Windows, needs: StorageNeeds, room: Headroom, drift: float) -> list[int]:
     """The order of one sweep; where it needs too much memory, of one that is given less."""
     if not windows.flights:
         return list(range(len(windows.order.nodes)))
@@ -189,7 +189,7 @@ def kept_as_it_is(graph: fx.Graph, estimates: Estimates) -> tuple[tuple[fx.Node,
     order = order_of(graph)
     machine = machine_of(order.nodes, estimates)
     sinks, fills = _WAYS[0]
-    windows = Windows(Nodes(order, machine), machine, Needs(graph, estimates.cluster.rounding), sinks=sinks, fills=fills)
+    windows = Windows(Nodes(order, machine), machine, StorageNeeds(graph, estimates.cluster.rounding), sinks=sinks, fills=fills)
     return tuple(_kept(windows, range(len(order.nodes))))
 
 

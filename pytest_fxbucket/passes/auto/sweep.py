@@ -14,7 +14,7 @@ from math import inf
 from typing import TYPE_CHECKING
 
 from pytest_fxbucket.passes.auto.latest_starts import SPARE
-from pytest_fxbucket.passes.auto.windows import Event, Flight
+from pytest_fxbucket.passes.auto.windows import Event, MovableCollective
 
 if TYPE_CHECKING:
     from pytest_fxbucket.passes.auto.headroom import Headroom
@@ -41,10 +41,10 @@ class Sweep:
     packed: set[int] = field(default_factory=set)
     ahead: float = 0.0
     """Seconds of packing, and of calls where the host computes, before the slot that :func:`ideal` has them in."""
-    flying: dict[int, Flight] = field(default_factory=dict)
+    flying: dict[int, MovableCollective] = field(default_factory=dict)
     carried: int = 0
     """Bytes in flight."""
-    holding: dict[int, Flight] = field(default_factory=dict)
+    holding: dict[int, MovableCollective] = field(default_factory=dict)
     """What was made to be reduced, by number, and was not waited for."""
     held: int = 0
     """Bytes of that."""
@@ -75,7 +75,7 @@ class Sweep:
             self._compute(slot)
         return self.events
 
-    def _release(self, ready: Sequence[Flight]) -> None:
+    def _release(self, ready: Sequence[MovableCollective]) -> None:
         for one in ready:
             if one.holds:
                 self.holding[one.number] = one
@@ -84,7 +84,7 @@ class Sweep:
             if not one.grows:
                 heappush(self.fills.setdefault(one.stream, []), (one.low, one.number))
 
-    def _launch_all(self, slot: int, needed: Sequence[Flight]) -> None:
+    def _launch_all(self, slot: int, needed: Sequence[MovableCollective]) -> None:
         """Launch what is ``needed`` in this slot, what would be too late in the next, and what fills a hole."""
         for one in list(self.flying.values()):  # what reductions were sent is free when they have ended
             if not one.grows and self._has_ended(one):
@@ -97,7 +97,7 @@ class Sweep:
         for one in needed:
             self._launch_needed(one, slot, forced=False)
 
-    def _land(self, slot: int, due: Sequence[Flight]) -> None:
+    def _land(self, slot: int, due: Sequence[MovableCollective]) -> None:
         """Wait for what is ``due``."""
         for one in due:
             self._launch_needed(one, slot, forced=True)
@@ -149,7 +149,7 @@ class Sweep:
                 heappop(heap)
                 self._launch(one, slot)
 
-    def _fill_waits(self, slot: int, due: Sequence[Flight]) -> None:
+    def _fill_waits(self, slot: int, due: Sequence[MovableCollective]) -> None:
         """Pack for reductions, and launch them, while compute would only wait for what is ``due``."""
         until = max((self.end.get(one.number, 0.0) for one in due), default=0.0)
         for stream in sorted(self.fills):
@@ -162,7 +162,7 @@ class Sweep:
                     self._launch(one, slot)
                 heappop(heap)
 
-    def _can(self, one: Flight, slot: int) -> bool:
+    def _can(self, one: MovableCollective, slot: int) -> bool:
         """Whether ``one`` may be launched in ``slot`` already."""
         for needed in one.needs:
             if needed not in self.over and not self._has_ended(self.windows.flights[needed]):
@@ -173,12 +173,12 @@ class Sweep:
             return max(self.live[slot : one.last]) + self.held + one.grows <= self.room.peak
         return True
 
-    def _fits(self, one: Flight) -> bool:
+    def _fits(self, one: MovableCollective) -> bool:
         if self.carried + one.size > self.room.in_flight:
             return False
         return not one.is_gather or sum(other.is_gather for other in self.flying.values()) < self.room.gathers
 
-    def _launch_needed(self, one: Flight, slot: int, *, forced: bool) -> None:
+    def _launch_needed(self, one: MovableCollective, slot: int, *, forced: bool) -> None:
         """Launch ``one``, which can stand nowhere later, and what it needs; ``forced``: wait for others if it has no room."""
         if one.number in self.end:
             return
@@ -193,7 +193,7 @@ class Sweep:
                 self._wait(min(self.flying.values(), key=lambda other: (self.end[other.number], other.number)), slot)
         self._launch(one, slot)
 
-    def _launch(self, one: Flight, slot: int) -> None:
+    def _launch(self, one: MovableCollective, slot: int) -> None:
         for needed in one.needs:
             self._wait(self.windows.flights[needed], slot)
         self._pack(one)
@@ -208,20 +208,20 @@ class Sweep:
             for at in range(slot, one.last):
                 self.live[at] += one.grows
 
-    def _called(self, launched: Sequence[Flight], waited: Sequence[Flight]) -> float:
+    def _called(self, launched: Sequence[MovableCollective], waited: Sequence[MovableCollective]) -> float:
         """Seconds of compute that it takes to launch and to wait, where the host computes."""
         host = self.windows.machine.host
         if not self.windows.machine.blocking:
             return 0.0
         return sum(host[one.launch] for one in launched) + sum(host[wait] for one in waited for wait in one.waits)
 
-    def _pack(self, one: Flight) -> None:
+    def _pack(self, one: MovableCollective) -> None:
         if one.number not in self.packed:
             self.compute = self._now + one.pack
             self.ahead += one.pack
         self.packed.add(one.number)
 
-    def _wait(self, one: Flight, slot: int, *, is_due: bool = False) -> None:
+    def _wait(self, one: MovableCollective, slot: int, *, is_due: bool = False) -> None:
         if one.number in self.over or one.number not in self.end:
             return
         self.over.add(one.number)
@@ -237,7 +237,7 @@ class Sweep:
             self.host += self.windows.machine.host[wait]
             self.events.append(Event(slot, wait, is_due))
 
-    def _has_ended(self, one: Flight) -> bool:
+    def _has_ended(self, one: MovableCollective) -> bool:
         return self.end.get(one.number, inf) + SPARE * one.seconds <= self._now
 
     def _make_room(self, slot: int) -> None:
@@ -254,8 +254,8 @@ class Sweep:
             self.host = self.compute
 
 
-def _by_slot(windows: Windows, key: str) -> dict[int, list[Flight]]:
-    found: dict[int, list[Flight]] = {}
+def _by_slot(windows: Windows, key: str) -> dict[int, list[MovableCollective]]:
+    found: dict[int, list[MovableCollective]] = {}
     for one in windows.flights:
         found.setdefault(getattr(one, key), []).append(one)
     return found

@@ -21,15 +21,15 @@ from pytest_fxbucket.passes.arrange import arranged, readers
 from pytest_fxbucket.passes.auto.machine import COMPUTE
 
 if TYPE_CHECKING:
-    from pytest_fxbucket.cost.memory import Needs
+    from pytest_fxbucket.cost.memory import StorageNeeds
     from pytest_fxbucket.graph.order import Order
-    from pytest_fxbucket.passes.auto.machine import Machine
+    from pytest_fxbucket.passes.auto.machine import NodeCosts
 
 
 class Nodes:
     """What is known of a graph's nodes, whatever its order."""
 
-    def __init__(self, order: Order, machine: Machine) -> None:
+    def __init__(self, order: Order, machine: NodeCosts) -> None:
         self.order = order
         self.after = readers(order)
         """Of each node those that must stay behind it."""
@@ -75,7 +75,7 @@ class Nodes:
         return found
 
 
-def _waits(order: Order, machine: Machine) -> dict[int, tuple[int, ...]]:
+def _waits(order: Order, machine: NodeCosts) -> dict[int, tuple[int, ...]]:
     found: dict[int, list[int]] = {}
     for index, node in enumerate(order.nodes):
         if is_wait(node) and machine.launch[index] >= 0:
@@ -84,7 +84,7 @@ def _waits(order: Order, machine: Machine) -> dict[int, tuple[int, ...]]:
 
 
 @dataclass(slots=True, eq=False)
-class Flight:
+class MovableCollective:
     """A collective that may be moved. Nodes are named by their place in the graph, slots by their number."""
 
     number: int
@@ -128,7 +128,9 @@ class Event:
 class Windows:
     """Slots of a graph, and its flights."""
 
-    def __init__(self, known: Nodes, machine: Machine, needs: Needs, *, sinks: bool = True, fills: bool = False) -> None:
+    def __init__(
+        self, known: Nodes, machine: NodeCosts, needs: StorageNeeds, *, sinks: bool = True, fills: bool = False
+    ) -> None:
         """``sinks``: whether light compute that reads what a wait brings may stand further behind, too; ``fills``: whether what
         packs for a launch may stand further behind with it, where compute waits for another."""
         self.order, self.machine, self.fills = known.order, machine, fills
@@ -158,13 +160,13 @@ class Windows:
             high[index] = slot_of.get(index, found)
         return low, high
 
-    def _flights(self, low: Sequence[int], high: Sequence[int], needs: Needs) -> list[Flight]:
+    def _flights(self, low: Sequence[int], high: Sequence[int], needs: StorageNeeds) -> list[MovableCollective]:
         given = self.known.given
         packs: dict[int, float] = {}
         for index, owner in enumerate(self.known.only):
             if owner >= 0 and owner != index:
                 packs[owner] = packs.get(owner, 0.0) + self.machine.seconds[index]
-        nodes, found = self.order.nodes, list[Flight]()
+        nodes, found = self.order.nodes, list[MovableCollective]()
         for launch, own in self.known.waits.items():
             node = nodes[launch]
             sent = [one for one in tensors_sent(node) if one.op == "call_function"]
@@ -174,7 +176,7 @@ class Windows:
             early = all(given[self.order.index[one]] for one in sent)  # what it sends can be packed at any time
             gathers = ROWS[kind].brings == "all parts"
             found.append(
-                Flight(
+                MovableCollective(
                     number=len(found),
                     launch=launch,
                     waits=own,

@@ -110,7 +110,7 @@ class _Unpack(torch.autograd.Function):
         return None, ctx.carrier.written(grads, [False] * len(grads))
 
 
-class Carried(nn.Module):
+class CarriedStage(nn.Module):
     """A stage that takes and gives carriers; the first takes the tensors of the batch, the last gives what the model gives."""
 
     def __init__(self, stage: Stage, dtype: torch.dtype = torch.float32, dims: int = 1) -> None:

@@ -15,7 +15,7 @@ from torch import nn
 
 from pytest_fxbucket.errors import StageError, named
 from pytest_fxbucket.pipeline.stages import Stages
-from pytest_fxbucket.pipeline.targets.carrier import Carried
+from pytest_fxbucket.pipeline.targets.carrier import CarriedStage
 from pytest_fxbucket.pipeline.targets.registry import Setup, loss_of
 
 Flat = torch.Tensor | tuple[torch.Tensor, ...]
@@ -69,7 +69,7 @@ class FlatLayer(nn.Module):
 
     def __init__(self, stages: Stages, index: int) -> None:
         super().__init__()
-        self.carried = Carried(stages[index])
+        self.carried = CarriedStage(stages[index])
 
     def forward(self, inputs: Flat) -> Any:
         """Give a flat tuple, or what the model gives."""

@@ -14,7 +14,7 @@ from torch import nn
 
 from pytest_fxbucket.errors import StageError
 from pytest_fxbucket.pipeline.stages import Stages
-from pytest_fxbucket.pipeline.targets.carrier import Carried
+from pytest_fxbucket.pipeline.targets.carrier import CarriedStage
 from pytest_fxbucket.pipeline.targets.registry import Setup, loss_of
 
 Shape = tuple[int, ...]
@@ -48,7 +48,7 @@ class MegatronChunk(nn.Module):
         super().__init__()
         self.config, self.model_type = setup.config, "encoder_or_decoder"
         dtype = getattr(setup.config, "pipeline_dtype", None) or torch.float32
-        self.carried = Carried(stages[index], dtype, dims=3)
+        self.carried = CarriedStage(stages[index], dtype, dims=3)
         self.pre_process, self.post_process = self.carried.received is None, self.carried.sent is None
         self._input: torch.Tensor | None = None
 

@@ -20,7 +20,7 @@ from pytest_fxbucket.pytest_plugin.terminal import error_text
 from pytest_fxbucket.words import LONGEST_S
 
 if TYPE_CHECKING:
-    from pytest_fxbucket.pytest_plugin.distributed_test.job import Body, Ending
+    from pytest_fxbucket.pytest_plugin.distributed_test.job import BodyEnding, TestBody
 
 __all__ = ["MARKER", "check", "is_marked", "per_rank", "run_body"]
 
@@ -30,7 +30,7 @@ MARKER = f"{SIGNATURE}: run the test's body on every one of `world` ranks; mesh 
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
+class MarkerRequest:
     """What a marker asks for."""
 
     world: int
@@ -56,11 +56,11 @@ def check(item: pytest.Item) -> None:
         pytest.fail(f"{item.nodeid}: {problem}", pytrace=False)
 
 
-def wanted(item: pytest.Item) -> Wanted:
+def wanted(item: pytest.Item) -> MarkerRequest:
     """What the closest marker of a marked test asks for. Raises TypeError for arguments that it does not take."""
     marker = item.get_closest_marker(NAME)
     assert marker is not None
-    return Wanted(*marker.args, **marker.kwargs)
+    return MarkerRequest(*marker.args, **marker.kwargs)
 
 
 def _problem(item: pytest.Item) -> str:
@@ -75,7 +75,7 @@ def _problem(item: pytest.Item) -> str:
     return next(_wrong_values(asked), "")
 
 
-def _wrong_values(asked: Wanted) -> Iterator[str]:
+def _wrong_values(asked: MarkerRequest) -> Iterator[str]:
     if type(asked.world) is not int or asked.world < 1:
         yield f"{NAME}: world is {asked.world!r}; expected a number of ranks, 1 or more"
     if asked.backend not in CHOICES:
@@ -140,7 +140,7 @@ def run_body(item: pytest.Function) -> None:
         pytest.xfail(endings[0].reason)
 
 
-def _ran(item: pytest.Function) -> list[Ending]:
+def _ran(item: pytest.Function) -> list[BodyEnding]:
     """How the body ended on each rank. A failure on ranks fails the test, or xfails it if the mark expects that error."""
     from pytest_fxbucket.pytest_plugin.pytest_internals import expected_failure
     from pytest_fxbucket.ranks.failure import RankFailure
@@ -159,7 +159,7 @@ def _ran(item: pytest.Function) -> list[Ending]:
                 what=item.nodeid,
                 on_output=outputs.__setitem__,
             )
-            return cast("list[Ending]", results)
+            return cast("list[BodyEnding]", results)
     except FxbucketError as error:
         problem = error
     finally:
@@ -172,7 +172,7 @@ def _ran(item: pytest.Function) -> list[Ending]:
     _fail(*problem.lines(with_output=False), *_about_debuggers(item.config))
 
 
-def _backend(item: pytest.Item, asked: Wanted) -> str:
+def _backend(item: pytest.Item, asked: MarkerRequest) -> str:
     """The back end to run on; too few GPUs for it skip the test, or fail it where GPUs are required."""
     if asked.backend != "auto" and not row_of(asked.backend).gpus:
         return asked.backend
@@ -186,15 +186,15 @@ def _backend(item: pytest.Item, asked: Wanted) -> str:
     return choice.backend
 
 
-def _body(item: pytest.Function, asked: Wanted) -> Body:
-    from pytest_fxbucket.pytest_plugin.distributed_test.job import Body
+def _body(item: pytest.Function, asked: MarkerRequest) -> TestBody:
+    from pytest_fxbucket.pytest_plugin.distributed_test.job import TestBody
     from pytest_fxbucket.pytest_plugin.distributed_test.modules import origins, own_conftest
     from pytest_fxbucket.pytest_plugin.pytest_internals import INI_NAMES, warning_filters
     from pytest_fxbucket.ranks.launch import import_path
 
     owner = item.cls.__qualname__.split(".") if item.cls is not None else ()
     with own_conftest(item):
-        return Body(
+        return TestBody(
             module=item.module.__name__,
             names=(*owner, item.originalname),
             origins=origins(item),
@@ -271,7 +271,7 @@ def _show(item: pytest.Item, outputs: Mapping[int, str]) -> None:
             item.add_report_section("call", f"stdout rank {rank}", text)
 
 
-def _ended(ending: Ending) -> str:
+def _ended(ending: BodyEnding) -> str:
     return f"{ending.kind} ({ending.reason})" if ending.reason else ending.kind
 
 

@@ -13,7 +13,7 @@ from typing import Any, Literal, cast
 
 import pytest
 
-from pytest_fxbucket.pytest_plugin.distributed_test.modules import Finder, Origin, made
+from pytest_fxbucket.pytest_plugin.distributed_test.modules import Finder, ModuleOrigin, made
 from pytest_fxbucket.pytest_plugin.pytest_internals import explain_comparisons, filter_warnings
 from pytest_fxbucket.ranks import wire
 from pytest_fxbucket.ranks.wire import cut
@@ -32,13 +32,13 @@ class NoTerminal(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Body:
+class TestBody:
     """What a rank needs to run a test's body as pytest was asked to."""
 
     module: str
     names: tuple[str, ...]
     """from the module on: a function, or classes and a method"""
-    origins: Mapping[str, Origin]
+    origins: Mapping[str, ModuleOrigin]
     sys_path: tuple[str, ...]
     given: bytes
     """Fixtures and parameters by name, and the attributes that set-up gave to the test's instance, packed.
@@ -59,14 +59,14 @@ class Body:
 
 
 @dataclass(frozen=True, slots=True)
-class Ending:
+class BodyEnding:
     """How the body ended on one rank, if not by an error."""
 
     kind: Kind
     reason: str = ""
 
 
-def run(rank: int, world: int, body: Body) -> Ending:
+def run(rank: int, world: int, body: TestBody) -> BodyEnding:
     """Run the body; an assertion or any other error is the job's."""
     __tracebackhide__ = True
     # A rank serves many tests, so each body sets anew what the one before may have left: path, known modules, pytest.xfail.
@@ -82,13 +82,13 @@ def run(rank: int, world: int, body: Body) -> Ending:
         with _warnings_filtered(body.warning_filters):
             function(**arguments)
     except pytest.skip.Exception as skip:
-        return Ending("skipped", cut(str(skip)))
+        return BodyEnding("skipped", cut(str(skip)))
     except _xfail.Exception as xfail:
-        return Ending("xfailed", cut(str(xfail)))
+        return BodyEnding("xfailed", cut(str(xfail)))
     except bdb.BdbQuit as quit:
         text = "a debugger was started on a rank, where there is no terminal; print instead, or run the body without the marker"
         raise NoTerminal(text).with_traceback(quit.__traceback__) from None
-    return Ending("passed")
+    return BodyEnding("passed")
 
 
 def _function(found: Any, names: tuple[str, ...], state: dict[str, Any]) -> Any:

@@ -28,7 +28,7 @@ _OURS = __name__.partition(".")[0]
 
 
 @dataclass(frozen=True, slots=True)
-class Origin:
+class ModuleOrigin:
     """Where a module comes from: its file, None for a package without one; and where its submodules lie, if it is a package."""
 
     file: str | None
@@ -36,10 +36,10 @@ class Origin:
     is_rewritten: bool = False
 
 
-_KNOWN: pytest.StashKey[tuple[tuple[str, int], dict[str, Origin]]] = pytest.StashKey()
+_KNOWN: pytest.StashKey[tuple[tuple[str, int], dict[str, ModuleOrigin]]] = pytest.StashKey()
 
 
-def origins(item: pytest.Function) -> dict[str, Origin]:
+def origins(item: pytest.Function) -> dict[str, ModuleOrigin]:
     """The item's test module, others of the user's that pytest rewrote (conftest, helpers), and the packages of all these.
 
     Other test modules are left out: there can be thousands.
@@ -52,7 +52,7 @@ def origins(item: pytest.Function) -> dict[str, Origin]:
     return known[1]
 
 
-def _origins(item: pytest.Function) -> dict[str, Origin]:
+def _origins(item: pytest.Function) -> dict[str, ModuleOrigin]:
     name, patterns = item.module.__name__, item.config.getini("python_files")
     found = {name: _origin(item.module)}
     # Of the modules that pytest rewrote only helpers and conftests go along, not other test modules, which python_files
@@ -87,12 +87,14 @@ def own_conftest(item: pytest.Item) -> Iterator[None]:
             sys.modules["conftest"] = last
 
 
-def _origin(module: ModuleType) -> Origin:
+def _origin(module: ModuleType) -> ModuleOrigin:
     folders = getattr(module, "__path__", None)
-    return Origin(getattr(module, "__file__", None), tuple(folders) if folders is not None else None, is_rewritten(module))
+    return ModuleOrigin(
+        getattr(module, "__file__", None), tuple(folders) if folders is not None else None, is_rewritten(module)
+    )
 
 
-def _is_users(name: str, origin: Origin) -> bool:
+def _is_users(name: str, origin: ModuleOrigin) -> bool:
     return origin.file is not None and name.partition(".")[0] != _OURS and _INSTALLED.isdisjoint(Path(origin.file).parts)
 
 
@@ -105,9 +107,9 @@ class Finder(MetaPathFinder):
     """Finds the modules it was told of, before Python looks along the import path."""
 
     def __init__(self) -> None:
-        self._origins: Mapping[str, Origin] = {}
+        self._origins: Mapping[str, ModuleOrigin] = {}
 
-    def tell(self, origins: Mapping[str, Origin]) -> None:
+    def tell(self, origins: Mapping[str, ModuleOrigin]) -> None:
         """Find these from now on; a module of one of their names that came from another file is imported anew."""
         self._origins = origins
         if self not in sys.meta_path:

@@ -23,7 +23,7 @@ from typing import Any
 import pytest
 
 from pytest_fxbucket.errors import UsageError, without_our_frames
-from pytest_fxbucket.pytest_plugin.expectations.texts import Asking, difference_lines, text_of
+from pytest_fxbucket.pytest_plugin.expectations.texts import RequestingTest, difference_lines, text_of
 
 _LITERAL = re.compile(r"(?P<prefix>\w*)(?P<quote>'''|\"\"\"|'|\")")
 _LINE_END = re.compile(rb"\r\n|\r|\n")
@@ -142,7 +142,7 @@ Edit = Mapping[str, Any]
 class Expectation:
     """What the fixture ``fxbucket_expect`` gives to one test."""
 
-    def __init__(self, asking: Asking) -> None:
+    def __init__(self, asking: RequestingTest) -> None:
         self._asking, self._mode, self._rootdir = asking, asking.options.accept, asking.options.rootdir
         self.edits: list[Edit] = []
         """Also for expectations that stay as they are, with ``new`` equal to ``old``, so that two calls that disagree show."""
@@ -213,7 +213,7 @@ _EXPECTATION: pytest.StashKey[Expectation] = pytest.StashKey()
 
 def expectation_of(request: pytest.FixtureRequest) -> Expectation:
     """The inline expectations of the test that asks."""
-    expectation = request.node.stash[_EXPECTATION] = Expectation(Asking(request))
+    expectation = request.node.stash[_EXPECTATION] = Expectation(RequestingTest(request))
     return expectation
 
 

@@ -12,7 +12,7 @@ from pytest_fxbucket.errors import GoldenError, UsageError, without_our_frames
 from pytest_fxbucket.files import digest
 from pytest_fxbucket.golden.accept import accepts
 from pytest_fxbucket.golden.store import GoldenStore, render
-from pytest_fxbucket.pytest_plugin.expectations.texts import Asking, difference_lines, text_of
+from pytest_fxbucket.pytest_plugin.expectations.texts import RequestingTest, difference_lines, text_of
 
 if TYPE_CHECKING:
     from pytest_fxbucket.pytest_plugin.expectations.texts import Entries
@@ -24,7 +24,7 @@ _NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9_.-]*")
 class GoldenBook:
     """The goldens of one test, and the results of comparing with them."""
 
-    def __init__(self, asking: Asking) -> None:
+    def __init__(self, asking: RequestingTest) -> None:
         options = asking.options
         self.asking, self.mode = asking, options.accept
         self.store = GoldenStore(options.golden_dir, options.rootdir, tuple(asking.arguments()))
@@ -128,7 +128,7 @@ _SHOWN_LINES, _SHOWN_CHARACTERS = 8, 640
 
 def book_of(request: pytest.FixtureRequest) -> GoldenBook:
     """The goldens of the test that asks."""
-    book = request.node.stash[_BOOK] = GoldenBook(Asking(request))
+    book = request.node.stash[_BOOK] = GoldenBook(RequestingTest(request))
     return book
 
 

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class Rewritten:
+class RewriteOutcome:
     """What a flush did: (file, number of expectations rewritten in it), and a sentence for each that was not."""
 
     files: tuple[tuple[Path, int], ...] = ()
@@ -40,13 +40,15 @@ class EditQueue:
         for edit in edits:
             self._edits.setdefault(edit["file"], []).append(edit)
 
-    def abandon(self, reason: str) -> Rewritten:
+    def abandon(self, reason: str) -> RewriteOutcome:
         """Write nothing and say so, if anything was to be written."""
         count = len({(edit["file"], edit["start"]) for edits in self._edits.values() for edit in edits if _changes(edit)})
         self._edits.clear()
-        return Rewritten(errors=(f"{counted(count, 'expectation')} accepted, but {reason}",)) if count else Rewritten()
+        return (
+            RewriteOutcome(errors=(f"{counted(count, 'expectation')} accepted, but {reason}",)) if count else RewriteOutcome()
+        )
 
-    def flush(self) -> Rewritten:
+    def flush(self) -> RewriteOutcome:
         """Write each file, whole or not at all, in order of their paths, and forget the edits.
 
         A literal that was given two values stays as it is, and so does a file that is not what it was when the run began.
@@ -66,7 +68,7 @@ class EditQueue:
             except OSError as error:
                 errors.append(not_written(Path(name), self._shown(name), error))
         self._edits.clear()
-        return Rewritten(tuple(files), tuple(errors))
+        return RewriteOutcome(tuple(files), tuple(errors))
 
     def _agreed(self, edits: Iterable[Edit], errors: list[str]) -> list[Edit]:
         """One edit for each literal that is to change; ``errors`` gets a sentence for each literal that was given two texts."""
@@ -129,7 +131,7 @@ class ExpectationHooks:
         self._fx, self._controller = fx, controller
         self._queue = EditQueue(fx.options.rootdir)
         self._first: dict[str, tuple[str, str]] = {}  # path -> digest and node id of the first text
-        self._done = Rewritten()
+        self._done = RewriteOutcome()
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         """Take what a test sent, be it from this process or a worker."""

@@ -177,7 +177,7 @@ def _lines(text: str) -> list[str]:
     return lines[:-1] if not lines[-1] else [*lines, "\\ no line feed at the end"]
 
 
-class Asking:
+class RequestingTest:
     """A test that uses ``fxbucket_golden`` or ``fxbucket_expect``: what it may write, and the plan in use."""
 
     def __init__(self, request: pytest.FixtureRequest) -> None:

@@ -14,7 +14,7 @@ import torch
 
 from pytest_fxbucket.compat import c10d
 from pytest_fxbucket.ranks import flight_recorder
-from pytest_fxbucket.ranks.process_groups.sums import Operation, even_chunks, operation_of, require_same_size
+from pytest_fxbucket.ranks.process_groups.sums import ReduceOperation, even_chunks, operation_of, require_same_size
 
 Tensors = list[torch.Tensor]
 
@@ -67,11 +67,11 @@ class ReducingGroup(c10d.ProcessGroup):
         self._recorded: int = flight_recorder.group(self._ranks)
         self._recorded_alone: int | None = None
 
-    def _all_reduce(self, kind: str, tensors: Tensors, operation: Operation, owner: int | None) -> c10d.Work:
+    def _all_reduce(self, kind: str, tensors: Tensors, operation: ReduceOperation, owner: int | None) -> c10d.Work:
         """Reduce each of ``tensors`` in place over all members: ``reduce`` into that of number ``owner``, or ``all_reduce``."""
         raise NotImplementedError
 
-    def _reduce_rows(self, kind: str, outputs: Tensors, rows: list[Tensors], operation: Operation) -> c10d.Work:
+    def _reduce_rows(self, kind: str, outputs: Tensors, rows: list[Tensors], operation: ReduceOperation) -> c10d.Work:
         """Reduce ``rows[i][m]`` over all members into member m's ``outputs[i]``."""
         raise NotImplementedError
 

@@ -22,7 +22,7 @@ from pytest_fxbucket.compat import c10d
 from pytest_fxbucket.ranks import device, flight_recorder
 from pytest_fxbucket.ranks.process_groups import sums
 from pytest_fxbucket.ranks.process_groups.base import ReducingGroup, ReducingWork, Tensors, listed
-from pytest_fxbucket.ranks.process_groups.sums import Operation
+from pytest_fxbucket.ranks.process_groups.sums import ReduceOperation
 
 BACKEND = "ordered_gloo"
 
@@ -148,7 +148,7 @@ class OrderedGloo(ReducingGroup):
     def _passed(token: int, work: Any, result: Sequence[torch.Tensor] = (), back: tuple[Any, Any] = ((), ())) -> c10d.Work:
         return OrderedWork(token, [work], partial(bring_back, *back), list(result))
 
-    def _all_reduce(self, kind: str, tensors: Tensors, operation: Operation, owner: int | None) -> c10d.Work:
+    def _all_reduce(self, kind: str, tensors: Tensors, operation: ReduceOperation, owner: int | None) -> c10d.Work:
         add, token = sums.current(), self._record(f"{kind}({operation.label})", tensors)
         with torch.no_grad(), c10d.without_dispatch_modes():
             pairs = [(tensor, *self._gather(tensor)) for tensor in tensors if tensor.numel()]
@@ -165,7 +165,7 @@ class OrderedGloo(ReducingGroup):
         received = torch.empty(self.size() * source.numel(), dtype=torch.uint8, device=source.device)
         return received, self._gloo._allgather_base(received, source, c10d.AllgatherOptions())
 
-    def _reduce_rows(self, kind: str, outputs: Tensors, rows: list[Tensors], operation: Operation) -> c10d.Work:
+    def _reduce_rows(self, kind: str, outputs: Tensors, rows: list[Tensors], operation: ReduceOperation) -> c10d.Work:
         add, token = sums.current(), self._record(kind, [piece for row in rows for piece in row])
         with torch.no_grad(), c10d.without_dispatch_modes():
             sent = [(output, *self._scatter(row)) for output, row in zip(outputs, rows, strict=True)]

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, Protocol
 import torch
 
 
-class Operation(NamedTuple):
+class ReduceOperation(NamedTuple):
     """What addends are combined by."""
 
     name: str
@@ -41,13 +41,13 @@ _COMBINE: dict[str, Callable[..., torch.Tensor]] = {
 _PREMULTIPLIED = frozenset({torch.float32, torch.bfloat16})
 
 
-def combining(operation: Operation) -> Callable[..., torch.Tensor]:
+def combining(operation: ReduceOperation) -> Callable[..., torch.Tensor]:
     """What makes one addend of two, into ``out``."""
     return _COMBINE[operation.name]
 
 
 def in_rank_order(
-    parts: Sequence[torch.Tensor], operation: Operation, ranks: Sequence[int] = (), owner: int | None = None
+    parts: Sequence[torch.Tensor], operation: ReduceOperation, ranks: Sequence[int] = (), owner: int | None = None
 ) -> torch.Tensor:
     """All ``parts``, in their order, combined into the first, which is returned.
 
@@ -60,7 +60,7 @@ def in_rank_order(
     return averaged(total, operation, len(parts))
 
 
-def addends(parts: Sequence[torch.Tensor], operation: Operation) -> Sequence[torch.Tensor]:
+def addends(parts: Sequence[torch.Tensor], operation: ReduceOperation) -> Sequence[torch.Tensor]:
     """What ``operation`` combines; of an average each part by 1/ranks, in its own dtype, as NCCL and DDP add averages up.
 
     Of other dtypes than float32 and bfloat16 FSDP2 averages no addends: it divides their sum.
@@ -73,12 +73,12 @@ def addends(parts: Sequence[torch.Tensor], operation: Operation) -> Sequence[tor
     return [part.mul_(share) for part in parts]
 
 
-def averaged(total: torch.Tensor, operation: Operation, ranks: int) -> torch.Tensor:
+def averaged(total: torch.Tensor, operation: ReduceOperation, ranks: int) -> torch.Tensor:
     """``total`` of all addends of ``operation``; divided by ``ranks`` where that is still to be done of an average."""
     return total.div_(ranks) if operation.name == "AVG" and total.dtype not in _PREMULTIPLIED else total
 
 
-def operation_of(opts: Any, tensors: Sequence[torch.Tensor]) -> Operation:
+def operation_of(opts: Any, tensors: Sequence[torch.Tensor]) -> ReduceOperation:
     """The operation in ``opts``; ValueError if there is none in rank order, or none for the dtype of ``tensors``."""
     name = str(opts.reduceOp.op.name)
     if name not in _COMBINE:
@@ -88,7 +88,7 @@ def operation_of(opts: Any, tensors: Sequence[torch.Tensor]) -> Operation:
             what = "an average" if name == "AVG" else "a sum of products"
             raise ValueError(f"{what} of {tensor.dtype}; expected a floating dtype")
     # what FSDP2's set_gradient_divide_factor makes; only as it is pickled does it say the factor
-    return Operation(name, opts.reduceOp.__getstate__()[1] if name == "PREMUL_SUM" else None)
+    return ReduceOperation(name, opts.reduceOp.__getstate__()[1] if name == "PREMUL_SUM" else None)
 
 
 def even_chunks(source: torch.Tensor, world: int) -> list[torch.Tensor]:
@@ -112,7 +112,7 @@ class Sums(Protocol):
     """How the addends of all ranks become one tensor."""
 
     def __call__(
-        self, parts: Sequence[torch.Tensor], operation: Operation, ranks: Sequence[int], owner: int | None
+        self, parts: Sequence[torch.Tensor], operation: ReduceOperation, ranks: Sequence[int], owner: int | None
     ) -> torch.Tensor:
         """Combine ``parts``, flat and of one dtype, one of each of the group's ``ranks``; ``parts`` may be written.
 
@@ -164,7 +164,7 @@ class RingOrder:
     """Global ranks 0 to this one are the first node's, and so on."""
 
     def __call__(
-        self, parts: Sequence[torch.Tensor], operation: Operation, ranks: Sequence[int], owner: int | None
+        self, parts: Sequence[torch.Tensor], operation: ReduceOperation, ranks: Sequence[int], owner: int | None
     ) -> torch.Tensor:
         """All ``parts``, flat and of one dtype, by the group's ``ranks``, combined into a new tensor.
 

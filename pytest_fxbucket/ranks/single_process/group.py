@@ -14,7 +14,7 @@ from pytest_fxbucket.compat import c10d
 from pytest_fxbucket.ranks.flight_recorder import ranks_text
 from pytest_fxbucket.ranks.process_groups import sums
 from pytest_fxbucket.ranks.process_groups.base import ReducingGroup, ReducingWork, Tensors, dtype_of, listed, numel_of, rows_of
-from pytest_fxbucket.ranks.process_groups.sums import Operation
+from pytest_fxbucket.ranks.process_groups.sums import ReduceOperation
 from pytest_fxbucket.ranks.single_process.scheduler import TurnScheduler
 
 # Where the ranks of one process meet for a collective.
@@ -25,7 +25,7 @@ class CollectiveMismatch(RuntimeError):
 
 
 @dataclass(frozen=True, slots=True)
-class Said:
+class MemberCall:
     """What a member says of a collective: ``text`` for people, ``agreed`` what all members must say alike."""
 
     text: str
@@ -38,11 +38,11 @@ class Exchange:
     def __init__(self, ranks: Sequence[int], index: int) -> None:
         self._ranks, self._index = tuple(ranks), index
         self._brought: dict[int, Any] = {}
-        self._first: tuple[int, Said] | None = None
+        self._first: tuple[int, MemberCall] | None = None
         self._result: Any = None
         self._is_done = False
 
-    def join(self, member: int, said: Said, brought: object) -> None:
+    def join(self, member: int, said: MemberCall, brought: object) -> None:
         """Come as number ``member`` of the group with what it sends. Raises CollectiveMismatch."""
         rank = self._ranks[member]
         if self._first is None:
@@ -83,7 +83,7 @@ class ExchangeTable:
     ranks: tuple[int, ...]
     under_way: dict[Hashable, Exchange] = field(default_factory=dict)
 
-    def join(self, key: Hashable, members: tuple[int, ...], member: int, said: Said, brought: object) -> Exchange:
+    def join(self, key: Hashable, members: tuple[int, ...], member: int, said: MemberCall, brought: object) -> Exchange:
         """Come to the exchange ``key`` of ``members`` (numbers in the group) as ``member``. Raises CollectiveMismatch."""
         index = key if isinstance(key, int) else -1
         if key not in self.under_way:
@@ -113,7 +113,7 @@ class Tables:
 
 
 def reduction(
-    operation: Operation, ranks: Sequence[int], owner: Callable[[int], int | None]
+    operation: ReduceOperation, ranks: Sequence[int], owner: Callable[[int], int | None]
 ) -> Callable[[list[Tensors]], Tensors]:
     """A function that combines the i-th tensors of all members, the ``ranks``, for all i.
 
@@ -347,13 +347,13 @@ class LocalGroup(ReducingGroup):
         """Not to be had: raises NotImplementedError."""
         raise NotImplementedError("back end local cannot receive from any rank; name the rank (src=...)")
 
-    def _all_reduce(self, kind: str, tensors: Tensors, operation: Operation, owner: int | None) -> c10d.Work:
+    def _all_reduce(self, kind: str, tensors: Tensors, operation: ReduceOperation, owner: int | None) -> c10d.Work:
         named = f"{kind}{'' if owner is None else f' to {owner}'}({operation.label})"
         into = tensors if owner in (None, self.rank()) else []
         compute = reduction(operation, self._ranks, lambda index: owner)
         return self._launch(named, tensors, tensors, into, compute, fill)
 
-    def _reduce_rows(self, kind: str, outputs: Tensors, rows: list[Tensors], operation: Operation) -> c10d.Work:
+    def _reduce_rows(self, kind: str, outputs: Tensors, rows: list[Tensors], operation: ReduceOperation) -> c10d.Work:
         sent = [piece for row in rows for piece in row]
         own = slice(self.rank(), None, self.size())
         compute = reduction(operation, self._ranks, lambda index: index % self.size())
@@ -377,7 +377,7 @@ class LocalGroup(ReducingGroup):
         compared: bool = True,
     ) -> c10d.Work:
         """A collective of all: ``sent`` goes out, ``compute`` makes one result of all sent, ``deliver`` puts that ``into``."""
-        said = Said(f"{kind} {_what(tensors)}".rstrip(), (kind, _sizes(tensors) if compared else ()))
+        said = MemberCall(f"{kind} {_what(tensors)}".rstrip(), (kind, _sizes(tensors) if compared else ()))
         token = self._record(kind, tensors, compared=compared)
         members = tuple(range(self.size()))
         exchange = self._table.join(self._launched, members, self.rank(), said, sent)
@@ -386,7 +386,7 @@ class LocalGroup(ReducingGroup):
         return self._work(token, exchange, lambda: deliver(into, exchange.result(compute)), into or tensors)
 
     def _talk(self, kind: str, tensors: Tensors, pair: tuple[int, int], tag: int, into: Tensors) -> c10d.Work:
-        said = Said(f"{kind} {_what(tensors)}", _sizes(tensors))
+        said = MemberCall(f"{kind} {_what(tensors)}", _sizes(tensors))
         token = self._record_alone(kind, tensors)
         self._talks[pair, tag] += 1
         key = (*pair, tag, self._talks[pair, tag])

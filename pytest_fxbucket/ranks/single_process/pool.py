@@ -16,7 +16,7 @@ from pytest_fxbucket.ranks.failure import RankFailure, RankState
 from pytest_fxbucket.ranks.flight_recorder import RankPosition, ranks_text
 from pytest_fxbucket.ranks.launch import threads_per_rank
 from pytest_fxbucket.ranks.messages import PoolRequest
-from pytest_fxbucket.ranks.pool import JobCall, Keeper, Outcome, RankPool, packed_payload, unpack_results
+from pytest_fxbucket.ranks.pool import JobCall, JobOutcome, PoolKeeper, RankPool, packed_payload, unpack_results
 from pytest_fxbucket.ranks.single_process.play import Answer, JobOrder
 from pytest_fxbucket.ranks.stacks import process_state
 
@@ -35,19 +35,19 @@ class SingleProcessPool(RankPool):
     after the other, up to the first that fails, and all output is rank 0's.
     """
 
-    def __init__(self, pools: Keeper, world: int, row: Backend) -> None:
+    def __init__(self, pools: PoolKeeper, world: int, row: Backend) -> None:
         # One rank runs at a time, and may have all cores.
         super().__init__(pools, PoolRequest(world, threads_per_rank(1, os.environ), (0,), row.name))
         self._play = row.play
         self._takes_turns = row.has_values  # else each rank runs by itself, from its beginning to its end
         self._log_names = [[f"rank{rank}" for rank in range(world if self._takes_turns else 1)]]
 
-    def _outcome(self, call: JobCall) -> Outcome:
+    def _outcome(self, call: JobCall) -> JobOutcome:
         packed = [packed_payload(wire.pack_whole, payload, rank, call.task) for rank, payload in enumerate(call.payloads)]
         attempt = self.attempt(replace(call, job=self._play, payloads=[JobOrder(call.job, tuple(packed))]))
         (process,) = attempt.states
         if process.outcome != "returned":
-            return Outcome(self._states_of_process(process, attempt.outputs), attempt.in_time, list)
+            return JobOutcome(self._states_of_process(process, attempt.outputs), attempt.in_time, list)
         (answers,) = cast("list[list[Answer]]", unpack_results(attempt.states, attempt.results, call.task))
         states = [state for state, _ in answers]
         assert self._processes is not None
@@ -56,9 +56,9 @@ class SingleProcessPool(RankPool):
             state.stack = _JOB_BEGINS.split(state.stack)[0]
         for state, output in zip(states, attempt.outputs, strict=False):  # under fake there is one for all
             state.output = output
-        return Outcome(states, True, partial(unpack_results, states, [result for _, result in answers], call.task))
+        return JobOutcome(states, True, partial(unpack_results, states, [result for _, result in answers], call.task))
 
-    def _failure(self, outcome: Outcome, call: JobCall) -> RankFailure:
+    def _failure(self, outcome: JobOutcome, call: JobCall) -> RankFailure:
         found = (_mismatch(outcome.states, call.task) or _deadlock(outcome.states, call.task)) if outcome.in_time else None
         failure = found or super()._failure(outcome, call)
         failure.has_processes = False

@@ -15,11 +15,11 @@ from pytest_fxbucket.errors import RankError
 from pytest_fxbucket.ranks.failure import RankFailure, RankState, has_failed
 from pytest_fxbucket.ranks.launch import START_LIMIT_S, threads_per_rank
 from pytest_fxbucket.ranks.messages import PoolRequest, StoreAddress
-from pytest_fxbucket.ranks.pool import LONGEST_S, Attempt, JobCall, Outcome, RankPool, unpack_results
+from pytest_fxbucket.ranks.pool import LONGEST_S, Attempt, JobCall, JobOutcome, RankPool, unpack_results
 from pytest_fxbucket.ranks.pools import Pools
 from pytest_fxbucket.ranks.torchrun import store
 from pytest_fxbucket.ranks.torchrun.member import ItemProgress
-from pytest_fxbucket.ranks.torchrun.rendezvous import GONE, Rendezvous, Round
+from pytest_fxbucket.ranks.torchrun.rendezvous import GONE, Rendezvous, RendezvousRound
 from pytest_fxbucket.ranks.wire import line_of
 
 # A job's ranks may end at its very limit, and are looked at for their stacks after that.
@@ -37,7 +37,7 @@ class _Coming:
 
 
 @dataclass(frozen=True, slots=True)
-class Done:
+class MemberOutcome:
     """What became of one process's rank: ``problem`` says why it could not be started.
 
     ``state`` beside a problem: what it raised looks as if it had only lost a peer.
@@ -98,7 +98,7 @@ class TorchrunPool(RankPool):
         self._is_player = member.rank < world
         self._group = ""
 
-    def _outcome(self, call: JobCall) -> Outcome:
+    def _outcome(self, call: JobCall) -> JobOutcome:
         __tracebackhide__ = True
         topic = self._torchrun_pools.progress.run()
         self._come_together(f"{topic}.come", call)
@@ -133,7 +133,7 @@ class TorchrunPool(RankPool):
             self.close()
             self._group = topic
 
-    def _play(self, topic: str, call: JobCall) -> Done:
+    def _play(self, topic: str, call: JobCall) -> MemberOutcome:
         """Run the job on this process's rank; whatever comes of it, the others learn that it failed at once."""
         __tracebackhide__ = True
         meeting, alarm = self._meeting, f"{topic}.done"
@@ -151,7 +151,7 @@ class TorchrunPool(RankPool):
             if isinstance(error, RankFailure):
                 problem = "\n".join(error.lines())
                 lost = next((replace(one, at=time.monotonic() - start) for one in error.states if one.is_effect), None)
-            return Done(lost, None, True, problem, is_effect)
+            return MemberOutcome(lost, None, True, problem, is_effect)
         except BaseException:
             with contextlib.suppress(RankError):
                 meeting.alarm(alarm)
@@ -163,12 +163,12 @@ class TorchrunPool(RankPool):
             meeting.alarm(alarm)
         # Clocks of two machines have nothing in common but this moment.
         state.at = max(0.0, state.at - start)
-        return Done(state, result, attempt.in_time)
+        return MemberOutcome(state, result, attempt.in_time)
 
-    def _judge(self, said: Round) -> Outcome:
+    def _judge(self, said: RendezvousRound) -> JobOutcome:
         """What every process makes of the same words."""
         __tracebackhide__ = True
-        done = {rank: one for rank, one in said.entries.items() if isinstance(one, Done)}
+        done = {rank: one for rank, one in said.entries.items() if isinstance(one, MemberOutcome)}
         states = [self._state(rank, done, said) for rank in range(self.world)]
         if (unstarted := not_started(done, states)) is not None:
             rank, problem = unstarted
@@ -180,9 +180,9 @@ class TorchrunPool(RankPool):
                 raise RankError("; ".join(f"{self._meeting.who(rank)} {why}" for rank, why in said.missing.items()))
             return [done[rank].result for rank in range(self.world)]
 
-        return Outcome(states, all(one.in_time for one in done.values()), values)
+        return JobOutcome(states, all(one.in_time for one in done.values()), values)
 
-    def _state(self, rank: int, done: dict[int, Done], said: Round) -> RankState:
+    def _state(self, rank: int, done: dict[int, MemberOutcome], said: RendezvousRound) -> RankState:
         if rank in done and (state := done[rank].state) is not None:
             return state
         why = said.missing.get(rank) or said.missing.get(0, "did not say what became of it")
@@ -190,7 +190,7 @@ class TorchrunPool(RankPool):
         return RankState(rank, "gone", 0.0 if why.startswith(GONE) else math.inf, why.removeprefix(GONE))
 
 
-def not_started(done: Mapping[int, Done], states: Sequence[RankState]) -> tuple[int, str] | None:
+def not_started(done: Mapping[int, MemberOutcome], states: Sequence[RankState]) -> tuple[int, str] | None:
     """A rank that could not be started, and why; None: all could, or did not since a peer had begun the job and failed."""
     began = [state for state in states if not (state.rank in done and done[state.rank].problem)]
     is_cause_known = any(state.outcome not in ("returned", "running") and not state.is_effect for state in began)
@@ -208,7 +208,7 @@ def _plain_result(attempt: Attempt, state: RankState) -> object:
     try:
         (result,) = unpack_results(attempt.states, attempt.results, "")
         store.pack(result)
-    except (RankFailure, store.NotPlain) as error:
+    except (RankFailure, store.NotPlainDataError) as error:
         state.outcome, state.error = (
             "unpicklable",
             f"its result has {line_of(error)}, and only plain data goes to other machines",

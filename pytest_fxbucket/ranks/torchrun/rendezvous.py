@@ -32,12 +32,12 @@ _LOOK_S = 0.1
 _ANSWER_S = 3.0
 
 
-class Lost(RankError):
+class RendezvousLost(RankError):
     """The processes cannot go on together; the text names who is gone."""
 
 
 @dataclass(frozen=True, slots=True)
-class Round:
+class RendezvousRound:
     """What all said: a value for each rank, and for those that said nothing why."""
 
     entries: dict[int, object]
@@ -99,7 +99,7 @@ class Rendezvous:
         """Where keys of this run begin in torchrun's store."""
         return self._store.prefix
 
-    def exchange(self, topic: str, value: object, *, limit_s: float, note: str = "") -> Round:
+    def exchange(self, topic: str, value: object, *, limit_s: float, note: str = "") -> RendezvousRound:
         """What each process says at ``topic``; the same for all. Waits up to ``limit_s`` seconds for those that are late.
 
         Topics must grow from call to call, as strings go; who is at a larger one already will not come, and ``note`` tells
@@ -201,7 +201,7 @@ class Rendezvous:
 
     def _go_on(self, topic: str, note: str) -> None:
         if self.over:
-            raise Lost(self.over)
+            raise RendezvousLost(self.over)
         self._store.note(f"at/{self.rank}", f"{topic}\n{note}")
         self._clean(topic)
 
@@ -215,11 +215,11 @@ class Rendezvous:
                 self._store.forget(f"{old}/all")
                 self._store.drop(f"{old}/said", f"{old}/failed")
 
-    def _preside(self, topic: str, limit_s: float) -> Round:
+    def _preside(self, topic: str, limit_s: float) -> RendezvousRound:
         excused: dict[int, str] = {}
         for is_time_to_look in _ticks(limit_s):
             if self.over:
-                raise Lost(self.over)
+                raise RendezvousLost(self.over)
             silent = self._silent(topic, in_detail=is_time_to_look)
             if is_time_to_look and silent:
                 self.look()
@@ -229,7 +229,7 @@ class Rendezvous:
         silent = self._silent(topic)
         missing = {rank: excused.get(rank, f"did not come within {limit_s:g} s") for rank in silent}
         entries = {rank: self._store.get(f"{topic}/{rank}") for rank in range(self.world) if rank not in missing}
-        round_ = Round(entries, missing)
+        round_ = RendezvousRound(entries, missing)
         self._store.put(f"{topic}/all", round_)
         return round_
 
@@ -250,21 +250,21 @@ class Rendezvous:
                 found[rank] = why
         return found
 
-    def _follow(self, topic: str, limit_s: float) -> Round:
+    def _follow(self, topic: str, limit_s: float) -> RendezvousRound:
         mine = {self.rank: self._store.get(f"{topic}/{self.rank}")}
         for is_time_to_look in _ticks(limit_s + _ANSWER_S):
             if self.over:
-                raise Lost(self.over)
+                raise RendezvousLost(self.over)
             if self._store.has(f"{topic}/all"):
-                return cast(Round, self._store.get(f"{topic}/all"))
+                return cast(RendezvousRound, self._store.get(f"{topic}/all"))
             if not is_time_to_look:
                 continue
             self.look()
             if 0 in self.gone:
-                raise Lost(f"{self.who(0)} {GONE}{self.gone[0]}")
+                raise RendezvousLost(f"{self.who(0)} {GONE}{self.gone[0]}")
             if (why := self._passed(0, topic)) and not self._store.has(f"{topic}/all"):
-                return Round(mine, {0: why})
-        return Round(mine, {0: f"did not answer within {limit_s:g} s"})
+                return RendezvousRound(mine, {0: why})
+        return RendezvousRound(mine, {0: f"did not answer within {limit_s:g} s"})
 
     def _passed(self, rank: int, topic: str) -> str:
         """Why ``rank`` will not come to ``topic``, if it is further on."""

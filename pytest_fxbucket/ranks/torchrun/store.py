@@ -35,11 +35,11 @@ _SCALARS = (type(None), bool, int, float, str)
 _CONTAINERS: dict[str, Callable[[list[Any]], Any]] = {"list": list, "tuple": tuple, "set": set, "frozenset": frozenset}
 
 
-class NotPlain(Exception):
+class NotPlainDataError(Exception):
     """A value that cannot be sent; the text says what it has that is no plain data."""
 
 
-class Refused(RankError):
+class RefusedDataError(RankError):
     """Something that was received and is no plain data."""
 
 
@@ -49,7 +49,7 @@ def pack(value: object) -> list[wire.Buffer]:
     try:
         text = json.dumps(_plain(value, buffers), separators=(",", ":"))
     except (ValueError, RecursionError) as error:  # a number of too many digits, a list within itself
-        raise NotPlain(line_of(error)) from error
+        raise NotPlainDataError(line_of(error)) from error
     return [text.encode(), *buffers]
 
 
@@ -58,7 +58,9 @@ def unpack(buffers: Sequence[wire.Buffer]) -> object:
     try:
         return _value(json.loads(bytes(buffers[0])), buffers[1:])
     except Exception as error:
-        raise Refused(f"what came over the network is no plain data of ours, and was refused ({line_of(error)})") from error
+        raise RefusedDataError(
+            f"what came over the network is no plain data of ours, and was refused ({line_of(error)})"
+        ) from error
 
 
 def _plain(value: Any, buffers: list[wire.Buffer]) -> Any:
@@ -79,7 +81,7 @@ def _plain(value: Any, buffers: list[wire.Buffer]) -> Any:
     if dataclasses.is_dataclass(value) and kind.__module__.partition(".")[0] == _OURS:
         fields = [_plain(getattr(value, field.name), buffers) for field in dataclasses.fields(value)]
         return ["ours", f"{kind.__module__}:{kind.__qualname__}", *fields]
-    raise NotPlain(f"a {kind.__module__}.{kind.__qualname__}")
+    raise NotPlainDataError(f"a {kind.__module__}.{kind.__qualname__}")
 
 
 def _value(plain: Any, buffers: Sequence[wire.Buffer]) -> Any:
@@ -277,7 +279,7 @@ def _split(data: bytearray) -> list[wire.Buffer]:
         except StopIteration as end:
             buffers: list[wire.Buffer] = end.value
             return buffers
-        except (wire.Garbled, struct.error):
+        except (wire.GarbledFrameError, struct.error):
             return [data]
         part[:] = data[start : start + len(part)]
         start += len(part)

@@ -18,8 +18,8 @@ from pytest_fxbucket.graph.order import order_of
 from pytest_fxbucket.passes.new_nodes import LAUNCHES, fake_value, seen
 from pytest_fxbucket.process import collector
 from pytest_fxbucket.step.roles import Phase, StepGraph, Transformed
-from pytest_fxbucket.transforms.merge_duplicates.choosing import Again, Duplicates, Left
-from pytest_fxbucket.transforms.merge_duplicates.mergeable import Labels, Launched
+from pytest_fxbucket.transforms.merge_duplicates.choosing import Again, Duplicates, UnmergedLaunch
+from pytest_fxbucket.transforms.merge_duplicates.mergeable import Labels, MergeableLaunch
 from pytest_fxbucket.transforms.merge_duplicates.values import form_of
 from pytest_fxbucket.transforms.transformation import transformation
 from pytest_fxbucket.words import some
@@ -27,7 +27,7 @@ from pytest_fxbucket.words import some
 _clone, _view = torch.ops.aten.clone.default, torch.ops.aten.view.default
 
 
-def merge(graph: fx.Graph, kept: fx.Node, again: Launched, copied: bool) -> None:
+def merge(graph: fx.Graph, kept: fx.Node, again: MergeableLaunch, copied: bool) -> None:
     """Let the readers of ``again`` read what the launch ``kept`` before it brings, or with ``copied`` a copy of that.
 
     They get it in the shape in which they had it, seen so if need be: both bring the same elements, and contiguous ones.
@@ -137,7 +137,7 @@ def _merge(step: StepGraph, phase: Phase, again: Again) -> tuple[list[str], list
     return done, left
 
 
-def _left(left: Sequence[Left], labels: Labels) -> Iterator[tuple[str, str]]:
+def _left(left: Sequence[UnmergedLaunch], labels: Labels) -> Iterator[tuple[str, str]]:
     """An entry for each launch; for those left on purpose, maybe hundreds, one for each kind, direction and reason."""
     on_purpose: dict[tuple[str, str, str], list[fx.Node]] = {}
     for one in left:

@@ -18,7 +18,7 @@ from pytest_fxbucket.graph.order import Order
 from pytest_fxbucket.graph.walks import made_of, writers_in
 from pytest_fxbucket.passes.new_nodes import has_numbers
 from pytest_fxbucket.step.roles import Value
-from pytest_fxbucket.transforms.merge_duplicates.mergeable import Launched, Writes, named, read
+from pytest_fxbucket.transforms.merge_duplicates.mergeable import GraphWrites, MergeableLaunch, named, read
 from pytest_fxbucket.transforms.merge_duplicates.values import ValueNumbers, dtype_of, form_of
 
 Again = Literal[False, True, "backward", "microbatches"]
@@ -30,17 +30,17 @@ _WHY_ROUND = 'each round (microbatch) launches its own instead of keeping it; ag
 
 
 @dataclass(slots=True)
-class Kept:
+class KeptLaunch:
     """A launch that stays, and those that are merged into it."""
 
-    sent: Launched
-    merged: list[tuple[Launched, bool]] = field(default_factory=list)
+    sent: MergeableLaunch
+    merged: list[tuple[MergeableLaunch, bool]] = field(default_factory=list)
     """Each with whether its readers get a copy: what the graph gives out twice must not be one tensor."""
     given_out: bool = False
 
 
 @dataclass(frozen=True, slots=True)
-class Left:
+class UnmergedLaunch:
     """A launch that was not merged although another one sends what it sends."""
 
     launch: fx.Node
@@ -53,36 +53,36 @@ class Duplicates:
 
     def __init__(self, order: Order, outputs: Sequence[Value], again: Again) -> None:
         self.order, self.again = order, again
-        self.writes = Writes(order)
+        self.writes = GraphWrites(order)
         self.regardless = ValueNumbers(order)
         self.values = ValueNumbers(order, self.writes, self.regardless)
         self.turns = Turns(order, outputs)
         self.out = {storage for node in order.nodes[-1].all_input_nodes for storage in order.storages(node)}
 
-    def chosen(self) -> tuple[list[Kept], list[Left]]:
+    def chosen(self) -> tuple[list[KeptLaunch], list[UnmergedLaunch]]:
         """Those that others are merged into, and those that are left, in the graph's order.
 
         Each launch is merged into the first one that brings the same in its turn, or says why not.
         """
-        kept: dict[Hashable, Kept] = {}
-        left: list[Left] = []
+        kept: dict[Hashable, KeptLaunch] = {}
+        left: list[UnmergedLaunch] = []
         for sent, before in self._alike():
             key = (self.values.sent(sent.launch), self._stretch(self.turns.of(sent.launch)))
             if sent.problem:
-                left += [Left(sent.launch, sent.problem)] if before else []
+                left += [UnmergedLaunch(sent.launch, sent.problem)] if before else []
             elif key in kept and _fits(kept[key].sent, sent):
                 one, is_given_out = kept[key], self._is_given_out(sent)
                 one.merged.append((sent, one.given_out and is_given_out))
                 one.given_out |= is_given_out
             else:
-                kept.setdefault(key, Kept(sent, given_out=self._is_given_out(sent)))
+                kept.setdefault(key, KeptLaunch(sent, given_out=self._is_given_out(sent)))
                 left += [self._left(sent, before)] if before else []
         return [one for one in kept.values() if one.merged], left
 
-    def _alike(self) -> Iterator[tuple[Launched, list[Launched]]]:
+    def _alike(self) -> Iterator[tuple[MergeableLaunch, list[MergeableLaunch]]]:
         """Launches that send what another one sends if nothing were written, or a part of it; each with those before it."""
-        known: list[tuple[Launched, list[Hashable]]] = []
-        by_key: dict[Hashable, list[Launched]] = {}
+        known: list[tuple[MergeableLaunch, list[Hashable]]] = []
+        by_key: dict[Hashable, list[MergeableLaunch]] = {}
         for node in self.order.nodes:
             if collectives.launch_kind(node) is None:
                 continue
@@ -97,26 +97,28 @@ class Duplicates:
                 before = sorted((one for one in group.values() if one.index < sent.index), key=lambda one: one.index)
                 yield sent, before
 
-    def _stretch(self, turn: Turn) -> Hashable:
+    def _stretch(self, turn: ComputeStretch) -> Hashable:
         """Equal for two launches that are merged although one is launched again on purpose."""
         return {False: turn, True: (), "backward": turn.round, "microbatches": turn.side}[self.again]
 
-    def _is_given_out(self, sent: Launched) -> bool:
+    def _is_given_out(self, sent: MergeableLaunch) -> bool:
         return not self.out.isdisjoint(self.order.storages(sent.launch))
 
-    def _left(self, sent: Launched, before: Sequence[Launched]) -> Left:
+    def _left(self, sent: MergeableLaunch, before: Sequence[MergeableLaunch]) -> UnmergedLaunch:
         """Why ``sent``, which may be merged, was not merged into any of those ``before`` it; the last of them comes first."""
         value, mine = self.values.sent(sent.launch), self.turns.of(sent.launch)
         same = [(one, self.turns.of(one.launch)) for one in reversed(before) if self.values.sent(one.launch) == value]
         for one, turn in same:
             if self._stretch(turn) == self._stretch(mine):
-                return Left(sent.launch, f"of the one before ({one.launch.name}): {one.problem or 'its result lies otherwise'}")
+                return UnmergedLaunch(
+                    sent.launch, f"of the one before ({one.launch.name}): {one.problem or 'its result lies otherwise'}"
+                )
         if same:
             why = _WHY_ROUND if any(turn.side == mine.side for _, turn in same) else _WHY_SIDE.format(side=mine.side)
-            return Left(sent.launch, why, on_purpose=True)
-        return Left(sent.launch, self._other_value(sent, before[-1]))
+            return UnmergedLaunch(sent.launch, why, on_purpose=True)
+        return UnmergedLaunch(sent.launch, self._other_value(sent, before[-1]))
 
-    def _other_value(self, sent: Launched, one: Launched) -> str:
+    def _other_value(self, sent: MergeableLaunch, one: MergeableLaunch) -> str:
         """What was written so that ``sent`` sends another value than ``one`` before it."""
         if len(sent.tensors) > 1 or len(one.tensors) > 1:
             return f"other tensors go in the same launch, of it or of the one before ({one.launch.name})"
@@ -126,7 +128,7 @@ class Duplicates:
         return f"{named(self.order.nodes[min(places)])} what it sends, between the one before ({one.launch.name}) and it"
 
 
-def _fits(kept: Launched, sent: Launched) -> bool:
+def _fits(kept: MergeableLaunch, sent: MergeableLaunch) -> bool:
     """Whether what ``kept`` brings can stand for what ``sent`` brings: as it is, or viewed in its shape."""
     if form_of(kept.launch) == form_of(sent.launch):
         return True
@@ -141,7 +143,7 @@ Side = Literal["forward", "backward"]
 """Updates, and what else comes after backward, count as backward."""
 
 
-class Turn(NamedTuple):
+class ComputeStretch(NamedTuple):
     """A stretch of compute of one side."""
 
     side: Side
@@ -154,9 +156,9 @@ class Turns:
 
     def __init__(self, order: Order, outputs: Sequence[Value]) -> None:
         self._order = order
-        self._of: dict[fx.Node, Turn] = {}
+        self._of: dict[fx.Node, ComputeStretch] = {}
         self._begins: list[int] = []
-        self._turns: list[Turn] = []
+        self._turns: list[ComputeStretch] = []
         counts: dict[Side, int] = {"forward": 0, "backward": 0}
         ends = zip(returned(order.nodes[-1]), outputs, strict=True)
         losses = [node for node, value in ends if value.role == "loss" and hasattr(node, "users")]
@@ -172,15 +174,15 @@ class Turns:
                 continue  # of neither: an update, or what forward computes besides the loss
             if not self._turns or self._turns[-1].side != side:
                 self._begins.append(index)
-                self._turns.append(Turn(side, counts[side]))
+                self._turns.append(ComputeStretch(side, counts[side]))
                 counts[side] += 1
 
-    def of(self, launch: fx.Node) -> Turn:
+    def of(self, launch: fx.Node) -> ComputeStretch:
         """Where the first compute stands that reads what ``launch`` brings; ``launch`` itself if none does."""
         if launch not in self._of:
             place = min((self._order.index[node] for node in _readers(launch)), default=self._order.index[launch])
             at = bisect_right(self._begins, place) - 1
-            self._of[launch] = self._turns[max(at, 0)] if self._turns else Turn("forward", 0)
+            self._of[launch] = self._turns[max(at, 0)] if self._turns else ComputeStretch("forward", 0)
         return self._of[launch]
 
 

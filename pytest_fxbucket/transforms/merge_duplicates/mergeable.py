@@ -28,7 +28,7 @@ _FORMS = ("_coalesced", "_out", "_")
 
 
 @dataclass(frozen=True, slots=True)
-class Launched:
+class MergeableLaunch:
     """One launch of a graph. Not to be asked once the graph has changed."""
 
     launch: fx.Node
@@ -56,7 +56,7 @@ class Launched:
         return name, *zip(others, (untwinned(v) if isinstance(v, str) else repr(v) for v in values), strict=True)
 
 
-def read(launch: fx.Node, writes: Writes) -> Launched:
+def read(launch: fx.Node, writes: GraphWrites) -> MergeableLaunch:
     """``launch``, a node that launches a collective, with its waits."""
     kind = collectives.launch_kind(launch)
     assert kind is not None
@@ -79,11 +79,11 @@ def read(launch: fx.Node, writes: Writes) -> Launched:
         for wait in found:  # also those for what waits give, which is there already
             found += [user for user in wait.users if collectives.is_wait(user)]
     in_order = {part: tuple(sorted(found, key=index.__getitem__)) for part, found in waits.items()}
-    sent = Launched(launch, kind, index[launch], tensors, parts, in_order, "")
+    sent = MergeableLaunch(launch, kind, index[launch], tensors, parts, in_order, "")
     return replace(sent, problem=_form(sent) or early or _written(sent, writes))
 
 
-def _form(sent: Launched) -> str:
+def _form(sent: MergeableLaunch) -> str:
     if isinstance(sent.launch.kwargs.get("out"), torch.fx.Node):
         return "it fills a buffer that it is given"
     if written(sent.launch):
@@ -93,7 +93,7 @@ def _form(sent: Launched) -> str:
     return ""
 
 
-def _written(sent: Launched, writes: Writes) -> str:
+def _written(sent: MergeableLaunch, writes: GraphWrites) -> str:
     order = writes.order
     if not any(sent.waits.values()) or not all(sent.waits.values()):
         return "nobody waits for it, or for a part of it"
@@ -142,7 +142,7 @@ class Labels:
 # When memory of a graph is written, by whomever: by what says so, and by what may write anything.
 
 
-class Writes:
+class GraphWrites:
     """The writes of a graph as it was when ``order`` was read. Places are indices of nodes in it.
 
     A collective in place counts where it is launched: until its wait nobody may read what it fills.

@@ -19,7 +19,7 @@ from pytest_fxbucket.graph.effects import effects_of, written
 from pytest_fxbucket.graph.movement import moves_data
 from pytest_fxbucket.graph.ops import by_operator, operator_name, overload
 from pytest_fxbucket.graph.order import Order
-from pytest_fxbucket.transforms.merge_duplicates.mergeable import Writes
+from pytest_fxbucket.transforms.merge_duplicates.mergeable import GraphWrites
 
 
 def form_of(node: fx.Node) -> Hashable:
@@ -79,7 +79,7 @@ _is_pointwise = by_operator(lambda op: torch.Tag.pointwise in op.tags, False)
 class ValueNumbers:
     """Numbers of what is sent by the launches of a graph, and of what goes into that."""
 
-    def __init__(self, order: Order, writes: Writes | None = None, regardless: ValueNumbers | None = None) -> None:
+    def __init__(self, order: Order, writes: GraphWrites | None = None, regardless: ValueNumbers | None = None) -> None:
         """With ``writes``, and ``regardless`` of the same order without any, a value is another one once it was written."""
         self._order, self._writes, self._regardless = order, writes, regardless
         self._numbers: dict[Hashable, int] = {}

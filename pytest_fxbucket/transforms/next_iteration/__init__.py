@@ -16,7 +16,7 @@ from pytest_fxbucket.plan.entries import parse_entries
 from pytest_fxbucket.plan.selectors import ResolvedEntry, entry_by_parameter, resolve
 from pytest_fxbucket.step.roles import StepGraph, Transformed
 from pytest_fxbucket.transforms.next_iteration.block import NAME, Block, block_of, moved_reductions, refuse_illegal
-from pytest_fxbucket.transforms.next_iteration.graphs import Cut
+from pytest_fxbucket.transforms.next_iteration.graphs import CutGraph
 from pytest_fxbucket.transforms.next_iteration.steady_graph import place_late
 from pytest_fxbucket.transforms.transformation import BUCKET, transformation
 
@@ -52,7 +52,7 @@ def next_iteration(step: StepGraph, state: dict[str, torch.Tensor], *, entries: 
     entry_of = entry_by_parameter(moved)
     block = block_of(graph, step.inputs["joint"], step.outputs["joint"], reductions, entry_of)
     refuse_illegal(block, everything)
-    cut = Cut(block)
+    cut = CutGraph(block)
     setup, cleanup, (steady, copies) = cut.setup(), cut.cleanup(), cut.steady()
     levels = {copies[one.launch]: one.level for one in reductions}
     parameters = [node for node, value in block.given.items() if value.role == "param"]

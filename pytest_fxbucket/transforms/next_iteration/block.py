@@ -17,7 +17,7 @@ from pytest_fxbucket.graph.effects import effects_of
 from pytest_fxbucket.graph.movement import moves_data
 from pytest_fxbucket.graph.ops import operator_name, returned
 from pytest_fxbucket.graph.order import Order, order_of
-from pytest_fxbucket.graph.update_provenance import Reduction, is_result
+from pytest_fxbucket.graph.update_provenance import GradientReduction, is_result
 from pytest_fxbucket.graph.updates import UPDATED, readiness
 from pytest_fxbucket.graph.walks import ancestors, readers_of
 from pytest_fxbucket.plan.selectors import ResolvedEntry, entry_by_parameter
@@ -26,7 +26,9 @@ from pytest_fxbucket.step.roles import StepGraph, Value
 NAME = "next_iteration"
 
 
-def moved_reductions(everything: Sequence[Reduction], step: StepGraph, moved: Sequence[ResolvedEntry]) -> list[Reduction]:
+def moved_reductions(
+    everything: Sequence[GradientReduction], step: StepGraph, moved: Sequence[ResolvedEntry]
+) -> list[GradientReduction]:
     """Of ``everything`` the reductions of the entries ``moved``, in order of launch.
 
     Raises :class:`PassError` for an entry without any, for one that is reduced more than once in a step, and for a launch that
@@ -75,7 +77,7 @@ class Block:
     """Nodes of a joint graph that move, all blocks together."""
 
     order: Order
-    reductions: Sequence[Reduction]
+    reductions: Sequence[GradientReduction]
     given: dict[fx.Node, Value]
     """Every input of the graph."""
     results: list[tuple[Any, Value]]
@@ -92,7 +94,7 @@ class Block:
         owner = value.fqn if value.role == "param" else value.fqn.rpartition(".")[0]
         return value.role in UPDATED and owner in self.entry_of
 
-    def entries(self, reductions: Iterable[Reduction]) -> list[str]:
+    def entries(self, reductions: Iterable[GradientReduction]) -> list[str]:
         """Entries of what ``reductions`` bring, in order."""
         return list(dict.fromkeys(self.entry_of[fqn] for one in reductions for fqn in one.fqns))
 
@@ -113,7 +115,7 @@ def block_of(
     graph: fx.Graph,
     inputs: Sequence[Value],
     outputs: Sequence[Value],
-    reductions: Sequence[Reduction],
+    reductions: Sequence[GradientReduction],
     entry_of: Mapping[str, str],
 ) -> Block:
     """The block of ``reductions``; ``entry_of`` has all parameters of the entries that move. Nothing is refused here."""
@@ -182,7 +184,7 @@ Why = tuple["fx.Node", str]
 """A node of the block, and why that may not move."""
 
 
-def refuse_illegal(block: Block, everything: Sequence[Reduction]) -> None:
+def refuse_illegal(block: Block, everything: Sequence[GradientReduction]) -> None:
     """Raise :class:`PassError`, one sentence that names an entry and the reason, for a block that may not move.
 
     ``everything``: all reductions of the graph.
@@ -194,7 +196,7 @@ def refuse_illegal(block: Block, everything: Sequence[Reduction]) -> None:
         raise PassError(f"{NAME}: {'entry' if len(entries) == 1 else 'entries'} {' and '.join(entries)} cannot move: {why}")
 
 
-def _late_outputs(block: Block, everything: Sequence[Reduction]) -> Iterator[Why]:
+def _late_outputs(block: Block, everything: Sequence[GradientReduction]) -> Iterator[Why]:
     """What the step gives of the block, and must give in its own call."""
     for node, value in block.results:
         if node not in block.nodes or block.is_own(value) or (value.role == "grad" and value.fqn in block.entry_of):
@@ -210,7 +212,7 @@ def _late_outputs(block: Block, everything: Sequence[Reduction]) -> Iterator[Why
             )
 
 
-def _why_joined(block: Block, node: fx.Node, value: Value, everything: Sequence[Reduction]) -> str:
+def _why_joined(block: Block, node: fx.Node, value: Value, everything: Sequence[GradientReduction]) -> str:
     """What makes an update that does not move need one that does."""
     order = block.order
     moving = {one.launch for one in block.reductions}

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from pytest_fxbucket.passes.new_nodes import Maker, fake_value
+from pytest_fxbucket.passes.new_nodes import NodeMaker, fake_value
 from pytest_fxbucket.step.roles import Value
 from pytest_fxbucket.transforms.next_iteration.block import Block
 
@@ -64,7 +64,7 @@ Nodes = dict[fx.Node, fx.Node]
 """By a node of the joint graph its copy."""
 
 
-class Cut:
+class CutGraph:
     """A joint graph, cut where its block begins."""
 
     def __init__(self, block: Block) -> None:
@@ -151,7 +151,7 @@ class Cut:
     def _handed_on(self, graph: fx.Graph, copies: Mapping[fx.Node, fx.Node]) -> list[fx.Node]:
         clone = torch.ops.aten.clone.default
         handed = [(copies[one.node], one.copies) for one in self.handed]
-        return [Maker(graph, fake_value(node).fake_mode, {})(clone, node) if copied else node for node, copied in handed]
+        return [NodeMaker(graph, fake_value(node).fake_mode, {})(clone, node) if copied else node for node, copied in handed]
 
 
 def _of(copies: Mapping[fx.Node, fx.Node], item: Any) -> Any:

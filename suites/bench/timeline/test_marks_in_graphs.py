@@ -6,7 +6,7 @@ from itertools import pairwise
 
 import pytest
 
-from pytest_fxbucket.bench.timeline.marks import ELSEWHERE, Mark, marks_in, marks_of
+from pytest_fxbucket.bench.timeline.marks import ELSEWHERE, ActivityMark, marks_in, marks_of
 from pytest_fxbucket.graph.buckets import GraphAnalysis
 from pytest_fxbucket.graph.order import order_of
 from pytest_fxbucket.plan_on_mesh import PlanOnMesh
@@ -72,8 +72,8 @@ def test_a_wait_for_what_another_graph_launched_is_a_wait() -> None:
     wait = graph.call_function(torch.ops._c10d_functional.wait_tensor.default, (given,))
     graph.output((wait,))
     reading = GraphAnalysis((), (), (), 2, order=order_of(graph))
-    assert marks_in(reading, {}) == (Mark(wait.name, "wait", ELSEWHERE, "forward"),)
+    assert marks_in(reading, {}) == (ActivityMark(wait.name, "wait", ELSEWHERE, "forward"),)
 
 
-def _told(mark: Mark) -> tuple[object, ...]:
+def _told(mark: ActivityMark) -> tuple[object, ...]:
     return mark.node, mark.kind, mark.label, mark.direction, mark.bucket

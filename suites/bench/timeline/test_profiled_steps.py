@@ -11,17 +11,17 @@ import pytest
 import torch
 from torch import fx
 
-from pytest_fxbucket.bench.timeline.marks import Mark, Span
+from pytest_fxbucket.bench.timeline.marks import ActivityMark, Span
 from pytest_fxbucket.bench.timeline.spans import exposed
 from pytest_fxbucket.bench.timeline.traced_steps import profiled_steps, range_name, steps_of
 from pytest_fxbucket.errors import BenchmarkError
 
 MARKS = (
-    Mark("copy", "compute", "copy-in layers.0", "forward"),
-    Mark("launch", "launch", "all_gather layers.0", "forward", 0),
-    Mark("mm", "compute", "embed", "forward"),
-    Mark("wait", "wait", "all_gather layers.0", "forward", 0),
-    Mark("mm_1", "compute", "layers.0", "forward"),
+    ActivityMark("copy", "compute", "copy-in layers.0", "forward"),
+    ActivityMark("launch", "launch", "all_gather layers.0", "forward", 0),
+    ActivityMark("mm", "compute", "embed", "forward"),
+    ActivityMark("wait", "wait", "all_gather layers.0", "forward", 0),
+    ActivityMark("mm_1", "compute", "layers.0", "forward"),
 )
 BY_HAND = Path(__file__).with_name("cuda_by_hand.trace.json")
 BASE = 1_700_000_000_000_000_000
@@ -88,8 +88,9 @@ def test_a_collective_that_ends_before_compute_does_is_not_exposed() -> None:
 
 def test_the_second_of_two_waits_in_a_row_blocks_from_the_end_of_the_first_on() -> None:
     marks = (
-        Mark("l0", "launch", "a", "forward", 0), Mark("l1", "launch", "b", "forward", 1), Mark("mm", "compute", "m", "forward"),
-        Mark("w0", "wait", "a", "forward", 0), Mark("w1", "wait", "b", "forward", 1),
+        ActivityMark("l0", "launch", "a", "forward", 0), ActivityMark("l1", "launch", "b", "forward", 1),
+        ActivityMark("mm", "compute", "m", "forward"),
+        ActivityMark("w0", "wait", "a", "forward", 0), ActivityMark("w1", "wait", "b", "forward", 1),
     )  # fmt: skip
     ranges = [event("user_annotation", range_name(i), 10 * i, 10) for i in range(5)]
     events = [*kernel(1, 1, 20, 40, 20, "nccl"), *kernel(2, 11, 60, 30, 20, "nccl"), *kernel(3, 21, 25, 5, 7)]
@@ -119,9 +120,9 @@ def test_a_trace_as_kineto_writes_one_tells_flights_from_compute() -> None:
     """Written by hand after Kineto's format, calls without kernels, flows and all; it was not recorded on a GPU."""
     marks = (
         *MARKS,
-        Mark("launch_1", "launch", "reduce_scatter layers.0", "backward", 1),
-        Mark("wait_1", "wait", "reduce_scatter layers.0", "backward", 1),
-        Mark("add", "compute", "optimizer", "optimizer"),
+        ActivityMark("launch_1", "launch", "reduce_scatter layers.0", "backward", 1),
+        ActivityMark("wait_1", "wait", "reduce_scatter layers.0", "backward", 1),
+        ActivityMark("add", "compute", "optimizer", "optimizer"),
     )
     ((begin, spans),) = steps_of(json.loads(BY_HAND.read_text(encoding="utf-8")), marks, 0)
     assert begin == BASE + 5_000_000

@@ -9,7 +9,7 @@ import pytest
 from torch import fx
 
 from pytest_fxbucket.artifacts import Folder
-from pytest_fxbucket.bench.timeline.marks import Mark, Span, marks_of
+from pytest_fxbucket.bench.timeline.marks import ActivityMark, Span, marks_of
 from pytest_fxbucket.bench.timeline.traced_steps import begins_of, with_clocks
 from pytest_fxbucket.checks.bitwise.check import task_of
 from pytest_fxbucket.errors import BenchmarkError
@@ -29,13 +29,15 @@ def llama(tmp_path_factory: pytest.TempPathFactory, pools: Pools) -> SmallLlama:
 
 
 @pytest.fixture(scope="module")
-def marks(llama: SmallLlama) -> dict[str, tuple[Mark, ...]]:
+def marks(llama: SmallLlama) -> dict[str, tuple[ActivityMark, ...]]:
     world = llama.run("manual").world
     return {variant: marks_of(world, 0, "joint", variant) for variant in ("unbucketed", "bucketed")}
 
 
 @pytest.fixture(scope="module")
-def outcomes(llama: SmallLlama, marks: dict[str, tuple[Mark, ...]], tmp_path_factory: pytest.TempPathFactory) -> Outcomes:
+def outcomes(
+    llama: SmallLlama, marks: dict[str, tuple[ActivityMark, ...]], tmp_path_factory: pytest.TempPathFactory
+) -> Outcomes:
     world = llama.run("manual").world
     every = [
         {variant: marks_of(world, rank, "joint", variant) for variant in ("unbucketed", "bucketed")} for rank in range(RANKS)
@@ -51,7 +53,7 @@ def test_clocks_change_no_bit(outcomes: Outcomes) -> None:
 
 
 @pytest.mark.parametrize("variant", ["unbucketed", "bucketed"])
-def test_each_mark_is_a_span_of_each_step(outcomes: Outcomes, marks: dict[str, tuple[Mark, ...]], variant: str) -> None:
+def test_each_mark_is_a_span_of_each_step(outcomes: Outcomes, marks: dict[str, tuple[ActivityMark, ...]], variant: str) -> None:
     wanted = [(mark.kind, mark.label, mark.direction, mark.bucket) for mark in marks[variant]]
     for rank, (spans, _) in enumerate(outcomes):
         assert len(spans[variant]) == STEPS
@@ -115,10 +117,10 @@ def test_a_graph_without_a_marked_node_is_refused() -> None:
     graph = fx.Graph()
     graph.output(graph.placeholder("x"))
     with pytest.raises(BenchmarkError, match=r"no node mm_1, at which compute layers\.0 begins; the rank runs another graph"):
-        with_clocks(fx.GraphModule({}, graph), [Mark("mm_1", "compute", "layers.0", "forward")], lambda _: None)
+        with_clocks(fx.GraphModule({}, graph), [ActivityMark("mm_1", "compute", "layers.0", "forward")], lambda _: None)
 
 
-def test_marks_survive_the_way_to_a_rank(llama: SmallLlama, marks: dict[str, tuple[Mark, ...]], tmp_path: Path) -> None:
+def test_marks_survive_the_way_to_a_rank(llama: SmallLlama, marks: dict[str, tuple[ActivityMark, ...]], tmp_path: Path) -> None:
     import pickle
 
     from pytest_fxbucket.step.portable import decode

@@ -11,7 +11,7 @@ import pytest
 
 from pytest_fxbucket.bench.measure import bucket_rows
 from pytest_fxbucket.bench.timeline.marks import Span
-from pytest_fxbucket.bench.timeline.spans import Exposed, chrome_trace, exposed, middle_step, rows_of, to_json
+from pytest_fxbucket.bench.timeline.spans import BucketExposure, chrome_trace, exposed, middle_step, rows_of, to_json
 from pytest_fxbucket.graph.buckets import Bucket, GraphAnalysis, Member
 
 
@@ -28,7 +28,7 @@ def waited(rank: int, launch_ns: int, wait_ns: int, end_ns: int, bucket: int = 0
 def test_the_slowest_rank_of_each_step_and_the_median_of_steps() -> None:
     fast = [waited(0, 0, 10, 20), waited(0, 0, 10, 40), waited(0, 0, 10, 11)]
     slow = [waited(1, 5, 10, 110), waited(1, 5, 10, 12), waited(1, 5, 10, 1010)]
-    assert exposed([fast, slow]) == {0: Exposed(pytest.approx(100e-9), pytest.approx(105e-9))}
+    assert exposed([fast, slow]) == {0: BucketExposure(pytest.approx(100e-9), pytest.approx(105e-9))}
 
 
 def test_waits_of_one_bucket_add_up_on_a_rank_and_not_over_ranks() -> None:
@@ -38,7 +38,7 @@ def test_waits_of_one_bucket_add_up_on_a_rank_and_not_over_ranks() -> None:
 
 def test_what_nobody_waits_for_is_not_exposed() -> None:
     launch = Span(0, "compute", "launch", "all_gather layers.0", "forward", 3, 4, 7)
-    assert exposed([[(launch,)]]) == {7: Exposed(0.0, 0.0)}
+    assert exposed([[(launch,)]]) == {7: BucketExposure(0.0, 0.0)}
 
 
 def test_waits_for_another_graphs_launches_belong_to_no_bucket() -> None:

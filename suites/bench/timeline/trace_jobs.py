@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import distributed, fx
 
-from pytest_fxbucket.bench.timeline.marks import Mark, Span
+from pytest_fxbucket.bench.timeline.marks import ActivityMark, Span
 from pytest_fxbucket.bench.timeline.traced_steps import traced_steps
 from pytest_fxbucket.checks.bitwise.job import BitwiseTask, bits, state_and_batches
 from pytest_fxbucket.graph.groups import ensure_twins
@@ -19,7 +19,7 @@ from pytest_fxbucket.step.portable import decode
 @dataclass(frozen=True)
 class Traced:
     task: BitwiseTask
-    marks: dict[str, tuple[Mark, ...]]
+    marks: dict[str, tuple[ActivityMark, ...]]
     """Of the unbucketed and of the bucketed graph."""
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from torch import fx
 
-from pytest_fxbucket.cost.memory import Needs
+from pytest_fxbucket.cost.memory import StorageNeeds
 from pytest_fxbucket.graph.order import order_of
 from pytest_fxbucket.passes.auto.latest_starts import ideal
 from pytest_fxbucket.passes.auto.machine import machine_of
@@ -69,5 +69,5 @@ def test_what_compute_waits_for_in_any_order_is_no_time_to_hide_behind_twice() -
     graph = waits_and_gathers()
     order, of = order_of(graph), estimates(SECONDS)
     machine = machine_of(order.nodes, of)
-    windows = Windows(Nodes(order, machine), machine, Needs(graph))
+    windows = Windows(Nodes(order, machine), machine, StorageNeeds(graph))
     assert ideal(windows)[-1] == 8 * 1.0 + 4 * 0.5 + 4 * 1.0

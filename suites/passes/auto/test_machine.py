@@ -11,7 +11,7 @@ from torch import fx
 
 from pytest_fxbucket.cost.cluster import Cluster
 from pytest_fxbucket.cost.costs import Roofline, groups_of
-from pytest_fxbucket.cost.memory import Needs, liveness_of
+from pytest_fxbucket.cost.memory import StorageNeeds, liveness_of
 from pytest_fxbucket.graph.order import order_of
 from pytest_fxbucket.passes.arrange import arranged, relink
 from pytest_fxbucket.passes.auto.estimates import Estimates
@@ -61,5 +61,5 @@ def test_what_lives_in_another_order_is_what_lives_in_the_graph_of_that_order(st
     before, moved = step.graphs["joint"].graph, any_order(step, seed)
     graph = moved.graphs["joint"].graph
     place = {node.name: at for at, node in enumerate(before.nodes)}
-    found = Needs(before, 512).at([place[node.name] for node in graph.nodes])
+    found = StorageNeeds(before, 512).at([place[node.name] for node in graph.nodes])
     assert tuple(found) == liveness_of(graph, step.inputs["joint"], step.outputs["joint"], 512).at
