@@ -8,7 +8,7 @@ from pytest_fxbucket.passes.registry import Bucketed
 from pytest_fxbucket.plan_on_mesh import PlanOnMesh
 from pytest_fxbucket.step.graph_sequence import as_one, is_handed_on
 from pytest_fxbucket.step.mesh import fake_mesh
-from pytest_fxbucket.transforms.rank_pipeline import RankPipeline
+from pytest_fxbucket.transforms.step_versions import StepVersions
 
 if TYPE_CHECKING:
     from pytest_fxbucket.step.roles import StepGraph
@@ -32,9 +32,9 @@ class _AsOne(PlanOnMesh):
             self._steps[rank] = as_one(self.parts.step(rank))
         return self._steps[rank]
 
-    def way(self, rank: int) -> RankPipeline:
+    def versions(self, rank: int) -> StepVersions:
         """What ``rank`` runs."""
-        if rank not in self._ways:
+        if rank not in self._versions:
             step, passed = self.step(rank), self.parts.passed(rank)
             final = as_one(self.parts.step(rank), {p: (one.bucketed.root, one.bucketed.graph) for p, one in passed.items()})
             modules = tuple(dict.fromkeys(name for one in passed.values() for name in one.bucketed.modules))
@@ -44,5 +44,5 @@ class _AsOne(PlanOnMesh):
                     "joint", final, Bucketed(module.graph, module, None, modules), self._readings(step)["joint"]
                 )
             graphs = {"joint": looked}
-            self._ways[rank] = RankPipeline(step, (), step, graphs, (), final, graphs)
-        return self._ways[rank]
+            self._versions[rank] = StepVersions(step, (), step, graphs, (), final, graphs)
+        return self._versions[rank]

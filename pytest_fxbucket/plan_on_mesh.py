@@ -35,8 +35,8 @@ from pytest_fxbucket.progress import Seconds
 from pytest_fxbucket.step.mesh import Mesh, dims_text, fake_mesh, mesh_with
 from pytest_fxbucket.step.pipelined import stage_of
 from pytest_fxbucket.step.portable import PortableGraph, digest, encode, own_copy
-from pytest_fxbucket.transforms.rank_pipeline import RankPipeline, ToPass, state_of, with_first_state
 from pytest_fxbucket.transforms.registry import State, TransformOutput, TransformStage, TransformStages, run_stages, stages_of
+from pytest_fxbucket.transforms.step_versions import BeforePass, StepVersions, state_of, with_first_state
 from pytest_fxbucket.transforms.transformation import traits_of
 
 if TYPE_CHECKING:
@@ -66,8 +66,8 @@ class PlanOnMesh:
     last: LastStep = field(default_factory=LastStep)
     """Of the plans before, one of which may trace the same."""
     _failed: FxbucketError | None = None
-    _ways: dict[int, RankPipeline] = field(default_factory=dict)
-    _begun: dict[int, ToPass] = field(default_factory=dict)
+    _versions: dict[int, StepVersions] = field(default_factory=dict)
+    _before_pass: dict[int, BeforePass] = field(default_factory=dict)
     _known: dict[Hashable, Passed] = field(default_factory=dict)
     """By what they are: the graph, its groups, the names of what it is given and gives."""
     _steps: dict[int, StepGraph] = field(default_factory=dict)
@@ -152,7 +152,7 @@ class PlanOnMesh:
 
     def reading(self, rank: int) -> Mapping[Phase, GraphAnalysis]:
         """The graphs that the pass is given, read."""
-        return self._readings(self.way(rank).step if self.stages.before or self.plan.pipeline else self.step(rank))
+        return self._readings(self.versions(rank).step if self.stages.before or self.plan.pipeline else self.step(rank))
 
     def captured_reading(self, rank: int) -> Mapping[Phase, GraphAnalysis]:
         """The graphs as captured, before any transformation, read."""
@@ -164,19 +164,19 @@ class PlanOnMesh:
 
     def reference(self, rank: int) -> StepGraph:
         """What the last step is compared with bit for bit: as captured, or behind the last transformation that rounds."""
-        return self.way(rank).reference if self.stages.before else self.step(rank)
+        return self.versions(rank).reference if self.stages.before else self.step(rank)
 
     def passed(self, rank: int) -> Mapping[Phase, Passed]:
         """The graphs as they came out of the pass, as rank ``rank`` gets them."""
-        return self.way(rank).passed
+        return self.versions(rank).passed
 
     def final(self, rank: int) -> Mapping[Phase, Passed]:
         """The graphs that ``rank`` runs: behind the pass and every transformation."""
-        return self.way(rank).final
+        return self.versions(rank).final
 
     def final_step(self, rank: int) -> StepGraph:
         """The same as a step, with the roles of its inputs and outputs."""
-        return self.way(rank).final_step
+        return self.versions(rank).final_step
 
     @cached_property
     def stages(self) -> TransformStages:
@@ -189,15 +189,15 @@ class PlanOnMesh:
         named = ((stage.name, traits_of(stage.function).rounds) for stage in self.stages.before)
         return [f"{name} ({rounds})" for name, rounds in named if rounds]
 
-    def way(self, rank: int) -> RankPipeline:
+    def versions(self, rank: int) -> StepVersions:
         """Rank ``rank``'s step through all transformations and the pass, with its process groups in place."""
-        if rank not in self._ways:
+        if rank not in self._versions:
             self.step(rank), self.resolution, self.stages, self.staged  # traced with process groups of their own
             if self._base is not None:
-                self._base.way(rank)
+                self._base.versions(rank)
             with collector.paused(), fresh_state(), fake_mesh(self.mesh, rank):
-                self._ways[rank] = self._gone(rank)
-        return self._ways[rank]
+                self._versions[rank] = self._make_versions(rank)
+        return self._versions[rank]
 
     def estimated(self, phase: Phase) -> dict[NodeKey, float]:
         """Seconds of nodes of the graph ``phase``, by which schedules were found: all ranks go by what the first was told."""
@@ -205,7 +205,7 @@ class PlanOnMesh:
 
     def is_passed(self, rank: int) -> bool:
         """Whether the pass has run for ``rank``."""
-        return rank in self._ways
+        return rank in self._versions
 
     @cached_property
     def staged(self) -> StagedStep | None:
@@ -227,7 +227,7 @@ class PlanOnMesh:
         graphs = [{p: uncompiled(one.bucketed.root, one.graph) for p, one in self.final(rank).items()} for rank in ranks]
         return composed(self.staged, [self.final_step(rank) for rank in ranks], graphs)
 
-    def _to_pass(self, rank: int) -> ToPass:
+    def _run_to_pass(self, rank: int) -> BeforePass:
         captured, stages = self.step(rank), self.stages
         begin = captured if self.staged is None else self.staged.of_rank(self.mesh, rank)
         state = state_of(begin)
@@ -235,14 +235,14 @@ class PlanOnMesh:
         step = before[-1].step if before else begin
         rounding = [one.step for one, stage in zip(before, stages.before, strict=True) if traits_of(stage.function).rounds]
         reference = with_first_state(rounding[-1], captured, state) if rounding else captured
-        return ToPass(reference, tuple(before), with_first_state(step, captured, state), state)
+        return BeforePass(reference, tuple(before), with_first_state(step, captured, state), state)
 
-    def _gone(self, rank: int) -> RankPipeline:
+    def _make_versions(self, rank: int) -> StepVersions:
         if self._base is not None and self._spoils_final:
-            return self._final_spoiled(self._base.way(rank), rank)
-        if rank not in self._begun:
-            self._begun[rank] = self._to_pass(rank)
-        captured, stages, begun = self.step(rank), self.stages, self._begun[rank]
+            return self._final_spoiled(self._base.versions(rank), rank)
+        if rank not in self._before_pass:
+            self._before_pass[rank] = self._run_to_pass(rank)
+        captured, stages, begun = self.step(rank), self.stages, self._before_pass[rank]
         step, state = begun.step, begun.state
         passed = self._through_pass(step, rank)
         behind = (
@@ -260,13 +260,13 @@ class PlanOnMesh:
             known = next(iter(passed.values())).reading
             last = {phase: passed[phase].reading if phase in passed else known for phase in made}
             final = {phase: self._look(phase, final_step, one, last[phase], final=True) for phase, one in made.items()}
-        return RankPipeline(begun.reference, begun.before, step, passed, tuple(after), final_step, final)
+        return StepVersions(begun.reference, begun.before, step, passed, tuple(after), final_step, final)
 
-    def _final_spoiled(self, way: RankPipeline, rank: int) -> RankPipeline:
-        made = {phase: self._spoil(rank, phase, one.bucketed) for phase, one in way.final.items()}
-        step = replace(way.final_step, graphs={phase: one.graph_module for phase, one in made.items()})
-        final = {phase: self._look(phase, step, one, way.final[phase].before, final=True) for phase, one in made.items()}
-        return replace(way, final_step=step, final=final)
+    def _final_spoiled(self, versions: StepVersions, rank: int) -> StepVersions:
+        made = {phase: self._spoil(rank, phase, one.bucketed) for phase, one in versions.final.items()}
+        step = replace(versions.final_step, graphs={phase: one.graph_module for phase, one in made.items()})
+        final = {phase: self._look(phase, step, one, versions.final[phase].before, final=True) for phase, one in made.items()}
+        return replace(versions, final_step=step, final=final)
 
     def _staged(self, stages: Sequence[TransformStage], step: StepGraph, state: State, rank: int) -> list[TransformOutput]:
         if stages:
@@ -351,7 +351,12 @@ class PlanOnMesh:
         """
         other = PlanOnMesh(self.plan, self.mesh, self.pass_name, self.say, self.seconds, self.said, _base=self, _spoil=spoil)
         other._spoils_final = final
-        other._steps, other._begun, other._sent, other._estimated = self._steps, self._begun, self._sent, self._estimated
+        other._steps, other._before_pass, other._sent, other._estimated = (
+            self._steps,
+            self._before_pass,
+            self._sent,
+            self._estimated,
+        )
         other._read = dict(self._read)  # a step that only the other has may go, and another one get its identity
         other.__dict__["staged"] = self.staged
         return other
@@ -365,9 +370,9 @@ class PlanOnMesh:
     @cached_property
     def members(self) -> dict[str, tuple[int, ...]]:
         """Ranks of each process group that rank 0's graphs name, before and after the pass."""
-        way = self.way(0)
-        graphs = [module.graph for step in (self.step(0), way.final_step) for module in step.graphs.values()]
-        graphs += [one.bucketed.graph for one in way.passed.values()]
+        versions = self.versions(0)
+        graphs = [module.graph for step in (self.step(0), versions.final_step) for module in step.graphs.values()]
+        graphs += [one.bucketed.graph for one in versions.passed.values()]
         with fake_mesh(self.mesh, 0):
             return {name: ranks for graph in graphs for name, ranks in members_of_groups(graph).items()}
 

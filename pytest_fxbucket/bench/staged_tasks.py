@@ -46,7 +46,7 @@ def staged_graphs(name: str, world: PlanOnMesh, rank: int) -> PipelinedTask:
         task = stage_graphs(world, rank)
         assert task is not None
         return task
-    step = world.way(rank).step
+    step = world.versions(rank).step
     assert step.pipelined is not None
     graphs = (
         PhaseGraph(phase, encode(graph.graph, graph, ()), step.inputs[phase], step.outputs[phase])

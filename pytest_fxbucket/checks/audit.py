@@ -42,7 +42,7 @@ def run(context: Context) -> Verdict:
                 for phase, one in world.passed(ranks[0]).items()
                 for problem in (
                     *audit(promise, world.reading(ranks[0])[phase], one.reading, _beside(world, ranks[0], phase, one)),
-                    *_said_wrongly(world.way(ranks[0]).step, phase, one),
+                    *_said_wrongly(world.versions(ranks[0]).step, phase, one),
                     *_lost_order(one),
                 )
             ]

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from pytest_fxbucket.settings import RunSettings
     from pytest_fxbucket.step.roles import Phase
     from pytest_fxbucket.transforms.fit import ObservedGraph
-    from pytest_fxbucket.transforms.rank_pipeline import RankPipeline
+    from pytest_fxbucket.transforms.step_versions import StepVersions
 
     _Stage = tuple[str, Mapping[int, Mapping[Phase, "Passed | ObservedGraph"]]]
     """Name, and by rank what was seen of each graph behind it."""
@@ -143,14 +143,16 @@ def disagreements(world: PlanOnMesh) -> list[str]:
 
     Without transformations just what is wrong behind the pass.
     """
-    ways: dict[int, RankPipeline] = {rank: world.way(rank) for rank in world.ranks()}
-    one_way = next(iter(ways.values()))
+    by_rank: dict[int, StepVersions] = {rank: world.versions(rank) for rank in world.ranks()}
+    one_rank = next(iter(by_rank.values()))
     stages: list[_Stage] = [
-        (one.name, {rank: way.before[n].looked for rank, way in ways.items()}) for n, one in enumerate(one_way.before)
+        (one.name, {rank: versions.before[n].looked for rank, versions in by_rank.items()})
+        for n, one in enumerate(one_rank.before)
     ]
-    passed: _Stage = (BUCKET, {rank: way.passed for rank, way in ways.items()})
+    passed: _Stage = (BUCKET, {rank: versions.passed for rank, versions in by_rank.items()})
     after: list[_Stage] = [
-        (one.name, {rank: way.after[n].looked for rank, way in ways.items()}) for n, one in enumerate(one_way.after)
+        (one.name, {rank: versions.after[n].looked for rank, versions in by_rank.items()})
+        for n, one in enumerate(one_rank.after)
     ]
     for name, graphs in (*stages, passed, *after):
         alike: dict[int, int] = {}  # along pp ranks have other stages

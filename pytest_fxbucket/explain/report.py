@@ -275,7 +275,7 @@ def explanation_of(plan: Plan, pass_name: str, say: Callable[[str], None]) -> Ex
 
 def _graph(world: PlanOnMesh, rank: int, phase: Phase, passed: Passed, on_cluster: Simulation | None) -> GraphReport:
     staged = world.plan.pipeline is not None
-    before = world.way(rank).step.graphs[phase] if staged else world.step(rank).graphs[phase]
+    before = world.versions(rank).step.graphs[phase] if staged else world.step(rank).graphs[phase]
     dims = world.dims_of(before.graph) | world.dims_of(passed.bucketed.graph)
     members = {bucket.node: bucket.members for bucket in passed.reading.buckets}
     report = passed.bucketed.report

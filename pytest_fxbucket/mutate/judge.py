@@ -74,7 +74,7 @@ class Judge:
         try:
             for world in (context.world, context.run_world):
                 for rank in world.ranks():
-                    world.way(rank)
+                    world.versions(rank)
         except CannotMakeError as error:
             return Judged(mutant, unmade=str(error))
         except Exception:

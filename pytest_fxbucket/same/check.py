@@ -75,7 +75,7 @@ class SameProgram:
         if world.rounding:
             yield f"compared with the step behind {world.rounding[-1]}"
         if crosses(world):
-            yield f"left to bitwise: what {world.way(0).after[-1].name} moves to the next iteration"
+            yield f"left to bitwise: what {world.versions(0).after[-1].name} moves to the next iteration"
         if world.plan.pipeline is not None:
             yield "a microbatch through all stages stands for that of the whole model; left to bitwise: their sum"
         if added := [name for one in found for name in one.added]:
@@ -98,7 +98,7 @@ class SameProgram:
 
     def _before(self, rank: int) -> StepGraph:
         """What it is compared with: pipeline stages with themselves before the pass."""
-        return self.world.way(rank).step if self.world.plan.pipeline is not None else self.world.reference(rank)
+        return self.world.versions(rank).step if self.world.plan.pipeline is not None else self.world.reference(rank)
 
     def _graphs(self, rank: int) -> list[fx.Graph]:
         return [side.graph for side in self._finals(rank).values()]
@@ -109,13 +109,15 @@ class SameProgram:
 
     def _finals(self, rank: int) -> dict[Phase, GraphSide]:
         """The graphs that are held against those before; where work crosses iterations those before that."""
-        world, way = self.world, self.world.way(rank)
+        world, versions = self.world, self.world.versions(rank)
         if not crosses(world):
-            return {p: _side(one.bucketed.graph, one.bucketed.root, way.final_step, p) for p, one in way.final.items()}
-        if len(way.after) > 1:
-            step = way.after[-2].step
+            return {
+                p: _side(one.bucketed.graph, one.bucketed.root, versions.final_step, p) for p, one in versions.final.items()
+            }
+        if len(versions.after) > 1:
+            step = versions.after[-2].step
             return {phase: _side(module.graph, module, step, phase) for phase, module in step.graphs.items()}
-        return {p: _side(one.bucketed.graph, one.bucketed.root, way.step, p) for p, one in way.passed.items()}
+        return {p: _side(one.bucketed.graph, one.bucketed.root, versions.step, p) for p, one in versions.passed.items()}
 
     def _compared(self, phase: Phase, rank: int) -> GraphComparison:
         return self._held(self._before(rank), self._finals(rank)[phase], phase, rank)
@@ -127,9 +129,9 @@ class SameProgram:
 
     def _since_given(self, phase: Phase, rank: int) -> GraphComparison:
         """What the pass made of what it was given: the captured step need not have all of that."""
-        way = self.world.way(rank)
-        one = way.passed[phase].bucketed
-        return self._held(way.step, _side(one.graph, one.root, way.step, phase), phase, rank)
+        versions = self.world.versions(rank)
+        one = versions.passed[phase].bucketed
+        return self._held(versions.step, _side(one.graph, one.root, versions.step, phase), phase, rank)
 
     def _held(self, step: StepGraph, after: GraphSide, phase: Phase, rank: int) -> GraphComparison:
         module = step.graphs[phase]

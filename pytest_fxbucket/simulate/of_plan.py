@@ -112,7 +112,7 @@ def bucketed(world: PlanOnMesh, rank: int, cluster: Cluster) -> Timeline:
 
 def unbucketed(world: PlanOnMesh, rank: int, cluster: Cluster) -> Timeline:
     """The step of ``rank`` before the pass, simulated."""
-    return _simulated(world.plan, replace(world.way(rank).step, rank=rank), cluster)
+    return _simulated(world.plan, replace(world.versions(rank).step, rank=rank), cluster)
 
 
 def in_schedule(world: PlanOnMesh, cluster: Cluster) -> StagedTimeline | None:

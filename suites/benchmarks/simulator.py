@@ -81,7 +81,7 @@ def of_a_plan() -> None:
     world = PlanOnMesh(plan, mesh_of(plan), "manual", lambda _: None)
     captured = clock(lambda: world.step(0))
     parts = {
-        "pass and reading": clock(lambda: world.way(0)),
+        "pass and reading": clock(lambda: world.versions(0)),
         "bucketed": clock(lambda: simulated_ranks(world, CLUSTER, believed=True)),
         "unbucketed": clock(lambda: unbucketed(world, 0, CLUSTER)),
     }

@@ -32,7 +32,7 @@ def variations(world: PlanOnMesh) -> Iterator[Variation]:
     for name, plan in _plans(world.plan):
         other = world.under(plan)
         for rank in range(world.size):  # with process groups of its own
-            other.way(rank)
+            other.versions(rank)
         yield Variation(name, partial(_as_planned, other))
     for seed in range(ORDERS):
         yield Variation(f"random order {seed}", partial(_at_random, seed))

@@ -185,7 +185,7 @@ def test_clipping_over_a_stage_without_gradients_is_refused(tmp_path: Path) -> N
     plan = plan_of(tmp_path, "Frozen", 'clip_norm = 0.01\n[optimizer]\nfactory = "torch.optim:SGD"\nargs = { lr = 0.1 }')
     world = PlanOnMesh(plan, mesh_of(plan), "manual", print)
     with pytest.raises(CaptureError, match=r"\[step\] clip_norm is of all stages, and stage 1 has no trainable parameter; put"):
-        world.way(0)
+        world.versions(0)
 
 
 def test_cuts_by_seconds_are_refused_since_no_check_could_hold_them(tmp_path: Path) -> None:

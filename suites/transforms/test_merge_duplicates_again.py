@@ -44,13 +44,13 @@ def world_of(reshard: bool, step: str, again: Any) -> PlanOnMesh:
 
 def gathers(world: PlanOnMesh) -> tuple[int, int]:
     """All-gathers before and after the transformation."""
-    steps = (world.step(0), world.way(0).step)
+    steps = (world.step(0), world.versions(0).step)
     before, after = (sum(map(is_all_gather, step.graphs["joint"].graph.nodes)) for step in steps)
     return before, after
 
 
 def told(world: PlanOnMesh) -> Transformed:
-    (found,) = world.way(0).step.transformed
+    (found,) = world.versions(0).step.transformed
     return found
 
 

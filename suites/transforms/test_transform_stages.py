@@ -50,7 +50,7 @@ def world_of(captured: PlanOnMesh, *names: str, args: str = "") -> PlanOnMesh:
 
 def refused(captured: PlanOnMesh, *names: str, args: str = "") -> str:
     with pytest.raises(FxbucketError) as caught:
-        world_of(captured, *names, args=args).way(0)
+        world_of(captured, *names, args=args).versions(0)
     return str(caught.value)
 
 
@@ -59,8 +59,8 @@ def order(world: PlanOnMesh) -> tuple[list[str], list[str]]:
 
 
 def test_without_transformations_the_final_step_is_what_the_pass_made(captured: PlanOnMesh) -> None:
-    way = captured.way(0)
-    assert (way.reference, way.step, way.final) == (captured.step(0), captured.step(0), way.passed)
+    versions = captured.versions(0)
+    assert (versions.reference, versions.step, versions.final) == (captured.step(0), captured.step(0), versions.passed)
 
 
 def test_one_that_changes_nothing_gives_the_same_graph_before_and_after_the_pass(captured: PlanOnMesh) -> None:
@@ -188,9 +188,9 @@ def test_a_mark_that_would_say_nothing_is_refused(traits: dict[str, Any], senten
 
 def test_ranks_with_other_graphs_are_named(captured: PlanOnMesh) -> None:
     world = world_of(captured, "own_transforms:same")
-    ways = {rank: world.way(rank) for rank in world.ranks()}
-    (staged,) = ways[1].before
-    world._ways[1] = replace(ways[1], before=(replace(staged, looked={"steady": staged.looked["joint"]}),))
+    versions = {rank: world.versions(rank) for rank in world.ranks()}
+    (staged,) = versions[1].before
+    world._versions[1] = replace(versions[1], before=(replace(staged, looked={"steady": staged.looked["joint"]}),))
     assert disagreements(world) == ["behind own_transforms:same: rank 0 has graphs joint, rank 1 steady"]
 
 

@@ -114,11 +114,11 @@ def _checked(world: PlanOnMesh, phase: Phase, rank: int) -> list[Passed]:
 
 def _bucketed(world: PlanOnMesh, rank: int) -> ReadPhase:
     """The one graph that was made three."""
-    way = world.way(rank)
-    if len(way.after) > 1:
-        step, reading = way.after[-2].step, way.after[-2].looked["joint"].reading
+    versions = world.versions(rank)
+    if len(versions.after) > 1:
+        step, reading = versions.after[-2].step, versions.after[-2].looked["joint"].reading
     else:
-        step, reading = way.step, way.passed["joint"].reading
+        step, reading = versions.step, versions.passed["joint"].reading
     return ReadPhase(reading, step.inputs["joint"], step.outputs["joint"])
 
 

@@ -40,7 +40,7 @@ def automatic_problems(world: PlanOnMesh, rank: int) -> list[str]:
         return []
     cluster = cluster_of(plan)
     assert cluster is not None
-    passed, before = world.passed(rank), replace(world.way(rank).step, rank=rank)
+    passed, before = world.passed(rank), replace(world.versions(rank).step, rank=rank)
     after = replace(before, graphs={phase: uncompiled(one.bucketed.root, one.graph) for phase, one in passed.items()})
     lines = [simulate(step, cluster, _asked_once(world, step, cluster)) for step in (before, after)]
     found = list(_exposed(*lines))

@@ -1,4 +1,4 @@
-"""One rank's step on its way through a plan's transformations, with the pass among them."""
+"""One rank's step at each stop: as captured, behind each transformation, before and behind the pass, and as it runs."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class RankPipeline:
-    """One rank's step on its way: through the plan's transformations, with the pass among them."""
+class StepVersions:
+    """One rank's step at each stop from the one that bitwise compares with to the one that runs."""
 
     reference: StepGraph
     """What the last step is compared with bit for bit: as captured, or behind the last transformation that rounds."""
@@ -36,8 +36,8 @@ class RankPipeline:
 
 
 @dataclass(frozen=True)
-class ToPass:
-    """One rank's step up to the pass, as :class:`RankPipeline` has it."""
+class BeforePass:
+    """The stops of :class:`StepVersions` up to the pass."""
 
     reference: StepGraph
     before: tuple[TransformOutput, ...]
