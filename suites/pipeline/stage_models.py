@@ -71,6 +71,21 @@ class Keywords(nn.Module):
         return second["y"] * first["scale"], first["y"].mean(), other
 
 
+@split("layers.0", "layers.1")
+class TiedThrice(nn.Module):
+    """One weight in three stages."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = linears(3)
+        self.layers[1].weight = self.layers[2].weight = self.layers[0].weight
+
+    def forward(self, x: Tensor) -> Tensor:
+        for layer in self.layers:
+            x = torch.tanh(layer(x))
+        return x
+
+
 @dataclass
 class Given:
     """An output that pytree does not know."""

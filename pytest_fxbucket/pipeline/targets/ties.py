@@ -1,4 +1,4 @@
-"""Tied parameters: their gradients are summed over the stages that read them, in the order of stages, on every rank alike."""
+"""Tied parameters: their gradients are summed over the stages that read them, from the last to the first, as backward does."""
 
 from __future__ import annotations
 
@@ -34,10 +34,10 @@ def _summed(parameter: nn.Parameter, ranks: list[int], setup: Setup) -> None:
         _send(parameter.grad, parameter, first, setup)
         parameter.grad = _received(parameter, first, setup)
         return
-    total = parameter.grad
-    for rank in others:
-        grad = _received(parameter, rank, setup)
-        total = grad if total is None else total if grad is None else total + grad
+    gradients = [parameter.grad, *(_received(parameter, rank, setup) for rank in others)]
+    # From the last stage on, as autograd adds them in the whole model: of three or more another order rounds otherwise.
+    there = [grad for grad in reversed(gradients) if grad is not None]
+    total = sum(there[1:], there[0]) if there else None
     # The sum is sent back, not made on each rank, so all have the same bits. Sends block, but all ranks go through the ties in
     # one order, so each send meets its receive.
     parameter.grad = total
