@@ -14,6 +14,7 @@ from graphlib import CycleError, TopologicalSorter
 from itertools import product
 from typing import TYPE_CHECKING
 
+from pytest_fxbucket.compat.c10d import untwinned
 from pytest_fxbucket.graph import collectives, ops, storages
 from pytest_fxbucket.graph.effects import written_arguments
 
@@ -36,7 +37,7 @@ class Call:
     """For people: operator and node."""
     group: Ranks
     says: tuple[str, ...]
-    """What all members must agree in: operator, reduction, dtype, elements."""
+    """What all members must agree in: operator, reduction, dtype, elements, and whether on the group's twin."""
     received: tuple[int, ...] = ()
     """Of an exchange of slices that it sizes itself: rows that it receives of each member; else empty."""
     sent: tuple[int, ...] = ()
@@ -64,7 +65,10 @@ def calls_of(graph: fx.Graph, reading: GraphAnalysis, ranks_of: Mapping[str, Ran
             from_rank = () if source is None else (f"from {source}",)
             dtype, numel = sizes[node.name]
             received, sent = collectives.rows_exchanged(node)
-            says = (launch.operator, launch.op, dtype, *(() if sent else (numel,)), *from_rank)
+            # A group and its twin have the same ranks and are two communicators: who launches on the one waits for ever for
+            # who launches on the other.
+            on_twin = ("on a process group of its own",) if launch.group != untwinned(launch.group) else ()
+            says = (launch.operator, launch.op, dtype, *(() if sent else (numel,)), *from_rank, *on_twin)
             launched[node] = Call(False, len(launched), name, ranks, says, received, sent)
             calls.append(launched[node])
         elif collectives.is_wait(node):

@@ -281,7 +281,10 @@ def _without(content: Runs, starts: Sequence[int], length: int) -> Iterator[Byte
 # What every storage of a graph holds, and copies between views of storages.
 
 
-MANTISSA_BITS = {torch.float64: 52, torch.float32: 23, torch.float16: 10, torch.bfloat16: 7}
+MANTISSA_BITS = {
+    torch.float64: 52, torch.float32: 23, torch.float16: 10, torch.bfloat16: 7,
+    torch.float8_e4m3fn: 3, torch.float8_e4m3fnuz: 3, torch.float8_e5m2: 2, torch.float8_e5m2fnuz: 2, torch.float8_e8m0fnu: 0,
+}  # fmt: skip
 """How much of a number each floating dtype keeps; other dtypes lose nothing that is followed here."""
 
 

@@ -12,6 +12,7 @@ import torch
 import torch.distributed._functional_collectives  # registers the operators
 from torch import fx
 
+from pytest_fxbucket.compat.c10d import twin_name
 from pytest_fxbucket.graph.buckets import Bucket, GraphAnalysis, Member
 from pytest_fxbucket.graph.calls import Call, calls_of, joint_problems
 from pytest_fxbucket.graph.pairing import mixed_launches
@@ -21,7 +22,8 @@ from suites.checks import launches_by_hand as by_hand
 
 c10d = torch.ops._c10d_functional
 aten = torch.ops.aten
-GROUPS = {"all": (0, 1), "a": (0, 1, 2, 3), "b": (0, 1, 2, 3), "x": (0, 1), "y": (0, 1)}
+TWINS = ("all", twin_name("all"))
+GROUPS = {**dict.fromkeys(TWINS, (0, 1)), "a": (0, 1, 2, 3), "b": (0, 1, 2, 3), "x": (0, 1), "y": (0, 1)}
 
 
 def graph_of(build: Callable[[fx.Graph, fx.Node], object], size: int = 8, dtype: torch.dtype = torch.float32) -> fx.Graph:
@@ -206,6 +208,14 @@ class TestAcrossRanks:
         (problem,) = joint_problems({0: broadcast(0), 1: broadcast(1)})
         assert "from 0" in problem
         assert "from 1" in problem
+
+    def test_a_group_and_its_twin_are_two_communicators(self) -> None:
+        def gathered(group: str) -> list[Call]:
+            return checked(graph_of(lambda g, x: use(g, wait(g, gather(g, x, group)))))[0]
+
+        (problem,) = joint_problems({rank: gathered(group) for rank, group in enumerate(TWINS)})
+        assert problem.startswith("collective 1 on ranks 0,1 differs: rank 0 launches all_gather_into_tensor")
+        assert problem.endswith(" float32 16 on a process group of its own")
 
     def test_what_an_exchange_sends_is_what_the_other_expects(self) -> None:
         def exchange(received: list[int], sent: list[int]) -> list[Call]:

@@ -353,9 +353,10 @@ def test_precision_is_that_of_the_narrowest_cast_on_the_way() -> None:
     [
         (torch.float32, [], [torch.bfloat16], 7),
         (torch.float32, [torch.int32, torch.float32], [], 0),
+        (torch.float32, [torch.float8_e4m3fn, torch.float32], [], 3),
         (torch.int32, [], [], EXACT),
     ],
-    ids=["cast after the gather", "cast to integers", "integers"],
+    ids=["cast after the gather", "cast to integers", "cast to eight bits", "integers"],
 )
 def test_bits_that_are_lost_anywhere_count(
     dtype: torch.dtype, before: list[torch.dtype], after: list[torch.dtype], bits: int
