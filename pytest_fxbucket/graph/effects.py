@@ -11,6 +11,7 @@ import math
 import operator
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from types import BuiltinFunctionType
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
@@ -207,7 +208,9 @@ def _python(target: Any) -> Effects:
     if target in IN_PLACE:
         return Effects(writes=((0, "a"),), shares=((0, "a"),))
     module, name = getattr(target, "__module__", None), getattr(target, "__name__", "")
-    if target in PYTHON or module in ("_operator", "operator", math.__name__):
+    # Of module operator functions alone: a methodcaller calls whatever it was made with, and operator.call what it is given.
+    is_of_python = isinstance(target, BuiltinFunctionType) and module in ("_operator", "operator", math.__name__)
+    if target in PYTHON or (is_of_python and target is not operator.call):
         return PURE
     if module in ("torch", "torch.fx.experimental.sym_node") and name.lstrip("_").startswith("sym_"):
         return PURE

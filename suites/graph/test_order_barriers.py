@@ -101,11 +101,12 @@ def test_modules_methods_and_functions_of_python_are_barriers_that_name_themselv
     graph.call_method("add_", (x, 1))
     graph.call_function(torch.relu_, (x,))
     graph.call_function(fx.wrap, (x,))
+    graph.call_function(operator.call, (torch.relu_, x))
     graph.call_function(torch.ops.higher_order.flex_attention, (x,))
     graph.output(x)
     said = order_of(graph).barriers
     assert [sentence.split(" ")[0] for sentence in said] == [
-        *("layers.0", "add_", "torch.relu_", "torch.fx._symbolic_trace.wrap", "flex_attention")
+        *("layers.0", "add_", "torch.relu_", "torch.fx._symbolic_trace.wrap", "_operator.call", "flex_attention")
     ]
     assert all(sentence.endswith(": nothing is moved past it") for sentence in said)
 
