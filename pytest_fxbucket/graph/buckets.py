@@ -1,4 +1,4 @@
-"""What is read off a graph: launches with their members, who reads what they bring, how long gathered bytes live."""
+"""The reading of a graph as data: launches with their members, readers of their results, lifetimes of gathered bytes."""
 
 from __future__ import annotations
 
@@ -32,11 +32,11 @@ class Member:
     numel: int
     """Elements of it in a rank's part of the launch."""
     precision: int
-    """Fewest bits of mantissa it was squeezed through on its way to where it is read."""
+    """Fewest bits of mantissa that it had anywhere on the way from its source to its readers."""
     dtype: torch.dtype = torch.float32
-    """Of its elements in the launch, which may itself carry bytes."""
+    """Dtype of its elements in the launch; the launch itself may send bytes (uint8)."""
     last_use: int | None = None
-    """Last node that reads what arrived of it."""
+    """Position of the last node that reads it behind the wait."""
 
     @property
     def bytes(self) -> int:
@@ -44,7 +44,7 @@ class Member:
         return self.numel * self.dtype.itemsize
 
 
-# What is read off a graph: its launches with their members, and the compute that uses what they bring. Plain data.
+# The launches of a graph with their members, and the compute that uses their results. Plain data.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,13 +54,13 @@ class Bucket(collectives.Collective):
     numel: int
     """Elements of the larger side."""
     parts: int
-    """Ranks whose parts the larger side has: all of the group; one for an all-reduce."""
+    """How many ranks' parts the larger side has: the size of the group; 1 for an all-reduce."""
     members: tuple[Member, ...]
     """In byte order."""
     direction: Direction
     launch: int
     wait: int | None
-    """First wait for it; None if nobody waits."""
+    """Position of the first wait; None if nobody waits."""
     first_use: int | None
     """First compute that reads a member after the wait; for a reduction the output counts too."""
     backward_use: int | None
@@ -68,24 +68,24 @@ class Bucket(collectives.Collective):
     node: str
     """Name of the launching node, for messages only."""
     module: str = ""
-    """FQN of the innermost module that it ran in, as far as its tracer says."""
+    """FQN of the innermost module that the launch ran in; empty if its tracer does not say."""
     unmergeable: str = ""
-    """Why no pass may merge it with others; empty if it may."""
+    """Why no pass may merge the launch with others; empty if one may."""
     blocked: int = -1
-    """Position of the last node that it needs and that cannot be hoisted with it; -1 if there is none."""
+    """Position of the last node that the launch needs and that cannot be hoisted with it; -1 if there is none."""
     waits: tuple[int, ...] = ()
-    """All waits for it, ascending."""
+    """Positions of all waits, ascending."""
     source: int | None = None
-    """Index in the group of the rank whose bytes all get, of a broadcast."""
+    """Of a broadcast: index in the group of the rank that sends."""
     needed: int | None = None
-    """Position of the first launch that needs what it brings, through any path; None if none does."""
+    """Position of the first launch that needs the result, along any path; None if none does."""
     round: int = 0
-    """Of an all-gather: how many others of its parameter stand before it in its direction. Each microbatch has one."""
+    """Of an all-gather: how many gathers of the same parameter stand before it in its direction, as one for each microbatch."""
     level: int = 0
-    """Of a reduction: how many others its members went through before, as in hybrid sharding; the most of any."""
+    """Of a reduction: how many reductions its members went through before (hybrid sharding); the most of any member."""
 
     fqns: tuple[str, ...] = field(init=False, repr=False, compare=False)
-    """Of the members, in byte order."""
+    """FQNs of the members, in byte order."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "fqns", tuple(member.fqn for member in self.members))
@@ -100,27 +100,27 @@ class GraphAnalysis:
     computes: tuple[tuple[int, Direction, str], ...]
     """(position, direction, FQN): compute that reads a parameter, or makes a gradient that is reduced."""
     problems: tuple[str, ...]
-    """What could not be followed, or is jumbled; one sentence each."""
+    """Data that could not be followed or is jumbled, a sentence each."""
     last: int
     """Position of the output."""
     seen_as: tuple[tuple[str, str], ...] = ()
     """(FQN, dtypes) of each gathered parameter whose bits compute reads as another dtype; sorted."""
     products: tuple[tuple[int, Direction, str], ...] = ()
-    """(position, direction, FQN): products of activations alone, as in attention, by the last parameter read on the way."""
+    """(position, direction, FQN) of each product of activations alone, as in attention; FQN: the last parameter read before."""
     names: tuple[str, ...] = ()
     """Names of all nodes that neither communicate nor move data, in order."""
     updating: frozenset[int] = frozenset()
-    """Positions of the nodes that update parameters, and of what is computed for that alone."""
+    """Positions of the nodes that update parameters, and of the nodes that are computed for that alone."""
     updates: tuple[Update, ...] = ()
-    """What each updated parameter, and state of it, is made of."""
+    """For each updated parameter and state the gradients and inputs that it is made of."""
     overwritten: tuple[InputReader, ...] = ()
-    """Who reads what of inputs that are written in place."""
+    """Readers of inputs that are written in place, and whether each reads the old value or a new one."""
     late: frozenset[int] = frozenset()
-    """Positions of what is done for the call before: its reductions and updates, in steady and clean-up graphs."""
+    """Positions of nodes that finish the call before (its reductions and updates), in steady and clean-up graphs."""
     begun: frozenset[str] = frozenset()
     """Names of nodes at which gradients begin though they only move data (:mod:`pytest_fxbucket.graph.gradients`)."""
     order: Order | None = field(default=None, compare=False, repr=False)
-    """Of the graph that was read, whose nodes it names by position."""
+    """Order of the graph that was read; it has the graph's nodes, by position."""
 
     @property
     def updating_names(self) -> frozenset[str]:
@@ -128,15 +128,15 @@ class GraphAnalysis:
         return frozenset(self.order.nodes[where].name for where in self.updating) if self.order is not None else frozenset()
 
     def last_read(self, among: Container[str]) -> str | None:
-        """FQN of that parameter ``among`` some which forward compute reads last; None if it reads none."""
+        """FQN of the parameter ``among`` the given ones that forward compute reads last; None if it reads none of them."""
         read = (fqn for _, direction, fqn in reversed(self.computes) if direction == "forward" and fqn in among)
         return next(read, None)
 
 
-# Who reads what of a parameter, a state or a buffer that the graph writes in place: the old value or the new one.
+# Does a reader of a parameter, state or buffer that the graph writes in place see the old value or the new one?
 #
-# An all-gather reads its input until its wait, unless it sends a copy. A launch is known by what it gathers, compute by the
-# name of its node: passes give packs and launches other names.
+# An all-gather reads its input until its wait, unless it sends a copy. A pass gives packs and launches other names, so a launch
+# (and what packs for it) is known by its kind and direction, and only compute by the name of its node.
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,14 +177,14 @@ def _reads(
 
 
 def _end(order: Order, reader: fx.Node) -> int:
-    """Where ``reader`` is done with what it reads."""
+    """Position at which ``reader`` is done with its inputs: its own or, for a launch, that of the last wait."""
     if collectives.launch_kind(reader) is None:
         return order.index[reader]
     return max((order.index[wait] for wait in collectives.waits_of(reader)), default=len(order.nodes))
 
 
 def _names(reader: fx.Node, direction: Mapping[str, str]) -> list[str]:
-    """What ``reader`` is known by: launches that it is, or copies for, or its own name."""
+    """What ``reader`` is known by: each launch that it is or moves data to, else its own name."""
 
     def onward(node: fx.Node) -> Iterable[fx.Node]:
         return (
@@ -199,7 +199,7 @@ def _goes_on(node: fx.Node) -> bool:
     return node.op == "call_function" and moves_data(node) and not collectives.is_wait(node)
 
 
-# How many gathered bytes are alive at each place of a schedule: from a member's launch to its last reader.
+# How many gathered bytes are alive at each position of a schedule; a member lives from its launch to its last reader.
 
 
 Lives = list[tuple[int, int, int]]
@@ -207,7 +207,7 @@ Lives = list[tuple[int, int, int]]
 
 
 def gathered_lives(reading: GraphAnalysis) -> Lives:
-    """Of each gathered member. A member that nobody reads lives until its wait."""
+    """The life of each gathered member. A member that nobody reads lives until its wait."""
     lives: Lives = []
     for bucket in reading.buckets:
         if bucket.kind == "all_gather":
@@ -219,6 +219,7 @@ def gathered_lives(reading: GraphAnalysis) -> Lives:
 
 def live_bytes(lives: Lives, places: Iterable[int]) -> list[int]:
     """Bytes alive at each of ``places``, which ascend."""
+    # A sweep over births and deaths. A member dies behind its last position, at which it still counts.
     events = sorted([(first, size) for first, _, size in lives] + [(last + 1, -size) for _, last, size in lives])
     found: list[int] = []
     alive = at = 0
@@ -232,4 +233,5 @@ def live_bytes(lives: Lives, places: Iterable[int]) -> list[int]:
 
 def peak_bytes(lives: Lives) -> int:
     """Most bytes alive at once."""
+    # Bytes only grow where something is launched, so no other position needs a look.
     return max(live_bytes(lives, sorted({first for first, _, _ in lives})), default=0)

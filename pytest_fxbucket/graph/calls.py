@@ -3,7 +3,7 @@
 Within a graph (:func:`calls_of`): every launch is waited for exactly once, its result is read by nobody before, and its buffers
 are left alone meanwhile. Across ranks (:func:`joint_problems`): on every process group the same collectives in the same order;
 and no circle in "must be launched before", joined over all groups. A launch is taken to need all its members: that is the order
-which NCCL asks for when several communicators are in use.
+that NCCL asks for when several communicators are in use.
 """
 
 from __future__ import annotations
@@ -32,16 +32,16 @@ class Call:
 
     is_wait: bool
     number: int
-    """Which launch of the graph."""
+    """Number of the launch in the graph, from 0 on."""
     name: str
-    """For people: operator and node."""
+    """Operator and node, for messages."""
     group: Ranks
     says: tuple[str, ...]
-    """What all members must agree in: operator, reduction, dtype, elements, and whether on the group's twin."""
+    """What all members must agree in: operator, reduction, dtype, elements, source of a broadcast, and the twin of the group."""
     received: tuple[int, ...] = ()
-    """Of an exchange of slices that it sizes itself: rows that it receives of each member; else empty."""
+    """Of an all-to-all that gives its split sizes: rows that it receives of each member; else empty."""
     sent: tuple[int, ...] = ()
-    """Rows that it sends to each."""
+    """Likewise, rows that it sends to each member."""
 
 
 def calls_of(graph: fx.Graph, reading: GraphAnalysis, ranks_of: Mapping[str, Ranks]) -> tuple[list[Call], list[str]]:
@@ -68,6 +68,7 @@ def calls_of(graph: fx.Graph, reading: GraphAnalysis, ranks_of: Mapping[str, Ran
             # A group and its twin have the same ranks and are two communicators: who launches on the one waits for ever for
             # who launches on the other.
             on_twin = ("on a process group of its own",) if launch.group != untwinned(launch.group) else ()
+            # With split sizes ranks may send different amounts: those are compared pair by pair instead.
             says = (launch.operator, launch.op, dtype, *(() if sent else (numel,)), *from_rank, *on_twin)
             launched[node] = Call(False, len(launched), name, ranks, says, received, sent)
             calls.append(launched[node])
@@ -87,6 +88,7 @@ def joint_problems(calls: Mapping[int, list[Call]]) -> list[str]:
     """What is wrong across ranks; ``calls`` maps each rank that was looked at to its events."""
     groups = sorted({call.group for events in calls.values() for call in events})
     problems = [problem for group in groups for problem in _same_on_group(group, calls)]
+    # A circle is looked for only if all groups agree: it matches launches by their number on the group.
     return problems or list(_circle(calls))
 
 
@@ -114,7 +116,7 @@ def _result_problems(name: str, result: fx.Node) -> Iterator[str]:
 
 
 def _busy_storage(launch: fx.Node, name: str, meanwhile: list[fx.Node]) -> Iterator[str]:
-    """Until the wait the buffers belong to the collective: nobody writes the input, nobody touches what it writes to."""
+    """Until the wait the buffers belong to the collective: nobody writes its input, nobody touches its output buffer."""
     sent = [storages.place(node) for node in launch.all_input_nodes]
     received = [storages.place(node) for node in written_arguments(launch)]
     for node in meanwhile:
@@ -127,7 +129,7 @@ def _busy_storage(launch: fx.Node, name: str, meanwhile: list[fx.Node]) -> Itera
 
 
 def _written(node: fx.Node) -> list[fx.Node]:
-    """What ``node`` writes: by its operator's schema, or of a method by the name that torch gives those in place."""
+    """Nodes that ``node`` writes: by its operator's schema or, for a method, by its name (in-place methods end in ``_``)."""
     if node.op == "call_method" and str(node.target).endswith("_") and not str(node.target).endswith("__"):
         return node.all_input_nodes[:1]
     return written_arguments(node)
@@ -137,7 +139,10 @@ _HIDDEN = ("c10d::", "_c10d_functional::", "_c10d_functional_autograd::", "c10d_
 
 
 def _hidden(node: fx.Node) -> str | None:
-    """What communicates although it is no functional collective: raw c10d, a packet without overload, a Python function."""
+    """Name of what communicates at ``node`` without being a functional collective; None if nothing does.
+
+    That is an operator of raw c10d, a packet without an overload, or a Python function of ``torch.distributed``.
+    """
     if node.op != "call_function" or collectives.launch_kind(node) is not None:
         return None
     operator = ops.overload(node)
@@ -197,6 +202,8 @@ def _exchanged(group: Ranks, launches: Mapping[int, list[Call]]) -> Iterator[str
 
 def _circle(calls: Mapping[int, list[Call]]) -> Iterator[str]:
     """A circle in "launched before" and "finished before", joined through the groups."""
+    # A point is a launch on a group, the same for all members. On each rank it comes behind the launch before it and behind all
+    # launches waited for since. If all ranks' chains together have no circle, there is an order in which all can run.
     order: TopologicalSorter[tuple[Ranks, int]] = TopologicalSorter()
     names: dict[tuple[Ranks, int], str] = {}
     for rank in sorted(calls):

@@ -1,4 +1,4 @@
-"""Which nodes are collectives, and what each one says: kind, op, process group, sizes. The kinds, a row for each."""
+"""Which nodes are collectives, and what each one says (kind, op, process group, sizes); the table of kinds."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ Kind = Literal["all_gather", "reduce_scatter", "all_reduce", "all_to_all", "broa
 
 
 class KindRow(NamedTuple):
-    """A kind of collectives: all operators that do the same, to one tensor or several, in place or not, or of autograd."""
+    """A kind of collectives: all operators that do the same, to one tensor or several, in place or not, autograd's as well."""
 
     kind: Kind
     operator: str
-    """What the names of its operators begin with."""
+    """Beginning of the names of its operators."""
     brings: Literal["all parts", "own part", "as much"] = "as much"
-    """What arrives of the bytes that are sent: those of all ranks, this rank's part of them, or as many."""
+    """What a rank receives: the bytes of all ranks, its own part of what each rank sends, or as many bytes as it sends."""
     reduces: bool = False
     """Whether it reduces gradients."""
     merged: tuple[str, ...] = ()
-    """What the names of the operators end in that our pass merges; () if it merges none."""
+    """Endings of the names of the operators that our pass merges; () if it merges none."""
 
 
 KINDS = (
@@ -38,19 +38,19 @@ KINDS = (
     KindRow("broadcast", "broadcast"),
     KindRow("other", ""),
 )
-"""Every kind; the operator of a collective is of the first whose name it begins with."""
+"""Every kind. An operator is of the first kind whose beginning its name has, so ``other`` must stay last."""
 ROWS = {row.kind: row for row in KINDS}
 REDUCTIONS = tuple(row.kind for row in KINDS if row.reduces)
 """Kinds that reduce gradients."""
 MERGED = {f"_c10d_functional::{row.operator}{end}": row.kind for row in KINDS for end in row.merged}
 """Kind of each operator that our pass merges, by name."""
 NAMESPACES = ("_c10d_functional", "_c10d_functional_autograd", "c10d_functional")
-"""Of operators that launch and wait."""
+"""Namespaces of operators that launch and wait."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Collective:
-    """What is launched, whether it was read off a graph or is for a pass to merge."""
+    """What is launched, be it read off a graph or for a pass to merge."""
 
     kind: Kind
     op: str
@@ -73,18 +73,18 @@ class Launch(NamedTuple):
     group: str
     operator: str
     ranks: object
-    """Of the process group; None if the operator does not say, as of an all-reduce."""
+    """Size of the process group; None if the operator does not say it, as an all-reduce does not."""
 
     @property
     def parts(self) -> int:
-        """Ranks whose parts the larger side has: all of the group; one of what is as large before and after."""
+        """How many ranks' parts the larger side has: the size of the group, or 1 if both sides are equally large."""
         return self.ranks if ROWS[self.kind].brings != "as much" and isinstance(self.ranks, int) else 1
 
 
 def flight(op: torch._ops.OpOverload) -> Kind | Literal["wait"] | None:
     """Kind of the collective that ``op`` launches, "wait" if it waits for one; None for what does not communicate."""
     namespace, _, name = op._schema.name.partition("::")
-    if namespace not in NAMESPACES or name == "_wrap_tensor_autograd":
+    if namespace not in NAMESPACES or name == "_wrap_tensor_autograd":  # That one only wraps the tensor of a launch.
         return None
     return "wait" if name == "wait_tensor" else next(row.kind for row in KINDS if name.startswith(row.operator))
 
@@ -94,7 +94,7 @@ _flight = by_operator(flight, _NO_FLIGHT)
 
 
 def flight_of(node: fx.Node) -> Kind | Literal["wait"] | None:
-    """As :func:`flight`, of the operator that ``node`` calls; None if it calls none."""
+    """Like :func:`flight`, for the operator that ``node`` calls; None if it calls none."""
     return _flight(node)
 
 
@@ -153,7 +153,7 @@ def argument(node: fx.Node, name: str) -> object:
 
 
 def rows_exchanged(launch: fx.Node) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Rows that an exchange receives of each member and that it sends to each; () where their numbers are not in the graph."""
+    """(rows received of each member, rows sent to each) of an all-to-all; () where these numbers are not in the graph."""
     lists = (argument(launch, f"{of}_split_sizes") for of in ("output", "input"))
     received, sent = (
         tuple(one) if isinstance(one, (list, tuple)) and all(isinstance(n, int) for n in one) else () for one in lists
@@ -162,7 +162,7 @@ def rows_exchanged(launch: fx.Node) -> tuple[tuple[int, ...], tuple[int, ...]]:
 
 
 def is_sent_to_one(launch: fx.Node) -> bool:
-    """Whether it is an exchange that sends all it has to one member, as round a ring."""
+    """Whether ``launch`` is an all-to-all that sends all it has to one member, as round a ring."""
     return sum(map(bool, rows_exchanged(launch)[1])) == 1
 
 

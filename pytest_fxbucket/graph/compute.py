@@ -1,4 +1,4 @@
-"""Which nodes compute: those that neither communicate nor move data; and for which microbatch."""
+"""Which nodes compute, that is, neither communicate nor move data; which reduce or multiply; and rounds of microbatches."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _ATTENTION = "_scaled_dot_product_"
 
 
 def multiplies(node: fx.Node) -> bool:
-    """Whether ``node`` multiplies matrices, convolves, attends, or calls a module as a whole: what takes most of the time."""
+    """Whether ``node`` multiplies matrices, convolves, attends, or calls a whole module; such nodes take most of the time."""
     name = operator_name(node).removeprefix("aten::") if node.op == "call_function" else ""
     return name in _PRODUCTS or name in _CALLS or name.startswith(_ATTENTION)
 
@@ -45,14 +45,14 @@ def computed_before(graph: fx.Graph) -> dict[fx.Node, int]:
 
 _REDUCTION = getattr(torch.Tag, "reduction", None)  # not in every torch that is supported
 _ON_LISTS = frozenset({"aten::_foreach_norm", "aten::_foreach_max", "aten::_foreach_powsum"})
-"""Reductions of each item of a list, of which no tag tells."""
+"""Reductions of each item of a list to one element; torch tags none of them."""
 
 
 def is_reduced(node: fx.Node) -> bool:
-    """Whether ``node`` computes one element of all that its inputs have; of lists, one of each item.
+    """Whether ``node`` reduces its inputs to one element, or each item of its lists to one element.
 
-    An operator whose name or tag says nothing is told by shapes: none that goes element by element leaves fewer elements, or
-    fewer dimensions, than an input has.
+    If name and tag of the operator do not tell, shapes do: an elementwise operator never gives fewer elements, or fewer
+    dimensions, than an input has.
     """
     if not computes(node) or _is_on_lists(node):
         return _is_on_lists(node)
@@ -75,11 +75,13 @@ def direct_reads(parameters: Mapping[fx.Node, str]) -> Iterator[tuple[fx.Node, s
 
 
 def in_round(places: Sequence[int], others: Sequence[int], number: int | None) -> list[int]:
-    """The round ``number`` of ``places`` of one direction; None, or more than there are: the last; nothing without places.
+    """The round ``number`` of ``places``, which are of one direction; the last round if there is none of that number.
 
-    Rounds are parted where any of ``others``, of the other direction, stands between; both ascend.
+    ``number`` None means the last round. A new round begins wherever one of ``others``, places of the other direction, stands
+    between. Both ascend. Without places the result is empty.
     """
     rounds: list[list[int]] = []
+    # Places of one round have equally many of the other direction before them.
     turn = -1
     for place in places:
         now = bisect_right(others, place)

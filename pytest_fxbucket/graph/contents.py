@@ -22,11 +22,11 @@ from pytest_fxbucket.graph import contents
 UNDEFINED, ZERO = 0, 1
 OWN_RANK = -1
 EXACT = 1 << 10
-"""Precision of a value that was not squeezed yet."""
+"""Precision of a value that no float dtype has narrowed yet; more bits than any mantissa has."""
 
 
 _new = tuple.__new__
-"""Makes what there are hundreds of thousands of, at a third of the cost of calling the class."""
+"""Makes a :class:`ByteRange` at a third of the cost of calling the class; there are hundreds of thousands of them."""
 
 
 class ByteRange(NamedTuple):
@@ -42,7 +42,7 @@ class ByteRange(NamedTuple):
     start: int
     """Bytes of the source before it; 0 if the source is undefined or zero."""
     precision: int
-    """Bits of mantissa that it was squeezed through at most."""
+    """Bits of mantissa that every dtype on its way kept; EXACT if none of them was a float."""
     form: int
     """The dtype that elements of the source have there (:func:`dtype_of`); 0 if the source is undefined or zero."""
 
@@ -54,6 +54,7 @@ class ByteRange(NamedTuple):
     def part(self, begin: int, end: int, at: int) -> ByteRange:
         """Its bytes from offset ``begin`` to ``end``, moved to offset ``at``."""
         offset, _, source, rank, start, precision, form = self
+        # Undefined bytes and zeros are alike wherever they are: their start stays 0, so that neighbours can be joined.
         return _new(
             ByteRange, (at, end - begin, source, rank, start + begin - offset if source > ZERO else start, precision, form)
         )
@@ -70,7 +71,7 @@ _DTYPES: list[torch.dtype] = []
 
 
 def form_of(dtype: torch.dtype) -> int:
-    """The number that stands for ``dtype`` in a run; 0 is no form, that of bytes that nothing or zero was written to."""
+    """The number that stands for ``dtype`` in a run. The form 0 belongs to bytes that are undefined or zero, of any dtype."""
     if dtype not in _DTYPES:
         _DTYPES.append(dtype)
     return _DTYPES.index(dtype) + 1
@@ -94,6 +95,7 @@ def cast(runs: Runs, source: torch.dtype, target: torch.dtype, precision: int) -
     found = []
     for offset, length, number, rank, start, bits, form in runs:
         named = number > ZERO
+        # A cast is told by scaling sizes, which needs whole elements that really are of the dtype that they are seen as.
         if (named and form != before) or offset % old or length % old or start % old:
             return None
         sizes = offset // old * new, length // old * new, start // old * new
@@ -106,6 +108,8 @@ def blocks(tensor: torch.Tensor) -> tuple[list[int], int]:
     """The view as (starts, length) in bytes: its elements in logical order are blocks of ``length`` from each of ``starts``."""
     dims = [(size, stride) for size, stride in zip(tensor.shape, tensor.stride(), strict=True) if size != 1]
     length = width = tensor.itemsize
+    # Inner dimensions without gaps make up one block. Each outer dimension then repeats the list of starts, stride by stride;
+    # an expanded one (stride 0) repeats the same starts.
     while dims and dims[-1][1] * width == length:
         length *= dims.pop()[0]
     starts = [int(tensor.storage_offset()) * width]
@@ -139,7 +143,7 @@ def read(content: Runs, view: torch.Tensor) -> Runs:
         one = content[bisect_right(offsets, start) - 1]
         if start + length > one[0] + one[1]:
             found += _between(content, start, start + length, at * length)
-        else:  # one piece of one run, as of all ranks but few
+        else:  # Nearly always: the block lies within one run.
             found.append(one.part(start, start + length, at * length))
     return joined(found)
 
@@ -151,6 +155,7 @@ def write(content: Runs, view: torch.Tensor, runs: Runs) -> Runs:
         return content
     if len(starts) == 1 and length == size(content):
         return joined(runs)
+    # Punch holes where the view's blocks are, lay the new runs into them, and sort by offset (the first field of a run).
     return joined(sorted([*_without(content, sorted(starts), length), *_laid(runs, starts, length)]))
 
 
@@ -174,7 +179,7 @@ def cut(runs: Runs, length: int) -> Runs:
     found = []
     for one in runs:
         begin = one.offset
-        if begin % length + one.length <= length:
+        if begin % length + one.length <= length:  # Most runs cross nothing and stay the object that they are.
             found.append(one)
             continue
         while begin < one.end:
@@ -194,6 +199,7 @@ def joined(runs: Iterable[ByteRange]) -> Runs:
     found: list[ByteRange] = []
     last = None
     for one in runs:
+        # Comparing ranks here spares the call for the many runs of a gathered value, each of which is of another rank.
         if last is not None and last[3] == one[3] and _follows(last, one):
             one = found[-1] = last._replace(length=last.length + one.length)
         else:
@@ -210,14 +216,15 @@ def shifted(runs: Runs, offset: int) -> Runs:
 def ascends(runs: Runs, shard_numel: int, ranks: Sequence[int] = ()) -> bool:
     """Whether ``runs`` are elements of one gathered source, in its order over all ranks; parts may be left out.
 
-    Each rank holds ``shard_numel`` elements. ``ranks`` are the sizes of the groups that it was gathered over, the outermost
-    first: two of them may be nested either way.
+    Each rank holds ``shard_numel`` elements. ``ranks`` are the sizes of the groups that the source was gathered over, the
+    outermost first. With two groups either of them may count as the outer one.
     """
     if len({(one.source, one.form) for one in runs}) != 1 or any(one.rank < 0 for one in runs):
         return False
     shard = shard_numel * dtype_of(runs[0].form).itemsize
     orders = [[one.rank for one in runs]]
     if len(ranks) == 2:
+        # A run's rank is outer * ranks[1] + inner; the other nesting is inner * ranks[0] + outer.
         orders.append([rank % ranks[1] * ranks[0] + rank // ranks[1] for rank in orders[0]])
     return any(_in_order(runs, [rank * shard for rank in order]) for order in orders)
 
@@ -228,7 +235,7 @@ def whole_elements(runs: Runs) -> bool:
 
 
 def _in_order(runs: Runs, begins: Sequence[int]) -> bool:
-    """Whether each run ends where the next one begins or before, if ``begins`` are where their shards do in the source."""
+    """Whether each run ends at or before the begin of the next one; ``begins`` are the places of their shards in the source."""
     starts = [begin + one.start for begin, one in zip(begins, runs, strict=True)]
     return all(start + one.length <= after for start, one, after in zip(starts, runs, starts[1:], strict=False))
 
@@ -268,7 +275,7 @@ def _without(content: Runs, starts: Sequence[int], length: int) -> Iterator[Byte
     """Content with the blocks of ``length`` at ``starts`` (ascending) taken out, so that they can be put anew."""
     for one in content:
         begin = one.offset
-        index = bisect_right(starts, begin - length)  # the first block that ends behind it
+        index = bisect_right(starts, begin - length)  # The first block that ends behind ``begin``.
         while index < len(starts) and starts[index] < one.end:
             if begin < starts[index]:
                 yield one.part(begin, starts[index], begin)
@@ -285,7 +292,7 @@ MANTISSA_BITS = {
     torch.float64: 52, torch.float32: 23, torch.float16: 10, torch.bfloat16: 7,
     torch.float8_e4m3fn: 3, torch.float8_e4m3fnuz: 3, torch.float8_e5m2: 2, torch.float8_e5m2fnuz: 2, torch.float8_e8m0fnu: 0,
 }  # fmt: skip
-"""How much of a number each floating dtype keeps; other dtypes lose nothing that is followed here."""
+"""Bits of mantissa of each floating dtype whose loss is followed; every other dtype counts as exact."""
 
 
 def precision_of(dtype: torch.dtype) -> int:
@@ -299,7 +306,7 @@ def _kept(source: torch.dtype, target: torch.dtype) -> int:
 
 
 class NotFollowedError(Exception):
-    """An operator moves data in a way that runs of elements cannot tell; the message says how."""
+    """An operator moves data in a way that runs cannot express; the message says how."""
 
 
 class StorageContents:
@@ -307,6 +314,7 @@ class StorageContents:
 
     def __init__(self) -> None:
         self._content: dict[int, Runs] = {}
+        # Keys are addresses of storages, which are unique among living tensors only: so one tensor of each is kept alive.
         self._alive: dict[int, torch.Tensor] = {}
 
     def allocate(self, like: torch.Tensor, content: Runs | None = None) -> torch.Tensor:

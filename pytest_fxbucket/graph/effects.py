@@ -1,7 +1,7 @@
-"""What a node's target does to storages and to the world: what it writes, shares, draws, keeps in flight; read once a target.
+"""Side effects of a node's target: what it writes, shares, draws at random, and keeps in flight; read once for each target.
 
-Operators say it by their schemas. A table stands in where a schema is silent or wrong. What says nothing at all is a barrier:
-nothing may pass it.
+Operators say it by their schemas. Tables below stand in where a schema is silent or wrong. A target that says nothing at all is
+a barrier: no node may be moved past it.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ Where = tuple[tuple[int, str], ...]
 
 @dataclass(frozen=True, slots=True)
 class Effects:
-    """What calling a target does besides giving a new result made of its inputs."""
+    """What calling a target does besides computing a new result from its inputs."""
 
     writes: Where = ()
     shares: Where = ()
     """Arguments in whose storages the result may live."""
     everything: bool = False
-    """It writes every argument and its result shares every one, as far as anybody knows."""
+    """It may write every argument, and its result may share every one: nothing more is known."""
     shares_all: bool = False
     """Its result may share every argument."""
     joins: bool = False
@@ -53,7 +53,7 @@ class Effects:
 
     @property
     def acts(self) -> bool:
-        """Whether it writes, draws or acts on the world, as far as anybody knows: such nodes have places of their own."""
+        """Whether it writes, draws or acts on the world, or may: such a node cannot move as freely as its edges allow."""
         return bool(self.writes or self.everything or self.random or self.chained or self.barrier)
 
 
@@ -61,11 +61,11 @@ PURE = Effects()
 _SILENT = "says nothing about what it writes"
 
 _of_operator: dict[int, tuple[torch._ops.OpOverload, Effects]] = {}
-"""By identity: hashing an operator is slow."""
+"""By ``id``, since hashing an operator is slow. The operator is kept in the value, so that its ``id`` is not used again."""
 
 
 def effects_of(node: fx.Node) -> Effects:
-    """What ``node`` does besides giving a new result made of its inputs."""
+    """What ``node`` does besides computing a new result from its inputs."""
     target: Any = node.target
     known = _of_operator.get(id(target))
     if known is not None:
@@ -96,9 +96,9 @@ def written(node: fx.Node) -> list[fx.Node]:
 
 
 def written_arguments(node: fx.Node) -> list[fx.Node]:
-    """As :func:`written`, as far as that is known: nothing of what does not say what it writes.
+    """Like :func:`written`, but empty for a barrier, which does not say what it writes.
 
-    See :attr:`pytest_fxbucket.graph.order.Order.barriers` for that.
+    :attr:`pytest_fxbucket.graph.order.Order.barriers` names those.
     """
     effects = effects_of(node)
     return written(node) if (effects.writes or effects.everything) and not effects.barrier else []
@@ -147,6 +147,7 @@ def _operator(node: fx.Node, op: torch._ops.OpOverload) -> Effects:
     name = op._schema.name
     arguments = op._schema.arguments
     annotated = any(argument.alias_info is not None for argument in arguments)
+    # From the least trusted to the best known: hidden writes, unknown namespaces without a word, then schemas and tables.
     if name in HIDDEN:
         return Effects(everything=True, barrier="writes what is no argument of its own")
     if op.namespace not in KNOWN and not annotated and torch.Tag.pt2_compliant_tag not in op.tags:
@@ -162,7 +163,7 @@ def _operator(node: fx.Node, op: torch._ops.OpOverload) -> Effects:
         random=random,
         chained=_is_chained(node, op, random),
     )
-    if op.namespace == "c10d":
+    if op.namespace == "c10d":  # These collectives write into their arguments, and their schemas annotate none.
         return replace(found, everything=True)
     return found
 
@@ -172,6 +173,7 @@ def _is_chained(node: fx.Node, op: torch._ops.OpOverload, random: bool) -> bool:
         return op._schema.name.split("::")[1] in CHAINED
     if op.namespace in CHAINED_NAMESPACES:
         return True
+    # torch calls random and writing operators impure, too; those are ordered by what they draw and write.
     return not random and not op._schema.is_mutable and op._schema.name not in WRITES and node.is_impure()
 
 
@@ -184,7 +186,7 @@ def _written_by_schema(op: torch._ops.OpOverload) -> Where:
 
 
 def _shared_by_schema(op: torch._ops.OpOverload) -> Where:
-    """Arguments that share a letter with a result; a result or argument of no letter, or of any, shares with all."""
+    """Arguments whose alias set (``a`` of ``Tensor(a)``) meets that of a result; an empty set or ``*`` meets every set."""
     results = [value.alias_info for value in op._schema.returns if value.alias_info is not None]
     if not results:
         return ()
@@ -218,16 +220,18 @@ def _python(target: Any) -> Effects:
 
 
 def _is_control_deps(target: object) -> bool:
+    # Told by name, since the operator is defined in a private module of inductor.
     return isinstance(target, torch._ops.HigherOrderOperator) and target.__name__ == "control_deps"
 
 
 def _higher_order(node: fx.Node, target: torch._ops.HigherOrderOperator) -> Effects:
-    """``control_deps`` does what its subgraph does, its dependencies are edges already; every other one is a barrier."""
+    """``control_deps`` does what its subgraph does (its dependencies are edges already); any other one is a barrier."""
     inner = _subgraph(node) if _is_control_deps(target) else None
     if inner is None:
         return Effects(everything=True, barrier=_SILENT)
     found = [effects_of(n) for n in inner.nodes if n.op not in ("placeholder", "get_attr", "output")]
     flights = {effects.flight for effects in found} - {""}
+    # Placeholders of the subgraph are not matched with arguments: one write in it counts as a write to each argument.
     return Effects(
         everything=any(effects.everything or effects.writes for effects in found),
         shares_all=any(effects.shares or effects.shares_all for effects in found),
@@ -252,9 +256,12 @@ KNOWN = frozenset(
         *(*COLLECTIVES, "c10d", "_dtensor", "symm_mem", "fsdp", "bucketing", "inductor", "profiler"),
     ]
 )
-"""Namespaces whose schemas and the tables below tell all; operators of others must annotate or carry pt2_compliant_tag."""
+"""Namespaces whose effects schemas and the tables below tell in full.
+
+An operator of any other namespace is a barrier, unless its schema annotates aliases or it has the tag pt2_compliant_tag.
+"""
 CHAINED_NAMESPACES = frozenset({"c10d", "symm_mem", "profiler"})
-"""What they do to other ranks, to workspaces or to the profiler, no schema tells."""
+"""Namespaces whose operators act on other ranks, on workspaces or on the profiler, which no schema tells."""
 CHAINED = frozenset({"isend", "irecv", "batch_p2p_ops"})
 """Sends and receives are matched by their order."""
 
@@ -286,7 +293,7 @@ SHARES: dict[str, tuple[str, ...]] = {
     "symm_mem::get_remote_tensors": ("x",),
     "symm_mem::_rendezvous": ("tensor",),
 }
-"""Arguments that the result shares although the schema is silent."""
+"""By operator the arguments that its result may share although the schema does not say so."""
 
 _STATISTICS = ("running_mean", "running_var")
 WRITES: dict[str, tuple[str, ...]] = {
@@ -305,13 +312,16 @@ WRITES: dict[str, tuple[str, ...]] = {
     "fsdp::all_gather_copy_in": ("all_gather_output",),
     "inductor::resize_storage_bytes_": ("variable",),
 }
-"""Arguments that are written although the schema is silent."""
+"""By operator the arguments that it writes although the schema does not say so."""
 TURNED_OFF = ("training", "use_input_stats")
+"""Arguments of operators in WRITES: they write no statistics if the argument is False."""
 HIDDEN = frozenset({"inductor::accumulate_grad_"})
 """Operators that write what is no argument of theirs."""
 
 PYTHON = frozenset(
-    getattr(builtins, name) for name in ("abs", "bool", "divmod", "float", "int", "len", "max", "min", "pow", "round", "sum")
+    # Tracers leave them in graphs for arithmetic on symbolic sizes.
+    getattr(builtins, name)
+    for name in ("abs", "bool", "divmod", "float", "int", "len", "max", "min", "pow", "round", "sum")
 )
 IN_PLACE = frozenset(
     [

@@ -1,4 +1,4 @@
-"""Floating point operations of a node, and the bytes of what it gives, by its fake values."""
+"""Floating point operations of a node, and the bytes of its result, by its fake values."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _LIKE = {
 
 
 def flops_of(node: fx.Node) -> int:
-    """By torch's table of operators, those of products, convolutions and attention; 0 for others."""
+    """Floating point operations by torch's table, which has products, convolutions and attention; 0 for other operators."""
     op = overload(node)
     count = _count_of(op) if op is not None else None
     if count is None:
@@ -42,7 +42,7 @@ _counts = by_operator(lambda op: _count_of(op) is not None, False)
 
 
 def bytes_of(node: fx.Node) -> int:
-    """Bytes of the elements that ``node`` gives, those of a row that is expanded once."""
+    """Bytes of the elements of ``node``'s result; elements of an expanded dimension (stride 0) count once."""
     return sum(map(_bytes, tensors(node.meta.get("val"))))
 
 

@@ -1,7 +1,7 @@
 """Follows every parameter and gradient through pack, launch, wait and unpack of one graph.
 
-The walk meets nodes in order. What only moves data is executed symbolically; a launch moves data between ranks; anything else
-is compute: it starts new sources and ends the following of old ones, and is noted as a reader of what it was given.
+The walk meets nodes in order. A node that only moves data is executed symbolically. A launch moves data between ranks. Any
+other node is compute: it is noted as a reader of the values that it was given, and its own result is a new source.
 """
 
 from __future__ import annotations
@@ -49,18 +49,18 @@ class FollowedValues:
     sent: dict[fx.Node, SentLaunch] = field(default_factory=dict)
     uses: list[Use] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
-    """Data movement that could not be told; what it gave counts as computed."""
+    """Data movement that could not be followed, a sentence each; its result counts as computed."""
 
     @property
     def sources(self) -> list[Source | None]:
-        """Sources by number; the first two are of what is undefined and of zeros."""
+        """Sources by number; the first two (undefined bytes and zeros) are None."""
         return self.table.found
 
 
 def follow(graph: fx.Graph, anew: Collection[fx.Node] = ()) -> FollowedValues:
     """Walk ``graph`` once; cost grows with its nodes and with members times ranks of its launches.
 
-    What is in ``anew`` counts as a source of its own, though it may only be a part of what another node computed.
+    Each node in ``anew`` starts a source of its own, even if it only moves a part of what another node computed.
     A symbolic size counts as the number that it was traced with. Raises :class:`PassError` for a graph that cannot be run.
     """
     walk = _Walk(graph, anew)
@@ -70,6 +70,7 @@ def follow(graph: fx.Graph, anew: Collection[fx.Node] = ()) -> FollowedValues:
 
 
 def _visit(walk: _Walk, node: fx.Node) -> None:
+    # The real operators run on meta tensors here, so that a wrong size or argument raises what torch raises for it.
     try:
         walk.visit(node)
     except (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
@@ -86,12 +87,14 @@ class _Walk:
         self.moving = {node for node in graph.nodes if moves_data(node) and node not in anew}
         """Nodes that only move data."""
         self.several: set[fx.Node] = set()
-        """Computed tuples of which a launch takes some."""
+        """Nodes that compute several tensors, of which a launch takes some: parts for the model itself are not followed."""
         self.packed = _leads_to_launch(graph, self.moving)
         self.changed = _changed(graph, self.moving)
         self.buffers = {base(target) for node in self.moving for target in written_arguments(node)}
 
     def visit(self, node: fx.Node) -> None:
+        # Movement is followed in three places: on the way into a launch (``packed``), behind one, and into buffers. All other
+        # movement is the model's own. Like compute, it is only noted as a reader, and gets no value unless a launch needs it.
         launch = collectives.read_launch(node)
         if launch is not None:
             self._launch(launch)
@@ -110,7 +113,9 @@ class _Walk:
         return node in self.buffers and is_new_storage(node)
 
     def _continues(self, node: fx.Node) -> bool:
-        """Whether ``node`` moves data that came out of a launch, and is no use that the model makes of it."""
+        """Whether ``node`` moves data that came out of a launch and belongs to the unpacking, not to the model."""
+        # The model may copy, join or permute gathered parameters, too. What no unpacking does counts as the model's reading:
+        # a copy that compute writes to later, a join of whole parameters or of all ranks' parts of one, a changed order.
         if node in self.changed or not any(source in self.values and source not in self.several for source in inputs_of(node)):
             return False
         if joins(node) and (all(self._is_whole(source) for source in node.all_input_nodes) or self._is_side_by_side(node)):
@@ -118,7 +123,10 @@ class _Walk:
         return not self._reorders(node)
 
     def _is_side_by_side(self, node: fx.Node) -> bool:
-        """Whether ``node`` joins what all ranks sent of one source along another dimension than the first, as it is sharded."""
+        """Whether ``node`` joins all ranks' parts of one source, in rank order, along another dimension than the first.
+
+        This is how torch's functional all-gather makes a tensor whole that is sharded along that dimension.
+        """
         firsts = [self._ascending(tensor) for source in node.all_input_nodes for tensor in tensors_in(self.values.get(source))]
         known = [first for first in firsts if first is not None]
         if collectives.argument(node, "dim") in (0, None) or len(known) < max(len(firsts), 2):
@@ -131,7 +139,7 @@ class _Walk:
         return isinstance(given, torch.Tensor) and reorders(node, given) and self._ascending(given) is not None
 
     def _is_whole(self, node: fx.Node) -> bool:
-        """Whether ``node`` is one gathered parameter from its beginning, as far as it was gathered at all."""
+        """Whether each tensor of ``node`` that is followed is one gathered parameter, from the parameter's beginning on."""
         for tensor in tensors_in(self.values.get(node)):
             first = self._ascending(tensor)
             if tensor.numel() and (first is None or first.start or first.rank):
@@ -139,7 +147,7 @@ class _Walk:
         return True
 
     def _ascending(self, tensor: torch.Tensor) -> ByteRange | None:
-        """The first run of ``tensor``, as it lies in memory, if it is of one gathered source, in its order; else None."""
+        """The first run of ``tensor`` in memory order, if ``tensor`` holds one gathered source in its order; else None."""
         runs = self.memory.read(contents.in_memory_order(tensor))
         source = self.found.sources[runs[0].source] if runs else None
         return runs[0] if source is not None and contents.ascends(runs, source.numel, source.ranks) else None
@@ -147,6 +155,7 @@ class _Walk:
     def _move(self, node: fx.Node) -> None:
         args = map_arg(node.args, self._known)
         kwargs = map_arg(node.kwargs, self._known) if node.kwargs else {}
+        # Asked before ``node`` writes: afterwards the buffer holds what was moved into it.
         replaced = [written for written in written_arguments(node) if self._is_computed(written)]
         try:
             self.values[node] = execute(node, args, kwargs, self.memory)
@@ -159,7 +168,7 @@ class _Walk:
             self._computed(node, written)
 
     def _is_own(self, node: fx.Node) -> bool:
-        """Whether all that ``node`` moves was computed on this rank: then what it gives is one more thing computed here."""
+        """Whether all data that ``node`` moves was computed on this rank, so that its result can count as computed here."""
         runs = [
             one
             for source in inputs_of(node)
@@ -170,7 +179,7 @@ class _Walk:
         return all(one.rank == contents.OWN_RANK and _is_made(found[one.source]) for one in runs)
 
     def _is_computed(self, buffer: fx.Node) -> bool:
-        """Whether ``buffer`` holds a gradient that autograd puts together: nobody else makes storages in this way."""
+        """Whether ``buffer`` holds a gradient that autograd assembles: only autograd makes buffers by ``new_empty_strided``."""
         tensors = tensors_in(self.values.get(buffer)) if operator_name(base(buffer)) == "aten::new_empty_strided" else ()
         return any(one.source > contents.ZERO and one.rank == contents.OWN_RANK for t in tensors for one in self.memory.read(t))
 
@@ -201,7 +210,7 @@ class _Walk:
         return self.values.get(argument) if isinstance(argument, torch.fx.Node) else None
 
     def _read(self, node: fx.Node) -> None:
-        """Note what compute reads of what launches brought, and forget what it overwrites."""
+        """Note which followed values the compute ``node`` reads; what it writes in place becomes a new source."""
         for source in inputs_of(node):
             if source not in self.values:
                 continue
@@ -212,8 +221,10 @@ class _Walk:
             self._computed(node, written)
 
     def _computed(self, node: fx.Node, written: fx.Node) -> None:
-        """``node`` computed what is in ``written``; if that is a part of what was computed, all of it is new."""
+        """``node`` computed the values in ``written``, which become a new source."""
         whole = base(written)
+        # A write to a view of a computed tensor makes all of that tensor one new source. Of an input or of a launch's result
+        # only the written part is new: the rest is followed on.
         own = whole.op == "call_function" and not collectives.communicates(whole)
         for tensor in tensors_in(self.values.get(whole if own else written)):
             number = self.found.table.add(Source(node, tensor.numel(), tensor.dtype))
@@ -236,12 +247,13 @@ class _Walk:
             sent.symbolic = sent.symbolic or symbolic(node)
         dtypes = {self.values[node].dtype for node in nodes}
         sent.dtype = dtypes.pop() if len(dtypes) == 1 else None
+        # Otherwise the launch has no value: movement behind it is taken for compute, and what a later launch sends is new.
         if nodes and len(results) == len(nodes):
             values = self._results(launch.node, results)
             self.values[launch.node] = values if several else values[0]
 
     def _brought(self, sent: SentLaunch, tensor: torch.Tensor) -> tuple[Runs, Sequence[int]] | str:
-        """(content, shape) of what ``sent`` brings for one tensor; or why that is not known, as of most kinds."""
+        """(content, shape) of the result of the launch ``sent`` for one ``tensor``; or why its kind is not followed."""
         content, table = self.memory.read(tensor), self.found.table
         kind, ranks = sent.launch.kind, sent.launch.ranks
         if kind == "all_reduce":
@@ -253,7 +265,7 @@ class _Walk:
         return table.scattered(sent, tensor, content, ranks)
 
     def _results(self, launch: fx.Node, brought: Sequence[tuple[torch.Tensor, Runs, Sequence[int]]]) -> list[torch.Tensor]:
-        """Where results lie: in buffers that the launch is given, in what it reduces in place, or in storages of their own."""
+        """The results: in the buffer that the launch is given (``out``), in the tensors it reduces in place, or in new ones."""
         given = launch.kwargs.get("out")
         buffers = [self._known(given)] if isinstance(given, torch.fx.Node) else []
         values = []
@@ -270,7 +282,7 @@ class _Walk:
 
 
 def hint(size: int | torch.SymInt) -> int:
-    """A size as a number: that which a symbolic one was traced with, 1 if that is not known."""
+    """A size as a number: a symbolic size counts as the number that it was traced with, or 1 if that is not known."""
     if isinstance(size, int):
         return size
     known = size.node.hint
@@ -278,16 +290,18 @@ def hint(size: int | torch.SymInt) -> int:
 
 
 def symbolic(node: fx.Node) -> str:
-    """A size of ``node``'s fake value that is no number; empty if all are."""
+    """The first symbolic size of ``node``'s fake value, as text; empty if all sizes are numbers."""
     value = node.meta.get("val")
     return next((str(s) for s in value.shape if not isinstance(s, int)), "") if isinstance(value, torch.Tensor) else ""
 
 
 def _leads_to_launch(graph: fx.Graph, moving: Set[fx.Node]) -> set[fx.Node]:
-    """Nodes through which data moves into a launch, writes into buffers among them, back to where it was computed.
+    """Nodes through which data moves into a launch, back to and with those that computed it. Writes into buffers count, too.
 
-    ``moving`` are those that only move data.
+    ``moving`` are the nodes that only move data.
     """
+    # Backwards, a node is met after all its readers, so it is known by then whether its result goes into a launch. A write
+    # into a buffer has no reader: it counts if its storage was met on the way, which only launches behind it can have done.
     found: set[fx.Node] = set()
     storages: set[fx.Node] = set()
     for node in reversed(graph.nodes):
@@ -306,7 +320,7 @@ def _is_made(source: Source | None) -> bool:
 
 
 def _changed(graph: fx.Graph, moving: Set[fx.Node]) -> set[fx.Node]:
-    """Storages that compute writes into: a copy of a gathered parameter among them is the model's own."""
+    """Storages that compute writes into. A copy of a gathered parameter in one of them is the model's, not the unpacking's."""
     computing = (node for node in graph.nodes if node not in moving and collectives.launch_kind(node) is None)
     return {base(target) for node in computing for target in written_arguments(node)}
 

@@ -1,4 +1,4 @@
-"""Which reductions made which returned gradient, and what each was added up from or moved through."""
+"""Which reductions brought which returned gradient, and which nodes made, added or moved the gradient before."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ _SUMS = ("add", "mul", "div", "_to_copy", "view", "clone", "reshape", "detach", 
 
 
 class Gradients:
-    """The gradients that a graph returns, each traced back to the reductions that it is a whole piece of.
+    """The gradients that a graph returns, each traced back to the reductions that brought it.
 
-    Compute between the reduction and the output, a scaling say, is passed through. A gradient may be the sum of several
-    pieces, as that of a layer used twice is; one that is made of parts of pieces is a problem, but for what is left of a piece
-    as large as its parameter without padding behind it. What a reduction sends of
-    another one's result (reduce-scatter, then all-reduce) has the name of what became of it. Of a gradient that is written in
-    place, by clipping say, that counts which was first read.
+    A piece is what one reduction brought of one source. Compute between reduction and output, such as scaling, is passed
+    through. A gradient may be one whole piece, or the sum of several, as that of a layer used twice. A gradient made of parts
+    of pieces is a problem, unless only the padding of the parameter is cut off. If one reduction sends the result of another
+    (reduce-scatter, then all-reduce), both get the name of the final gradient. Of a gradient that is written in place, by
+    clipping say, the content at the first read counts.
     """
 
     def __init__(
@@ -53,10 +53,11 @@ class Gradients:
         self.names: dict[int, str] = {}
         """FQN of the parameter, by the number of the reduced source."""
         self.before: dict[int, int] = {}
-        """Of a reduced source that of an earlier reduction which it was made of, as in hybrid sharding; both by number."""
+        """From the number of a reduced source to that of the earlier reduction which it was made from, in hybrid sharding."""
         self.behind: set[fx.Node] = set()
-        """Compute on reduced pieces alone, as they are scaled: it goes where the waits for them go."""
+        """Compute on reduced pieces alone, such as their scaling. A pass that moves waits moves it along."""
         self.problems: list[str] = []
+        # What the output reads of each gradient; if that was overwritten since, what its first reader read.
         whole = {use.value: use.content for use in self.read_by.get(output, ())}
         first = {use.value: use.content for use in reversed(found.uses) if use.value in whole}
         whole = {node: runs if any(self._is_reduced(r.source) for r in runs) else first[node] for node, runs in whole.items()}
@@ -80,7 +81,7 @@ class Gradients:
         )
 
     def _reduced_before(self, node: fx.Node) -> list[Runs]:
-        """Reduced pieces that ``node`` is computed from; empty if anything gathered or any of the batch goes into it too."""
+        """Contents of followed values that ``node`` is computed from; empty if gathered data or the batch goes into it, too."""
         queue, seen, found = [node], {node}, list[Any]()
         for current in queue:
             uses = self.read_by.get(current, [])
@@ -97,7 +98,7 @@ class Gradients:
         return found
 
     def name(self, number: int, fqn: str) -> None:
-        """Name a piece, and the pieces of earlier reductions that it was made of, as they came or scaled."""
+        """Name the piece ``number`` and the pieces of earlier reductions that it was made from, unchanged or scaled."""
         while self._is_reduced(number):
             self.names[number] = fqn
             source = self.found.table.known(number)
@@ -108,24 +109,24 @@ class Gradients:
             number = earlier
 
     def first(self, number: int) -> int:
-        """The number of what the first of several reductions brought that follow each other, the last of which ``number``."""
+        """The piece that the first reduction brought, of several in a row of which the last one brought ``number``."""
         while number in self.before:
             number = self.before[number]
         return number
 
     def level(self, number: int) -> int:
-        """Through how many reductions the piece ``number`` went before, as in hybrid sharding."""
+        """How many reductions the piece ``number`` went through before its own, as in hybrid sharding."""
         return 1 + self.level(self.before[number]) if number in self.before else 0
 
     def _scaled(self, node: fx.Node) -> int:
-        """Number of the one whole piece that ``node`` scales; -1 if it is made of anything else."""
+        """Number of the one whole piece that ``node`` scales; -1 if ``node`` is made from anything else."""
         contents = self._reduced_before(node)
         pieces = {one.source for runs in contents for one in runs if self._is_reduced(one.source)}
         whole = len(pieces) == 1 and all(self._is_whole(runs) for runs in contents)
         return pieces.pop() if whole and self._adds(node, list(pieces)) else -1
 
     def _adds(self, node: fx.Node, pieces: Sequence[int]) -> bool:
-        """Whether ``node`` can be the sum of ``pieces``: all are as large, and whatever lies between adds or scales."""
+        """Whether ``node`` can be the sum of ``pieces``: all have one size, and all nodes between add, scale, cast or view."""
         if len({self.found.table.known(number).numel for number in pieces}) > 1:
             return False
         queue, seen = [node], {node}
@@ -145,7 +146,7 @@ class Gradients:
         return source is not None and source.launch is not None and launch_kind(source.launch) in REDUCTIONS
 
     def _is_whole(self, runs: Runs, value: Value | None = None) -> bool:
-        """Whether it is all of a piece; or all but padding, if the gradient ``value`` has fewer elements than its parameter."""
+        """Whether ``runs`` are one whole piece; without padding, if the gradient ``value`` is smaller than its parameter."""
         source = self.found.sources[runs[0].source] if len(runs) == 1 else None
         if source is None or runs[0].start:
             return False
@@ -161,7 +162,10 @@ class Gradients:
 
 
 def _carriers(node: fx.Node) -> list[fx.Node]:
-    """What goes into ``node`` element by element: of one result of a foreach its own operands; and no number that scales."""
+    """Inputs that go into ``node`` element by element.
+
+    Of a foreach only the operands of this one result count. Scalars are left out: they only scale.
+    """
     call = _foreach_of(node)
     if call is None:
         sources = node.all_input_nodes
@@ -176,23 +180,23 @@ def _carriers(node: fx.Node) -> list[fx.Node]:
 
 
 def _foreach_of(node: fx.Node) -> fx.Node | None:
-    """The foreach of which ``node`` is one result."""
+    """The foreach operator of which ``node`` is one result; None if there is none."""
     source: Any = node.args[0] if node.target is getitem else None
     return source if source is not None and operator_name(source).startswith("aten::_foreach_") else None
 
 
-# Gradients that a model's own movement of data ends in: joined from pieces, sliced, expanded, permuted, before they are sent.
+# Gradients that the model itself assembles by moving data (joined, sliced, expanded, permuted) before they are sent.
 #
-# Backward of a weight that is read in chunks, or summed, gives such. What is sent then begins where the gradient is whole: a
-# pack reads it there, and what is done before is the model's, as compute is. Which nodes those are is read off the graph that a
-# pass is given, where each launch sends one gradient; in the graph that comes out they are known by their names.
+# Backward of a weight that is read in chunks, or summed, makes such gradients. They count as new sources at the node where the
+# gradient is whole: the pack reads it there, and all movement before is the model's, like compute. Those nodes are found in the
+# graph that a pass is given, where each launch sends one gradient. In the graph that comes out they are known by their names.
 
 
 _CASTS = ("aten::_to_copy", "prims::convert_element_type")
 
 
 def begun_in(found: FollowedValues) -> set[fx.Node]:
-    """Nodes that only move data, at which a gradient begins whose pieces cannot be told from where they were computed."""
+    """Nodes that only move data and give a whole gradient, whose pieces cannot be followed from where they were computed."""
     return {
         node for launch, sent in found.sent.items() if sent.problem == UNEVEN for node in _gradient(launch) if moves_data(node)
     }
@@ -204,7 +208,7 @@ def named_in(graph: fx.Graph, names: Collection[str]) -> set[fx.Node]:
 
 
 def _gradient(launch: fx.Node) -> Iterator[fx.Node]:
-    """What the reduce-scatter ``launch`` sends, before it was cast."""
+    """The one node that the reduce-scatter ``launch`` sends, before any cast; nothing for other launches."""
     node: Any = collectives.sent_by(launch)
     if collectives.launch_kind(launch) != "reduce_scatter" or isinstance(node, (list, tuple)):
         return
@@ -213,17 +217,17 @@ def _gradient(launch: fx.Node) -> Iterator[fx.Node]:
     yield node
 
 
-# What a gradient that is reduced was added up from: the backward of each microbatch makes a part of it.
+# Summands of a gradient that is reduced: the backward of each microbatch makes one.
 
 
 _SCALES = ("mul", "div")
 
 
 def contributions(made: fx.Node, position: Mapping[fx.Node, int], forward: Sequence[int]) -> list[fx.Node]:
-    """Nodes that make the parts which ``made`` adds up, if there is forward compute between them; else ``made`` alone.
+    """Nodes that make the summands of ``made``, if these come from several microbatches; else ``made`` alone.
 
-    ``forward`` holds the positions of forward's nodes, ascending: parts of one backward, as of a layer that is used twice,
-    are no microbatches, and their sum is one gradient.
+    ``forward`` holds the positions of forward compute, ascending. If some of it stands between two summands, they come from
+    different microbatches. Summands of one backward, as of a layer that is used twice, are one gradient.
     """
     parts: list[fx.Node] = []
     queue = [made]
@@ -239,7 +243,7 @@ def contributions(made: fx.Node, position: Mapping[fx.Node, int], forward: Seque
 
 
 def _added(node: fx.Node) -> list[fx.Node]:
-    """What ``node`` adds, scales by a number, moves or casts; nothing if it does none of these."""
+    """The inputs that ``node`` adds, scales by a number, moves or casts; empty if it does none of these."""
     name = operator_name(node).removeprefix("aten::").rstrip("_") if node.op == "call_function" else ""
     sources = [one for one in node.all_input_nodes if isinstance(one.meta.get("val"), torch.Tensor)]
     adds = name == "add" and len(sources) == 2 and len({one.meta["val"].shape for one in sources}) == 1

@@ -27,9 +27,9 @@ def members_of_groups(graph: fx.Graph) -> dict[str, tuple[int, ...]]:
 
 
 def join(graph: fx.Graph, mesh: Mesh | None, what: str) -> None:
-    """Let this process have the groups that ``graph`` names, as far as ``mesh`` knows them; all ranks call it alike.
+    """Make the process groups that ``graph`` names and ``mesh`` knows, if this process lacks them; all ranks call it alike.
 
-    Raises :class:`GraphError`, which calls the graph ``what``, where it cannot.
+    Raises :class:`GraphError`, whose message calls the graph ``what``, if it cannot.
     """
     import torch.distributed as dist
 
@@ -48,16 +48,16 @@ def join(graph: fx.Graph, mesh: Mesh | None, what: str) -> None:
         raise GraphError(f"{what} launches collectives on {mesh.size} ranks, and is called on {dist.get_world_size()}")
     if mesh is not None:
         make_groups(mesh, dist.get_rank())
-    with suppress(KeyError):  # said below
+    with suppress(KeyError):  # The error below names the group.
         ensure_twins(graph)
     if unknown := [name for name in names if name not in members_of_groups(graph)]:
         raise GraphError(f"{what} launches collectives on process group {unknown[0]!r}, which this process does not have")
 
 
 def ensure_twins(graph: fx.Graph) -> None:
-    """Make the twins that ``graph`` names, where this process has none. To be called by all ranks alike before they run it.
+    """Make the twins of process groups that ``graph`` names, if this process lacks them.
 
-    Raises KeyError if this process lacks the group of a twin.
+    All ranks call it alike before they run the graph. Raises KeyError if this process lacks the group of a twin.
     """
     said = (read_launch(node) for node in graph.nodes)
     names = {launch.group for launch in said if launch is not None and launch.group == twin_name(launch.group)}

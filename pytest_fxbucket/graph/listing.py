@@ -34,16 +34,16 @@ def listing(
     dims_of: Mapping[str, str] | None = None,
     indent: str = "",
 ) -> list[str]:
-    """A line for each node of ``graph``, in order; below a node that calls graphs of their own stand those, indented.
+    """A line for each node of ``graph``, in order; the graphs that a node calls stand below its line, indented.
 
-    ``root`` holds what ``get_attr`` nodes name, ``inputs`` are the graph's, in order, ``notes`` says by the name of a node
-    what stands behind it, ``dims_of`` gives the mesh dimension of each process group.
+    ``root`` holds the attributes that ``get_attr`` nodes name, ``inputs`` are the graph's in order, ``notes`` has the text
+    behind a node by its name, ``dims_of`` the mesh dimension of each process group.
     """
     return list(_Listing(graph, root, iter(inputs), notes or {}, dims_of or {}, indent).lines())
 
 
 def notes_of(graph: fx.Graph, labels: Mapping[str, str]) -> dict[str, str]:
-    """What each launch and wait of ``graph`` is, by the name of its node; ``labels`` names launches."""
+    """A note for each launch and wait of ``graph``, by the name of its node; ``labels`` names launches."""
     notes: dict[str, str] = {}
     for node in graph.nodes:
         kind = collectives.launch_kind(node)
@@ -65,7 +65,7 @@ class _Listing:
     held: dict[str, str] = field(default_factory=dict)
     graphs_below: list[fx.GraphModule] = field(default_factory=list)
     names: dict[int, tuple[object, str]] = field(default_factory=dict)
-    """By identity: hashing an operator is slow."""
+    """Names of targets by their id, since hashing an operator is slow."""
 
     def __post_init__(self) -> None:
         self.number = {node: f"%{i}" for i, node in enumerate(self.graph.nodes)}
@@ -112,7 +112,7 @@ class _Listing:
         return found[1]
 
     def attribute(self, name: str) -> str:
-        """Constants and graphs are numbered by first use: tracers name them as they like."""
+        """``constant 0`` or ``graph 0``, numbered by first use: tracers name attributes as they like."""
         value = held_by(self.root, name)
         if name not in self.held:
             kind = "graph" if isinstance(value, torch.fx.GraphModule) else "constant"
@@ -122,7 +122,7 @@ class _Listing:
         return self.held[name] + (f" {_described(value)}" if isinstance(value, torch.Tensor) else "")
 
     def module(self, node: fx.Node) -> str:
-        """Module of the node, and its direction where the graph has two; of what a pass made the entry that it is for."""
+        """Module of the node, with its direction if the graph has a backward; for a node that a pass made, the pass's entry."""
         entry = node.meta.get("fxbucket_entry")
         stack = module_stack(node)
         where = entry if isinstance(entry, str) else ".".join(module_path(str(stack[-1][0]))) if stack else ""
@@ -156,7 +156,7 @@ _WRITERS: dict[type, Callable[[Any], str]] = {
 
 
 def _operator(target: Any) -> str:
-    """Name of an operator or a function; of anything else its type alone, for a repr may hold an address."""
+    """Name of an operator or a function; of anything else the type alone, since a repr may contain an address."""
     if isinstance(target, torch._ops.OpOverload):
         return str(target)
     if isinstance(target, torch._ops.OpOverloadPacket):
@@ -171,7 +171,7 @@ def _operator(target: Any) -> str:
 
 
 def _described(value: Any) -> str:
-    """``float32[2, 8]`` of a tensor, ``(..., ...)`` of several, nothing where it is not known."""
+    """``float32[2, 8]`` of a tensor, ``(..., ...)`` of several values, empty for anything else."""
     if isinstance(value, torch.Tensor):
         return f"{dtype_name(value.dtype)}[{', '.join(map(str, value.shape))}]"
     if isinstance(value, (tuple, list)):

@@ -1,7 +1,7 @@
-"""Which modules a node belongs to, and which direction: what tracers write into ``node.meta``, read in one way.
+"""The modules and the direction of a node, read off what different tracers write into ``node.meta``.
 
-A tracer writes a node's modules, outermost first, as plain FQNs (``layers.0``) or as dynamo's source of them
-(``L['self']._modules['layers']['0']``, ``L['model'].layers.0``). Whatever wraps the model stands before or within both: the
+A tracer writes a node's modules, outermost first, as plain FQNs (``layers.0``) or as dynamo's source expressions
+(``L['self']._modules['layers']['0']``, ``L['model'].layers.0``). Either may also contain names of what wraps the model: the
 variable that holds it, ``torch.compile``, activation checkpointing, a module of the user's.
 """
 
@@ -22,28 +22,29 @@ if TYPE_CHECKING:
 ModuleStackFn = Callable[[Any], Sequence[tuple[str, type]]]
 """From a node to its modules as (FQN, class), outermost first."""
 Path = tuple[str, ...]
-"""Names of the modules on the way to one."""
+"""Names on the way to a module, one for each module."""
 Stack = tuple[tuple[str, object], ...]
-"""Modules of a node as tracers spell them, with their classes, or the names of those; outermost first."""
+"""Modules of a node as tracers spell them, with their classes or names of classes; outermost first."""
 
 MERGED = "fxbucket_entry"
-"""Key of the entry that a node of our pass's is for."""
+"""Key in ``node.meta`` of the plan entry that a node made by our pass is for."""
 ANNOTATIONS = ("module_fqn", "module_path")
 """Keys under which ``torch.fx.traceback.annotate`` is given a module's FQN: the names that torch's own examples use."""
 WRAPPERS = frozenset({"_orig_mod", "_checkpoint_wrapped_module", "_fsdp_wrapped_module"})
-"""What torch calls a module within what it wraps it in."""
+"""Names that torch's wrappers give the module that they wrap."""
 NO_MODULES = WRAPPERS | {"_modules", "__dict__", "_parameters", "_buffers"}
-"""Names on the way to a module, in tracers' spelling, that are no modules to those who write models."""
+"""Names in a tracer's spelling of a module that are no modules to the model's author."""
 
 _VARIABLE = re.compile(r"^[LG]\['([^']*)'\]")
 _STEP = re.compile(r"\['([^']*)'\]|\[(\d+)\]|([^.\[\]]+)")
 
 
 def module_stack(node: fx.Node) -> list[tuple[str, Any]]:
-    """Modules of ``node`` as its tracer wrote them, outermost first; nothing if it wrote none.
+    """Modules of ``node`` as its tracer wrote them, outermost first; empty if it wrote none.
 
-    ``nn_module_stack`` forward, ``fwd_nn_module_stack`` backward, else an annotation of one of the keys :data:`ANNOTATIONS`.
-    Nothing of what our pass made: its entry says of which modules that is, and the stack is one member's.
+    They are read from ``nn_module_stack`` in forward, ``fwd_nn_module_stack`` in backward, else from an annotation of one of
+    the keys :data:`ANNOTATIONS`. Empty for a node that our pass made: it is for all modules of its entry, and its stack is of
+    one member.
     """
     if MERGED in node.meta:
         return []
@@ -69,13 +70,13 @@ def annotated(node: fx.Node) -> list[tuple[str, Any]]:
 
 @lru_cache(maxsize=1 << 16)
 def module_path(name: str) -> Path:
-    """``layers.0`` of a module's name as tracers spell it, in parts; without the variable and what torch wraps modules in."""
+    """The parts of ``layers.0``, from a module's name as tracers spell it; without the variable and torch's wrappers."""
     steps = _steps(name)
     return tuple(steps) if NO_MODULES.isdisjoint(steps) else tuple(part for part in steps if part not in NO_MODULES)
 
 
 def within(name: str, inner: str) -> str:
-    """A module's name as tracers spell it, as an FQN of the module ``inner``; as it is, if that module is not in it."""
+    """``name``, a module's name as tracers spell it, as an FQN below the module ``inner``; unchanged if it is not below it."""
     steps, outer = [part for part in _steps(name) if part in WRAPPERS or part not in NO_MODULES], inner.split(".")
     return ".".join(steps[len(outer) :]) if steps[: len(outer)] == outer else name
 
@@ -92,7 +93,7 @@ def wraps(name: str) -> int:
 
 
 def _steps(name: str) -> list[str]:
-    """What stands between the dots and brackets of ``name``, without the variable."""
+    """The names between dots and brackets of ``name``, without the variable."""
     if name.startswith(("L[", "G[")):
         name = _VARIABLE.sub("", name)
     if "[" in name:
@@ -101,7 +102,7 @@ def _steps(name: str) -> list[str]:
 
 
 def wrong_stack(stack: object) -> str:
-    """What is wrong with what a :data:`ModuleStackFn` gave, as the end of a sentence; empty if nothing is."""
+    """What is wrong with ``stack``, the result of a :data:`ModuleStackFn`, as the end of a sentence; empty if nothing is."""
     if not isinstance(stack, (list, tuple)):
         return f"module_stack_fn gave {show(stack)}, expected a list of (module FQN, class), outermost first"
     for item in stack:
@@ -111,16 +112,17 @@ def wrong_stack(stack: object) -> str:
 
 
 def merged_parts(node: fx.Node) -> tuple[Path, ...]:
-    """What a launch that our pass has merged, or a node around it, is of: the parts of its entry, behind any prefix."""
+    """The modules of a merged launch of our pass, or of a node around it: the parts of its entry; empty for other nodes."""
     entry = node.meta.get(MERGED)
     return tuple(module_path(part) for part in entry.split("+")) if isinstance(entry, str) else ()
 
 
 def shared_path(paths: Iterable[Path]) -> Path:
-    """What all of ``paths`` begin with."""
+    """The longest path that all of ``paths`` begin with."""
     found = list(paths)
     if not found:
         return ()
+    # The least and the greatest differ first of all: what they have in common, all between them have.
     first, last = min(found), max(found)
     length = next((i for i, (a, b) in enumerate(zip(first, last, strict=False)) if a != b), min(len(first), len(last)))
     return first[:length]
@@ -128,6 +130,7 @@ def shared_path(paths: Iterable[Path]) -> Path:
 
 def direction_of(node: fx.Node) -> Direction:
     """Forward or backward by the marks that tracers leave; forward where there is none."""
+    # Marks of autograd and of torch's partitioner. AOTAutograd also gives a backward node the stack of its forward node.
     meta = node.meta
     if meta.get("autograd_backward") or meta.get("partitioner_tag") == "is_backward":
         return "backward"

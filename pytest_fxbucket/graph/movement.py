@@ -40,12 +40,12 @@ def pads(node: fx.Node) -> bool:
 
 
 def moves_or_pads(node: fx.Node) -> bool:
-    """Whether ``node`` moves data, padded rows of numbers included: DTensor pads on those ranks alone that have too few."""
+    """Whether ``node`` moves data, pads of numbers included: DTensor pads shards, on ranks alone that have too few rows."""
     return _movement(node) != "" or node.target is getitem
 
 
 def _is_bytes(node: fx.Node) -> bool:
-    """Whether ``node`` gives bytes: a pad of those aligns what a pack holds, one of numbers belongs to the model."""
+    """Whether ``node`` gives bytes (uint8). Padding bytes aligns members of a pack; padding numbers belongs to the model."""
     value = node.meta.get("val")
     return isinstance(value, torch.Tensor) and value.dtype == torch.uint8
 
@@ -56,14 +56,15 @@ def is_new_storage(node: fx.Node) -> bool:
 
 
 def joins(node: fx.Node) -> bool:
-    """Whether ``node`` puts tensors or zeros one behind the other, as a model does with its parameters too."""
+    """Whether ``node`` concatenates or pads, which a model may do with its own parameters, too."""
     return operator_name(node) in ("aten::cat", _PAD)
 
 
 def reorders(node: fx.Node, source: torch.Tensor) -> bool:
-    """Whether ``node`` copies the elements of ``source``, its meta tensor, in another order than they lie in memory, or often.
+    """Whether ``node`` copies its input in another order than the input has in memory, or copies an element several times.
 
-    No unpacking does: a model makes such copies, of a weight that it permutes or expands.
+    ``source`` is the input as a meta tensor. No unpacking makes such a copy; a model does, of a weight that it permutes or
+    expands.
     """
     if operator_name(node) not in ("aten::clone", "aten::_to_copy"):
         return False
@@ -82,7 +83,7 @@ def execute(node: fx.Node, args: Sequence[Any], kwargs: dict[str, Any], memory: 
     if op is None:
         return args[0][args[1]]
     name = operator_name(node)
-    if kwargs:
+    if kwargs:  # Handlers read most arguments by place.
         args, kwargs = _by_place(op, args, kwargs)
     if (handler := _HANDLERS.get(name)) is not None:
         return handler(memory, args, kwargs)
@@ -95,6 +96,8 @@ def execute(node: fx.Node, args: Sequence[Any], kwargs: dict[str, Any], memory: 
         zero = name.endswith(("zeros", "zeros_like", "new_zeros"))
         memory.define(result, contents.run(contents.ZERO if zero else contents.UNDEFINED, result.nbytes))
         return result
+    # What is left are views. On the meta device they share their input's storage, whose content is known. A reshape that
+    # cannot be a view has made a new storage.
     result = op(*args, **kwargs)
     if isinstance(result, torch.Tensor) and not memory.knows(result):
         memory.define(result, contents.run(contents.UNDEFINED, result.nbytes))
@@ -103,15 +106,15 @@ def execute(node: fx.Node, args: Sequence[Any], kwargs: dict[str, Any], memory: 
 
 
 def _is_made_of_others(op: torch._ops.OpOverload) -> bool:
-    """Whether ``op`` is somebody's own operator, and is by its own kernel others for every device.
+    """Whether ``op`` is a custom operator whose kernel for all devices is composed of other operators.
 
-    Tracing breaks those down, so that none is in a captured graph: it is a packer's.
+    Tracing decomposes those, so a captured graph has none: where one appears, a packer has put it there.
     """
     return op.namespace not in ("aten", "prims") and op._can_decompose()
 
 
 def _by_parts(op: torch._ops.OpOverload, args: Sequence[Any], kwargs: dict[str, Any], memory: StorageContents) -> Any:
-    """What the operators do that ``op`` is made of."""
+    """Trace ``op`` into the operators that it is composed of, and execute each of them."""
     leaves, shape = tree_flatten((list(args), kwargs))
     places = [place for place, leaf in enumerate(leaves) if isinstance(leaf, torch.Tensor)]
 
@@ -138,12 +141,12 @@ def _by_parts(op: torch._ops.OpOverload, args: Sequence[Any], kwargs: dict[str, 
 
 
 def _in_shape(result: torch.Tensor, source: torch.Tensor) -> torch.Tensor:
-    """A copy that an operator of shapes made, seen in the shape of what it copied."""
+    """The copy ``result`` that a reshape made, seen in the shape of its ``source``."""
     return result if result.shape == source.shape else result.view(source.shape)
 
 
 def _by_place(op: torch._ops.OpOverload, args: Sequence[Any], kwargs: dict[str, Any]) -> tuple[list[Any], dict[str, Any]]:
-    """The same arguments, those given by name in their places as far as nothing before them was left out."""
+    """The same arguments, with arguments given by name moved to their places as long as none before them is left out."""
     placed, named = list(args), dict(kwargs)
     for argument in op._schema.arguments[len(args) :]:
         if argument.kwarg_only or argument.name not in named:
@@ -167,13 +170,15 @@ def _convert(memory: StorageContents, args: Sequence[Any], kwargs: dict[str, Any
 def _cat(memory: StorageContents, args: Sequence[Any], kwargs: dict[str, Any]) -> torch.Tensor:
     parts, dim = args[0], args[1] if len(args) > 1 else kwargs.get("dim", 0)
     target = torch.empty_like(torch.cat(list(parts), dim), memory_format=torch.contiguous_format)
+    # torch.cat skips an empty tensor of shape (0,), whatever dimensions the others have.
     sizes = [0 if part.shape == (0,) else part.shape[dim] for part in parts]
     _fill(memory, target, torch.split(target, sizes, dim), parts)
     return target
 
 
 def _fill(memory: StorageContents, target: torch.Tensor, places: Iterable[torch.Tensor], parts: Iterable[torch.Tensor]) -> None:
-    """Copy each of ``parts`` to its place in the new ``target``, all of which they cover."""
+    """Copy each of ``parts`` to its place in the new ``target``, which the places cover completely."""
+    # All at once: copying part by part into a bucket would cut and join the runs of the whole content for each member.
     pairs = [(at, part) for at, part in zip(places, parts, strict=True) if part.numel()]
     if other := next((part.shape for at, part in pairs if at.numel() != part.numel()), None):
         raise ValueError(f"a part of shape {tuple(other)} does not fit into {tuple(target.shape)}")
@@ -189,6 +194,8 @@ def _flatten_dense(memory: StorageContents, args: Sequence[Any], kwargs: dict[st
 
 
 def _chunk_cat(memory: StorageContents, args: Sequence[Any], kwargs: dict[str, Any]) -> torch.Tensor:
+    # Each part is padded with zeros along ``dim`` to a multiple of ``chunks`` and cut into as many; behind that, chunk k of all
+    # parts lies side by side.
     parts, dim, chunks = args[0], args[1], args[2]
     padded = []
     for part in parts:
@@ -249,13 +256,14 @@ def _foreach_copy_(memory: StorageContents, args: Sequence[Any], kwargs: dict[st
 
 
 def _pre_bucket_all_gather(memory: StorageContents, args: Sequence[Any], kwargs: dict[str, Any]) -> torch.Tensor:
-    """torch's pack: the members, cast, in this rank's part of a new buffer for the whole gather."""
+    """torch's pack: casts the members into this rank's part of a new buffer, which is as large as the gathered result."""
     parts, ranks, *rest = args
     dtype, numbers, rank = [one for one in rest if not isinstance(one, str)][:3]  # torch 2.12 gives the group's name too
     dtypes = [numbered_dtypes()[number] for number in numbers]
     sizes = [part.numel() * cast.itemsize // dtype.itemsize for part, cast in zip(parts, dtypes, strict=True)]
     whole = memory.allocate(torch.empty(sum(sizes) * ranks, dtype=dtype, device="meta"))
     own = torch.empty(sum(sizes), dtype=dtype, device="meta")
+    # A member lies in the bucket in the dtype that it is cast to, which need not be the bucket's.
     places = [at.view(cast).view(part.shape) for at, cast, part in zip(torch.split(own, sizes), dtypes, parts, strict=True)]
     _fill(memory, own, places, parts)
     memory.copy(whole.narrow(0, rank * own.numel(), own.numel()), own)

@@ -1,4 +1,4 @@
-"""What kind of operator a node calls, by its schema and never by its node's name; what a graph returns, and names of dtypes."""
+"""What kind of operator a node calls, by the operator's schema, never by the node's name; a graph's results; dtype names."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ Fact = TypeVar("Fact")
 _VIEWS_BY_TABLE = frozenset({"aten::_unsafe_view", "aten::unsafe_split", "aten::unsafe_split_with_sizes"})
 """Operators whose result shares its input's storage although their schema is silent."""
 _MAYBE_VIEWS = frozenset({"aten::reshape", "aten::contiguous", "aten::flatten", "aten::to", "aten::view_as"})
+"""Operators that give a view if they can, and else a copy."""
 
 
 def overload(node: fx.Node) -> torch._ops.OpOverload | None:
@@ -29,7 +30,8 @@ def by_operator(read: Callable[[torch._ops.OpOverload], Fact], otherwise: Fact) 
 
     Schemas are slow to read, and a graph of 50,000 nodes calls some 50 operators.
     """
-    known: dict[int, tuple[torch._ops.OpOverload, Fact]] = {}  # by identity: hashing an operator is slow too
+    # By id, since hashing an operator is slow, too. The operator is kept in the value, so that its id is not used again.
+    known: dict[int, tuple[torch._ops.OpOverload, Fact]] = {}
 
     def fact(node: fx.Node) -> Fact:
         found = known.get(id(node.target))

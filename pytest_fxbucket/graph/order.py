@@ -1,7 +1,7 @@
-"""The order that a graph's nodes must keep: by their edges, and by what edges do not carry.
+"""The order that a graph's nodes must keep: by their edges, and by dependences that edges do not show.
 
-Reads and writes of one storage, collectives in flight, random numbers, effects on the world, and operators that say nothing
-about themselves. One walk; the edges always lead back in graph order, so they cannot form a circle.
+Those are reads and writes of one storage, collectives in flight, random numbers, effects on the world, and operators that say
+nothing about themselves. They are found in one walk and always lead back in graph order, so they cannot form a circle.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Order:
-    """What of a graph must stay before what. Nodes are named by their index in graph order."""
+    """Which nodes of a graph must stay before which. Nodes are named by their index in graph order."""
 
     nodes: tuple[fx.Node, ...]
     index: dict[fx.Node, int]
     before: list[tuple[int, ...]]
-    """For each node those that must stay before it, ascending: its inputs, and what edges do not carry."""
+    """For each node the nodes that must stay before it, ascending: its inputs, and dependences that edges do not show."""
     barriers: tuple[str, ...]
     """A sentence for each node that nothing may pass."""
     _storages: Storages
@@ -80,6 +80,7 @@ def order_of(graph: fx.Graph) -> Order:
     place_of = index.__getitem__
     before: list[tuple[int, ...]] = []
     for i, (node, does) in enumerate(zip(nodes, effects, strict=True)):
+        # Most graphs are functional, and there most nodes only have their inputs before them: the walk is asked for the rest.
         inputs: Iterable[int] = map(place_of, inputs_of(node))
         if walk.asks or does.random or does.chained or does.barrier or node.op == "output":
             earlier = set(inputs)
@@ -108,7 +109,11 @@ Flight = tuple[int, Numbers, Numbers]
 
 @dataclass
 class _Walk:
-    """What was met so far: the last write of every storage that is written, who read it since, and what is in flight."""
+    """What was met so far: the last write of every storage that is written, who read it since, and what is in flight.
+
+    A read stays behind the last write of its storage; a write stays behind the last write and all reads since. A launch reads
+    and writes until its wait, so both are noted at the launch and once more at the wait.
+    """
 
     storages: Storages
     changing: set[int]
@@ -129,7 +134,7 @@ class _Walk:
 
     @property
     def asks(self) -> bool:
-        """Whether any node may have to stay behind more than its inputs: in most graphs none writes, and none is a barrier."""
+        """Whether any node may have to stay behind more than its inputs: never before a barrier if the graph writes nothing."""
         return bool(self.changing) or self.barrier >= 0
 
     def step(self, i: int, node: fx.Node, does: Effects, earlier: set[int]) -> None:
@@ -141,6 +146,7 @@ class _Walk:
         if does.random or does.chained:
             self._chain(i, does, earlier)
         if does.barrier:
+            # All since the last barrier; what stands before that one is behind neither.
             earlier.update(range(max(self.barrier, 0), i))
             self.barrier = i
             self.barriers.append(f"{_called(node)} ({node.name}) {does.barrier}: nothing is moved past it")
@@ -157,6 +163,7 @@ class _Walk:
         inputs = self.storages.of_all(given(node))
         reads = self.changing.intersection(inputs)
         if node.op == "output":
+            # Callers see what was written to inputs and attributes when the graph returns, so such writes stay before it.
             reads |= self.outside
         self._read(i, sorted(reads.difference(writes)), earlier)
         self._write(i, writes, earlier)
@@ -168,7 +175,7 @@ class _Walk:
             self._land(i, node, inputs, earlier)
 
     def _read(self, i: int, reads: Iterable[int], earlier: set[int], since: int = -1) -> None:
-        """``i`` reads; what was written before the node ``since`` is before it already."""
+        """Node ``i`` reads. Writes before the node ``since`` are left out: ``since`` is behind them, and ``i`` behind it."""
         for storage in reads:
             if self.last.get(storage, -1) > since:
                 earlier.add(self.last[storage])
@@ -188,7 +195,7 @@ class _Walk:
             self.flying.setdefault(storage, []).append(flight)
 
     def _land(self, i: int, node: fx.Node, arrived: Numbers, earlier: set[int]) -> None:
-        """A wait ends its launch's reading of inputs and writing of a buffer, and that of all others into what it waits for."""
+        """The wait ``i`` ends the reading and writing of its launch, and of all launches whose results are in ``arrived``."""
         flights = {self.sent[launch]: None for launch in _launches(node) if launch in self.sent}
         for storage in arrived:
             flights.update(dict.fromkeys(self.flying.pop(storage, ())))
@@ -208,7 +215,7 @@ class _Walk:
 
 
 def _launches(wait: fx.Node) -> Iterator[fx.Node]:
-    """What ``wait`` waits for, as edges tell it; behind ``getitem`` for a coalesced launch."""
+    """Nodes that may be the launch of ``wait``: its inputs and, for a coalesced launch, the node behind ``getitem``."""
     for source in given(wait):
         yield source
         if source.target is getitem:
@@ -226,7 +233,7 @@ def _called(node: fx.Node) -> str:
 
 
 def displaced(before: Sequence[str], after: Sequence[str]) -> tuple[int, int]:
-    """(moved, counted): names in both, and how many of them must have moved.
+    """(moved, counted): how many names are in both, and how many of them must have moved at least.
 
     Those that stayed are the longest run of names that has the same order in both (longest increasing subsequence, by patience
     sorting), so the count is the least that explains ``after``. O(n log n).
@@ -235,6 +242,8 @@ def displaced(before: Sequence[str], after: Sequence[str]) -> tuple[int, int]:
     if [name for name in before if name in both] == [name for name in after if name in both]:
         return 0, len(both)  # nearly always: a good pass moves nothing but launches and waits
     place = {name: i for i, name in enumerate(before)}
+    # piles[k] is the least last place of all increasing runs of k + 1 names, so the piles ascend, and there are as many of them
+    # as the longest run has names.
     piles: list[int] = []
     counted = 0
     for name in after:
@@ -245,7 +254,7 @@ def displaced(before: Sequence[str], after: Sequence[str]) -> tuple[int, int]:
     return counted - len(piles), counted
 
 
-# What launches need of each other, and which launches no pass may merge with others, and why.
+# Which launches need each other, and which no pass may merge with others, and why.
 
 
 @dataclass(frozen=True, slots=True)
@@ -253,13 +262,15 @@ class LaunchBounds:
     """Bounds of one launch, as positions in the graph."""
 
     blocked: int
-    """Last node that it needs and that cannot be hoisted with it; -1 if there is none."""
+    """Last node that the launch needs and that cannot be hoisted with it; -1 if there is none."""
     needed: int | None
-    """First launch that needs what it brings; None if none does."""
+    """First launch that needs the result of this one; None if none does."""
 
 
 def needs_of(order: Order, launches: Sequence[fx.Node]) -> dict[fx.Node, LaunchBounds]:
     """Bounds of each of ``launches``. One walk down the graph and one up, O(nodes + edges)."""
+    # Down: a node that moves freely is blocked by whatever blocks the nodes that it needs, a fixed one blocks by itself.
+    # Up: each node hands the first launch that needs it (or itself, if it is one) on to the nodes that it needs.
     fixed = [not moves_freely(node) for node in order.nodes]
     blocked: list[int] = []
     for before in order.before:
@@ -305,14 +316,17 @@ def _buffer(launch: fx.Node) -> str:
 
 
 def _changed(launch: fx.Node, waits: list[fx.Node], order: Order) -> str:
-    """Whether what it sends is written before all of it arrived."""
+    """Why ``launch`` cannot be merged if its input is written before all of its waits; empty if it is not."""
     begin, end = order.index[launch], min(order.index[wait] for wait in waits)
     written = (index for node in launch.all_input_nodes for index in order.writing(node))
     return "what it sends is written before its wait" if any(begin < index < end for index in written) else ""
 
 
 def moves_freely(node: fx.Node) -> bool:
-    """Whether ``node`` may be hoisted with a launch that needs it: a pack, or what neither communicates, writes nor draws."""
+    """Whether ``node`` may be hoisted with a launch that needs it.
+
+    So may data movement (a pack), and compute that does not write, draw or act on the world; nothing that communicates.
+    """
     if node.op != "call_function":
         return node.op in ("placeholder", "get_attr")
     return not collectives.communicates(node) and (moves_data(node) or not effects_of(node).acts)

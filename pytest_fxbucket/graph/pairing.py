@@ -1,4 +1,4 @@
-"""Do ranks launch what belongs together? Launches of one size that trade places on one rank hang nothing, and mix values."""
+"""Do ranks launch what belongs together? If two launches of one size trade places on one rank, nothing hangs: values mix."""
 
 from __future__ import annotations
 
@@ -17,8 +17,10 @@ Members = Mapping[str, tuple[int, ...]]
 def mixed_launches(readings: Mapping[int, tuple[GraphAnalysis, Members]]) -> Iterator[str]:
     """A sentence for each process group and rank whose launch carries other members than that of the group's first rank.
 
-    ``readings`` has what is read of each rank's graph. What carries no parameter is told apart by its module, where it has one.
+    ``readings`` has the reading of each rank's graph. A launch without a parameter is known by its direction and module.
     """
+    # Launches among the same ranks are paired by their number, as a communicator pairs them. Whether all ranks launch equally
+    # many is found elsewhere (:mod:`pytest_fxbucket.graph.calls`).
     first: dict[tuple[int, ...], tuple[int, list[Bucket]]] = {}
     for rank, (reading, members) in sorted(readings.items()):
         launched: dict[tuple[int, ...], list[Bucket]] = {}
@@ -34,7 +36,7 @@ def mixed_launches(readings: Mapping[int, tuple[GraphAnalysis, Members]]) -> Ite
 
 
 def _carried(bucket: Bucket) -> list[str]:
-    """What tells it apart: its members, else where it ran; empty if nothing is known."""
+    """What a launch is known by: its members, else the module where it ran; empty if nothing is known."""
     if any(bucket.fqns):
         return list(bucket.fqns)
     return [f"values of {bucket.direction} {bucket.module}"] if bucket.module else []

@@ -1,4 +1,4 @@
-"""What a pass or a transformation must leave as it was: what is carried, how many bytes travel, who reads what."""
+"""What a pass or a transformation must leave as it was: members of launches, bytes that travel, readers of parameters."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def lost(before: GraphAnalysis, after: GraphAnalysis) -> Iterator[str]:
-    """What is launched less often than before."""
+    """A sentence for each member that is launched less often than before."""
     old, new = Counter(carried(before)), Counter(carried(after))
     for one in old - new:
         what = f"{one.kind}{' ' * bool(one.op)}{one.op} of {one.what} on group {one.group}"
@@ -64,17 +64,18 @@ def _bytes(reading: GraphAnalysis) -> dict[tuple[str, str], int]:
 
 
 def _filling(bucket: Bucket) -> int:
-    """Bytes that align members of several dtypes; more than that, or any among members of one dtype, is no alignment."""
+    """Bytes of a bucket that only align members of several dtypes; 0 if it has more spare bytes than alignment explains."""
+    # At most one gap for each member and rank, and each smaller than the alignment.
     spare = bucket.bytes - bucket.parts * sum(member.bytes for member in bucket.members)
     return spare if 0 <= spare <= (alignment(bucket) - 1) * bucket.parts * len(bucket.members) else 0
 
 
 _Reader: TypeAlias = tuple[str, object]
-"""Name and operator of a node. A pass may move compute, so that its place is nothing to know it by."""
+"""Name and operator of a node. A pass may move compute, so a node is not known by its position."""
 
 
 def _readers(reading: GraphAnalysis, graph: fx.Graph) -> dict[_Reader, set[str]]:
-    """Parameters that each node of compute reads, and gradients that it makes, as far as they are gathered and reduced."""
+    """FQNs of gathered parameters that each compute node reads, and of reduced gradients that it makes."""
     nodes = list(graph.nodes)
     found: dict[_Reader, set[str]] = {}
     for place, _, fqn in reading.computes:
@@ -83,17 +84,18 @@ def _readers(reading: GraphAnalysis, graph: fx.Graph) -> dict[_Reader, set[str]]
 
 
 def other_readers(before: GraphAnalysis, old: fx.Graph, after: GraphAnalysis, new: fx.Graph) -> Iterator[str]:
-    """The first node that is given what another had; a node of a name that only one of the graphs has cannot be told."""
+    """A sentence for the first node whose parameters or gradients changed; a node that only one graph has is skipped."""
     found = _readers(after, new)
     for reader, was in _readers(before, old).items():
         now = found.get(reader, was)
         if was != now:
+            # If nothing was gained (or lost), the whole set is shown instead of an empty one.
             gained, lost = now - was or now, was - now or was
             yield f"compute {reader[0]} reads or makes {some(sorted(gained))}, {some(sorted(lost))} before the pass"
             return
 
 
 def alignment(bucket: Bucket) -> int:
-    """Members of several dtypes each begin at a multiple of the largest element, others right behind each other."""
+    """Bytes that members are aligned to: of several dtypes, the largest element's size; of one dtype 1, which is no gap."""
     sizes = {member.dtype: member.dtype.itemsize for member in bucket.members}
     return max(sizes.values()) if len(sizes) > 1 else 1

@@ -45,12 +45,17 @@ def read_graph(
 
 
 def read_given(graph: fx.Graph, inputs: Sequence[Value], outputs: Sequence[Value]) -> GraphAnalysis:
-    """As :func:`read_graph`, for a graph that a pass is given: how its model moves data on the way to a launch is its own."""
+    """Like :func:`read_graph`, for a graph that no pass has changed yet: gradients may begin at nodes that only move data.
+
+    There the model assembles a gradient before it is sent (see the end of :mod:`pytest_fxbucket.graph.gradients`).
+    """
     with collector.paused():
         return _Reader(graph, inputs, outputs, None).reading()
 
 
 class _Reader:
+    # All is read here, in the order in which facts need each other: where bytes come from, which nodes are forward's and the
+    # optimizer's, which gradients the reductions bring, then who reads what. ``reading`` puts it together.
     def __init__(
         self, graph: fx.Graph, inputs: Sequence[Value], outputs: Sequence[Value], begun: Collection[str] | None
     ) -> None:
@@ -59,6 +64,7 @@ class _Reader:
         self.late, new = of_call_before(graph, inputs, outputs)
         self.begun = named_in(graph, begun or ())
         self.found: FollowedValues = follow(graph, {*new, *self.begun})
+        # Only a walk tells which gradients cannot be followed from where they were computed; a second one begins them anew.
         if begun is None and (own := begun_in(self.found)):
             self.begun = own
             self.found = follow(graph, {*new, *own})
@@ -71,6 +77,7 @@ class _Reader:
         placeholders = [node for node in self.position if node.op == "placeholder"]
         self.role = {node: value.role for node, value in zip(placeholders, inputs, strict=True)}
         self.parameter = {n: v.fqn for n, v in zip(placeholders, inputs, strict=True) if v.role == "param"}
+        # An updated parameter of the call before is gathered and read like an input of this one.
         self.parameter |= {node: value.fqn for node, value in new.items() if value.role == "param"}
         self.problems = list(self.found.problems)
         self.computes: set[tuple[int, Direction, str]] = set()
@@ -112,7 +119,7 @@ class _Reader:
         )
 
     def _given_to_updates(self) -> dict[tuple[fx.Node, fx.Node], list[str]]:
-        """By (reader, value) the gradients that the optimizer finds in what reductions brought."""
+        """By (reader, value) the gradients that a node of the optimizer finds in the result of a reduction."""
         return {
             (use.reader, use.value): [
                 self.names[n] for n in dict.fromkeys(one.source for one in use.content) if n in self.names
@@ -122,7 +129,8 @@ class _Reader:
         }
 
     def _products(self) -> Iterator[tuple[int, Direction, str]]:
-        """Products that no parameter is read for, with the parameter of the last compute on the way to them that has one."""
+        """Products that read no parameter, each with the parameter of the last compute that leads to it and reads one."""
+        # Of several parameters that one node reads the first by name is taken: reversed, it is the last to be put in.
         noted = {where: fqn for where, _, fqn in sorted(self.computes, reverse=True)}
         nearest: dict[fx.Node, int] = {}
         for node, where in self.position.items():
@@ -141,6 +149,7 @@ class _Reader:
     def _note(self, use: Use) -> None:
         """Sort one read value: whole parameter, piece of one, reduced gradient, or jumble."""
         runs = use.content
+        # Only a gather gives runs of other ranks; what was reduced or computed here is this rank's own.
         if all(one.rank < 0 for one in runs):
             self._note_reduced(use)
             return
@@ -148,6 +157,7 @@ class _Reader:
         source = self.found.sources[number]
         fqn = self.parameter.get(source.node, "") if source is not None else ""
         dtype = contents.dtype_of(runs[0].form) if source is not None else None
+        # Runs must be whole elements, unless compute reads the bits as another dtype; that is noted in ``seen_as`` below.
         whole = use.dtype != dtype or contents.whole_elements(runs)
         if source is None or not whole or not contents.ascends(runs, source.numel, source.ranks):
             if self._note_other(use):
@@ -167,7 +177,10 @@ class _Reader:
             self.computes.add((where, self._direction(use.reader), fqn))
 
     def _note_other(self, use: Use) -> bool:
-        """Sort gathered bytes of no parameter, such as norms of gradients, which may be read in any order; False: of one."""
+        """Note the use of gathered bytes that are no parameter's, as norms of gradients, which may be read in any order.
+
+        Returns False, and notes nothing, if some of the bytes are a parameter's.
+        """
         sources = {number: self.found.sources[number] for number in {one.source for one in use.content}}
         if any(source is not None and source.node in self.parameter for source in sources.values()):
             return False
@@ -185,6 +198,7 @@ class _Reader:
                 if fqn := self.names.get(number):
                     maker = self.found.table.known(self.gradients.first(number)).node
                     made = contributions(maker, self.position, self.forward_order)
+                    # A gradient that was carried in was made by the call before, not at any position of this graph.
                     here = [node for node in made if self.role.get(node) != "carried"]
                     self.computes.update((self.position[n], "forward" if n in self.early else "backward", fqn) for n in here)
                     if use.reader in self.update:
@@ -193,6 +207,7 @@ class _Reader:
     def _note_use(self, launch: fx.Node, number: int, where: int, runs: contents.Runs) -> None:
         self.uses[launch].setdefault(number, []).append(where)
         bits = min(one.precision for one in runs)
+        # What one launch brings may be sent by the next one (hybrid sharding): a narrow cast behind the last counts for all.
         source = self.found.sources[number]
         while source is not None and source.launch is not None:
             key = (source.launch, number)
@@ -201,7 +216,7 @@ class _Reader:
             source = self.found.sources[number] if number >= 0 else None
 
     def _note_sent(self, launch: fx.Node, piece: SentPiece) -> None:
-        """A launch reads what an earlier one brought."""
+        """If ``launch`` sends what an earlier launch brought, note it as a reader of that launch."""
         source = self.found.sources[piece.source]
         before = self.found.sources[source.sent] if source is not None and source.sent >= 0 else None
         if source is not None and before is not None and before.launch is not None:
@@ -220,6 +235,7 @@ class _Reader:
         uses = sorted(where for places in self.uses[node].values() for where in places)
         waits = sorted(self.position[wait] for wait in collectives.waits_of(node))
         backward = [where for where in uses if where not in self.forward_positions]
+        # A gather is told by who reads it, since a pass may launch it anywhere; one that both directions read is forward's.
         if launch.kind == "all_gather" and uses:
             direction: Direction = "forward" if len(backward) < len(uses) else "backward"
         else:
@@ -252,9 +268,10 @@ class _Reader:
         )
 
     def _round(self, sent: SentLaunch, direction: Direction, members: Sequence[Member]) -> int:
-        """How many gathers of a member were launched before ``sent``, at most; to be asked in order of launch.
+        """How many gathers of one of ``members`` were launched before ``sent``; the most of any. Ask in order of launch.
 
-        A gather of what another one brought, over a second group, belongs to the round of that one.
+        A gather over a second group, of what a first gather brought, belongs to the round of the first: gathers of each depth
+        are counted apart.
         """
         depths = (len(self.found.table.known(p.source).ranks) if p.source > contents.ZERO else 0 for p in sent.content)
         keys = {
@@ -286,6 +303,7 @@ class _Reader:
             self.problems.append(f"{node.name} sends {numel} elements at offset {offset} that nothing defined")
             return Member("", piece.offset, numel, precision, piece.dtype)
         fqn = self.parameter.get(source.node, "") if kind == "all_gather" else self.names.get(number, "")
+        # The second of two nested gathers sends several shards of a parameter, but whole ones.
         if kind == "all_gather" and fqn and numel % source.numel:
             self.problems.append(f"{node.name} gathers {numel} of the {source.numel} elements of {fqn}'s shard")
         if kind == "all_gather" and not fqn and (made_of := self._parameters_alone(source.node)):
@@ -307,22 +325,23 @@ class _Reader:
 def _forward_nodes(
     graph: fx.Graph, inputs: Sequence[Value], outputs: Sequence[Value], updated_before: Collection[fx.Node]
 ) -> set[fx.Node]:
-    """What the loss depends on, but for what was ``updated_before``; without a loss, what no autograd node made."""
+    """Nodes that the loss depends on, up to what was ``updated_before``; without a loss, nodes that autograd did not make."""
     if losses := _returned_as("loss", graph, outputs):
         return made_of(losses, writers_in(graph), updated_before)
+    # A graph that takes carried inputs and gives no loss only finishes the call before: it has no forward.
     if any(value.role == "carried" for value in inputs) or _is_backward(graph, inputs, outputs):
         return set()
     return {node for node in graph.nodes if not node.meta.get("autograd_backward")}
 
 
 def _is_backward(graph: fx.Graph, inputs: Sequence[Value], outputs: Sequence[Value]) -> bool:
-    """Whether a graph without a loss makes or reduces gradients, and its tracer says of no node that autograd made it."""
+    """Whether a graph without a loss makes or reduces gradients and its tracer marked no node as made by autograd."""
     gradients = any(value.role == "unreduced" for value in (*inputs, *outputs))
     return gradients and not any(node.meta.get("autograd_backward") for node in graph.nodes)
 
 
 def _made_early(graph: fx.Graph, outputs: Sequence[Value], updated_before: Collection[fx.Node]) -> set[fx.Node]:
-    """Compute of gradients that, as its tracer says, a loss makes of its chunks while forward runs; none without a loss."""
+    """Nodes that compute gradients while forward runs (a loss in chunks), by the tracer's marks; none without a loss."""
     if not _returned_as("loss", graph, outputs):
         return set()
     gradients = made_of(_returned_as("grad", graph, outputs), writers_in(graph), updated_before)

@@ -26,10 +26,10 @@ class Source:
 
     node: fx.Node
     numel: int
-    """On one rank."""
+    """Elements on one rank."""
     dtype: torch.dtype
     launch: fx.Node | None = None
-    """The launch that brought it: the reduction of ``node``'s elements, or their gather; None for what ``node`` computed."""
+    """The launch that reduced or gathered the elements that ``node`` computed; None for the elements of ``node`` itself."""
     sent: int = -1
     """Number of the source that ``launch`` sent."""
     ranks: tuple[int, ...] = ()
@@ -38,7 +38,7 @@ class Source:
 
 @dataclass(frozen=True, slots=True)
 class SentPiece:
-    """A member of a launch on this rank: for a gather of what it sends, for a reduction of what it brings. In bytes."""
+    """A member of a launch on this rank, in bytes: of a gather a part of the input, of a reduction a part of the result."""
 
     offset: int
     length: int
@@ -52,7 +52,7 @@ class SentLaunch:
 
     launch: Launch
     dtype: torch.dtype | None = None
-    """None if it launches several tensors that do not agree in it."""
+    """None if the launch sends several tensors of different dtypes."""
     numel: int = 0
     """Elements of the input on one rank."""
     bytes: int = 0
@@ -65,7 +65,7 @@ class SentLaunch:
 
 @dataclass(slots=True)
 class SourceTable:
-    """Every source by its number; UNDEFINED and ZERO are none."""
+    """Every source by its number; the numbers UNDEFINED and ZERO stand for no source."""
 
     found: list[Source | None] = field(default_factory=lambda: [None, None])
 
@@ -81,7 +81,7 @@ class SourceTable:
         return source
 
     def brought(self, number: int, launch: fx.Node, numel: int, dtype: torch.dtype, ranks: tuple[int, ...] = ()) -> int:
-        """The number of what ``launch`` brought of the source ``number``."""
+        """The number of a new source: the elements of the source ``number`` as ``launch`` brought them."""
         old = self.known(number)
         return self.add(Source(old.node, numel, dtype, launch, number, ranks))
 
@@ -94,7 +94,8 @@ class SourceTable:
             new[number] = self.brought(number, sent.launch.node, old.numel, old.dtype, (ranks, *old.ranks))
             inner[number] = prod(old.ranks)
         sent.content += _pieces(_renamed(content, new), begin, tensor.dtype)
-        # What one rank brings, with how many ranks it is of, and which of them is the first.
+        # Each run of one rank's input as (run, new source, ranks that the source was gathered over before, rank among them).
+        # Rank r of this gather then has the indices from r * width on: groups nest, the one gathered last being the outermost.
         each = [
             (one, new[one[2]], inner[one[2]], max(one[3], 0)) if one[2] > ZERO else (one, one[2], 0, OWN_RANK)
             for one in content
@@ -110,6 +111,7 @@ class SourceTable:
 
     def scattered(self, sent: SentLaunch, tensor: torch.Tensor, content: Runs, ranks: int) -> tuple[Runs, Sequence[int]] | str:
         """(content, shape) of the result of a reduce-scatter, or why it cannot be told; the members are added to ``sent``."""
+        # Of a coalesced launch earlier tensors are in ``sent`` already; members have offsets behind the results of those.
         begin, own = sent.bytes // ranks, tensor.nbytes // ranks
         first = contents.first(content, own)
         if other := _seen_as(content, tensor.dtype):
@@ -129,6 +131,8 @@ class SourceTable:
 
     def _scattered_evenly(self, first: Runs, content: Runs, own: int, ranks: int) -> bool:
         """Whether rank k's part of the input is, member by member, the k-th piece of the same whole gradients."""
+        # Rank 0's part says which members there are and how long their pieces are. From that follows what the whole input must
+        # hold: of each member piece k in part k, the last ones shorter or missing if the gradient ends before.
         expected: list[ByteRange] = []
         pieces: dict[int, ByteRange] = {}
         for one in first:
@@ -144,7 +148,7 @@ class SourceTable:
         return contents.joined(sorted(expected)) == tuple(one for one in content if one.source > ZERO)
 
     def _bytes(self, one: ByteRange) -> int:
-        """Of the whole source of ``one`` on a rank, in the form that it has there."""
+        """Bytes of the whole source of ``one`` on one rank, in the dtype that it has in ``one``."""
         return self.known(one.source).numel * contents.dtype_of(one.form).itemsize
 
     def summed(self, sent: SentLaunch, tensor: torch.Tensor, content: Runs) -> tuple[Runs, Sequence[int]] | str:
@@ -163,7 +167,7 @@ class SourceTable:
 
 
 def _renamed(content: Runs, new: Mapping[int, int]) -> Runs:
-    """The same runs, of the sources ``new`` in place of those that they name."""
+    """The same runs with each source replaced by that in ``new``."""
     return tuple(one._replace(source=new[one.source]) if one.source > ZERO else one for one in content)
 
 
@@ -173,14 +177,17 @@ def _named(content: Runs) -> list[int]:
 
 
 def _seen_as(content: Runs, dtype: torch.dtype) -> str:
-    """What a reduction in ``dtype`` adds up although it is of another dtype; empty if there is nothing of the kind."""
+    """Why a reduction in ``dtype`` is wrong: it adds bits of another dtype as if they were ``dtype``; empty if it does not."""
     forms = {one.form for one in content if one.source > ZERO}
     other = sorted(str(contents.dtype_of(form)) for form in forms - {contents.form_of(dtype)})
     return f"it reduces {other[0]} seen as {dtype}" if other else ""
 
 
 def _pieces(runs: Runs, begin: int, dtype: torch.dtype) -> list[SentPiece]:
-    """Members that a gather sends, from byte ``begin`` on: a run each, but those of the ranks of an earlier gather are one."""
+    """Members that a gather sends, from byte ``begin`` on: one for each run.
+
+    Runs in a row of one source and of ascending ranks are one member: an earlier gather brought them from its ranks.
+    """
     found: list[SentPiece] = []
     number = last = OWN_RANK
     for offset, length, source, rank, _, _, form in runs:

@@ -1,8 +1,9 @@
-"""Two questions about memory: which storages a value may live in, and in which buffer, and part of it, operators put it.
+"""Two views of memory: the storages that a value may live in, and the buffer (and part of it) that operators put it in.
 
-Who moves nodes asks the first (:class:`Storages`): what may share memory must keep its order, so it goes by operators, by the
-identity of fake values, and by what both leave open. Who follows bytes, or says that a graph is wrong, asks the second
-(:func:`place`): it goes by schemas alone, parts of one buffer are apart, and what merely may be shared accuses nobody.
+Code that moves nodes uses :class:`Storages`. Nodes that may share memory must keep their order, so sharing is read off
+operators and the identity of fake values, and assumed where both leave it open. Code that follows bytes, or reports a wrong
+graph, uses :func:`place`. It goes by schemas alone, keeps parts of one buffer apart, and assumes no sharing that is merely
+possible.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ Numbers = tuple[int, ...]
 
 
 class Storages:
-    """Storages that all nodes of a graph may live in, in graph order, each with its effects. Found out when first asked for.
+    """The storages that each node of a graph may live in; ``nodes`` are in graph order. Computed at the first question.
 
     Numbers stand for storages, in order of first appearance. Two that turn out to be one (``wait_tensor`` gives its very input,
     whatever its fake value says) are joined: a union-find with path halving (R. E. Tarjan, J. van Leeuwen, 1984).
@@ -48,6 +49,7 @@ class Storages:
         if effects.shares or effects.shares_all or effects.everything:
             others = self.of_all(shared(node, effects))
             if effects.joins:
+                # ``set_`` gives a tensor another storage. Numbers hold for the whole graph, so both storages count as one.
                 others = tuple({self._join(others[0], number) for number in others})
             own = self._joined(own, others)
         self._of[node] = own
@@ -68,7 +70,7 @@ class Storages:
         return tuple(sorted({number for node in nodes for number in self.of(node)}))
 
     def _own(self, node: fx.Node, effects: Effects) -> Numbers:
-        """By the fake value alone; without one a storage of its own, unless it shares its inputs'."""
+        """Storages by the fake value alone. Without one: a new storage, or none yet if the node may share its inputs'."""
         if node.op == "get_attr":
             return self._of_attribute(node)
         if "val" in node.meta:
@@ -103,10 +105,12 @@ class Storages:
         if not own or not others:
             return own or others
         mine = {self._root(number) for number in own}
-        if mine.issubset(others):
+        if mine.issubset(others):  # The fake value says which of the storages that the operator may share it is.
             return own
         if len(mine) == len(others) == 1:
+            # The fake value says new memory, the operator says shared: both numbers then mean one storage.
             return (self._join(own[0], others[0]),)
+        # Several candidates: joining them all would order nodes that have nothing to do with each other.
         return tuple(sorted(mine.union(others)))
 
     def _number(self, key: object) -> int:
@@ -123,6 +127,7 @@ class Storages:
         return number
 
     def _join(self, one: int, other: int) -> int:
+        # The lower number stays, so that storages keep the order of their first appearance.
         low, high = sorted((self._root(one), self._root(other)))
         self._parent[high] = low
         return low
@@ -135,35 +140,37 @@ def is_part(node: fx.Node) -> bool:
     return isinstance(node.all_input_nodes[0].meta.get("val"), (list, tuple))
 
 
-# The buffer under a node, as the operators on the way to it tell.
+# The buffer under a node, found by going back through operators that share memory.
 
 
 _PARTED = ("aten::split", "aten::unsafe_split", "aten::chunk", "aten::tensor_split", "aten::unbind")
-"""What the names of operators begin with whose results have no element in common, be they views or copies."""
+"""Beginnings of the names of operators whose several results have no element in common, be they views or copies."""
 _COALESCED = "_coalesced"
-"""What the names of launches end in of which each result is new memory of its own."""
+"""Ending of the names of launches that give several results, each in new memory of its own."""
 
 
 @dataclass(frozen=True, slots=True)
 class StoragePlace:
-    """Where a node's result lies: a storage, and which part of it for each list of parts on the way there."""
+    """Where a node's result lies: a storage, and the index taken of each list of parts (a split, say) on the way there."""
 
     storage: fx.Node
     parts: Mapping[fx.Node, object]
 
     def meets(self, other: StoragePlace) -> bool:
         """Whether both may have an element in common."""
+        # Only different parts of one and the same split are known to be apart; parts of two splits may overlap.
         parted = any(other.parts.get(parts, index) != index for parts, index in self.parts.items())
         return self.storage is other.storage and not parted
 
 
 def place(node: fx.Node) -> StoragePlace:
-    """Where ``node``'s result lies, back through views, their parts, waits, and results of writes."""
+    """Where ``node``'s result lies: goes back through views, parts of lists, waits and results of writes to the buffer."""
     parts: dict[fx.Node, object] = {}
     while True:
         if node.target is getitem and overload(node.all_input_nodes[0]) is not None:
             index = node.args[1]
             name = operator_name(node.all_input_nodes[0])
+            # A negative index is not noted: as a number it differs from the positive one that means the same part.
             if (name.startswith(_PARTED) or name.endswith(_COALESCED)) and isinstance(index, int) and index >= 0:
                 parts[node.all_input_nodes[0]] = index
             node = node.all_input_nodes[0]

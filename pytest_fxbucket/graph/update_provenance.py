@@ -1,9 +1,9 @@
-"""What each updated parameter and state is made of: reductions with what made their gradients, and the inputs that feed it.
+"""What each updated parameter and state is made of: gradients and inputs; and which reductions brought those gradients.
 
-Operators on lists (foreach, fused) are told apart by place: the third result is made of what stands third in each list. A
-gradient of which only a number went in, a norm to clip by say, is told from one that went in element by element: with a norm
-over all gradients every parameter is made of the norms of all, and still of its own gradient alone. Sets are bits of one
-number: a gradient has two of them, side by side.
+Operators on lists (foreach, fused) are followed item by item: the third result is made of the third item of each list. A
+gradient that went in element by element is told from one of which only a number went in, such as a norm to clip by: with a norm
+over all gradients each parameter is made of the norms of all, but of its own gradient alone. Sets of names are bit masks. Each
+gradient has two neighbouring bits, the lower one for its elements and the higher one for its norm.
 """
 
 from __future__ import annotations
@@ -34,22 +34,22 @@ _INPUTS = (*UPDATED, "hyper", "carried")
 """A learning rate that was carried from the call before has its own name still."""
 _ON_LISTS = ("aten::_foreach_", "aten::_fused_")
 Bits = int | list[int]
-"""What a value is made of; of a list each of its items."""
+"""Bit mask of what a value is made of; for a list one mask for each item."""
 
 
 @dataclass(frozen=True, slots=True)
 class Update:
-    """A parameter, or a state of its, that the step makes anew or writes in place."""
+    """A parameter or an optimizer state that the step makes anew or writes in place."""
 
     role: str
     """param or state."""
     fqn: str
     gradients: frozenset[str]
-    """FQNs of the parameters of whose gradients it is made, element by element."""
+    """FQNs of the parameters whose gradients go in element by element."""
     norms: frozenset[str]
-    """FQNs of the parameters of whose gradients it has but a number: through a reduction to one element, as a norm is."""
+    """FQNs of the parameters whose gradients go in as one number only: through a reduction to one element, as a norm is."""
     inputs: frozenset[str]
-    """Parameters, states and learning rates that it is made of, by FQN."""
+    """FQNs of the parameters, states and learning rates that go in."""
 
 
 def updates_of(
@@ -90,14 +90,14 @@ class _Walk:
         self.roles, self.gradients, self.reduced = roles, gradients, reduced
         self.known: dict[fx.Node, Bits] = {}
         self.written: dict[fx.Node, dict[tuple[Any, ...], tuple[StoragePlace, int]]] = {}
-        """By the node whose storage it is, then by the parts of it: gradients that were reduced together share one."""
+        """Masks of in-place writes, by storage and then by part of it: gradients that were reduced together share a storage."""
         self.bit: dict[tuple[bool, str], int] = {}
-        """Of each (is a gradient, FQN)."""
+        """The bit of each (is a gradient, FQN)."""
         self.labels: list[str] = []
         """FQN of each bit."""
         self.gradient_bits = 0
         self.norm_bits = 0
-        """Each is the next higher one of a gradient's bit."""
+        """Each is the next higher bit above that of a gradient."""
         self.sets: dict[int, frozenset[str]] = {}
 
     def visit(self, node: fx.Node) -> None:
@@ -115,7 +115,7 @@ class _Walk:
             self._write(target, bits)
 
     def total(self, node: fx.Node) -> int:
-        """All that ``node``'s value is made of by now."""
+        """Mask of all that ``node``'s value is made of by now, writes in place included."""
         bits = self.known.get(node, 0)
         bits = bits if isinstance(bits, int) else _union(bits)
         return bits | self._written_to(node)
@@ -126,7 +126,7 @@ class _Walk:
         return self._set(gradients), self._set(norms), self._set(bits ^ gradients ^ norms)
 
     def _as_norm(self, bits: int) -> int:
-        """``bits`` with norms of gradients for gradients."""
+        """``bits`` with each gradient replaced by its norm."""
         gradients = bits & self.gradient_bits
         return bits ^ gradients | gradients << 1
 
@@ -136,6 +136,8 @@ class _Walk:
         return self.sets[bits]
 
     def _visit_lists(self, node: fx.Node, lists: Sequence[Sequence[Any]]) -> None:
+        # One lane for each item of the longest lists. All else that the node is given, shorter lists included, goes into every
+        # lane.
         length = max(map(len, lists))
         lists = [one for one in lists if len(one) == length]
         in_lists = {item for one in lists for item in one}
@@ -162,7 +164,7 @@ class _Walk:
         return bits
 
     def _given(self, reader: fx.Node, source: fx.Node) -> int:
-        """Bits of what the update is given: an input, or a gradient."""
+        """Mask of a value that comes into the update from outside: an input, or a gradient."""
         bits = self._written_to(source)
         value = self.roles.get(source)
         if value is not None:
@@ -191,7 +193,7 @@ class _Walk:
         parts[key] = to, (parts[key][1] if key in parts else 0) | bits
 
     def _written_to(self, node: fx.Node) -> int:
-        """Bits of all that was written where ``node`` lies."""
+        """Mask of all that was written to the place where ``node`` lies."""
         if not self.written:
             return 0
         here = place(node)
@@ -212,14 +214,14 @@ def _union(bits: Iterable[int]) -> int:
 def _ones(bits: int) -> Iterator[int]:
     """Places of the ones in ``bits``, ascending."""
     while bits:
-        low = bits & -bits
+        low = bits & -bits  # The lowest one alone.
         yield low.bit_length() - 1
         bits ^= low
 
 
-# The reductions of a graph: whose gradients each brings, and what made those gradients.
+# The reductions of a graph: whose gradients each brings, and which nodes made those gradients.
 #
-# A gradient is known by the output that returns it; where the step returns none, by the parameter that is updated with it.
+# A gradient is named after the output that returns it or, if none does, after the parameter that is updated with it.
 
 
 @dataclass(frozen=True, slots=True)
@@ -228,11 +230,11 @@ class GradientReduction:
 
     launch: fx.Node
     level: int
-    """Through how many reductions its members went before, as in hybrid sharding."""
+    """How many reductions its members went through before, as in hybrid sharding; the most of any member."""
     fqns: tuple[str, ...]
-    """Parameters whose gradients it brings, in byte order; empty for what is no parameter's gradient."""
+    """Parameters whose gradients it brings, in byte order; an empty name for a member that is no parameter's gradient."""
     makers: tuple[fx.Node, ...]
-    """For each what made the gradient, before anything moved or packed it."""
+    """For each member the node that computed the gradient, before anything moved or packed it."""
 
 
 def reductions_of(graph: fx.Graph, inputs: Sequence[Value], outputs: Sequence[Value]) -> list[GradientReduction]:
@@ -263,7 +265,9 @@ def is_result(node: fx.Node) -> bool:
 def _name_by_updates(
     graph: fx.Graph, inputs: Sequence[Value], outputs: Sequence[Value], launches: Sequence[fx.Node], gradients: Gradients
 ) -> None:
-    """Name what ``launches`` bring by the parameter that is updated with it alone, where no output has named it."""
+    """Name the pieces of ``launches`` that no output named: each after the one parameter that is updated with it alone."""
+    # Numbers of unnamed pieces go into the walk over the updates as if they were names of gradients. An update that is made of
+    # exactly one of them tells whose gradient that piece is.
     found = gradients.found
     unnamed = {piece.source for node in launches for piece in found.sent[node].content if piece.source not in gradients.names}
     if not unnamed:
@@ -283,6 +287,9 @@ def _name_by_updates(
 
 
 def _is_last(launch: fx.Node) -> bool:
-    """Whether nothing is launched of what ``launch`` brings but norms: what an activation's sum leads to is sent again."""
+    """Whether the result of ``launch`` leads to no other launch but of norms.
+
+    So a gradient is told from an activation: what the sum of an activation leads to is sent again.
+    """
     behind = readers_of(waits_of(launch))
     return not any(launch_kind(node) is not None and not is_scalar(node) for node in behind)

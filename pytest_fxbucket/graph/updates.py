@@ -18,20 +18,21 @@ if TYPE_CHECKING:
     from pytest_fxbucket.step.roles import Value
 
 UPDATED = ("param", "state")
-"""Roles of what an optimizer makes anew, or writes in place."""
+"""Roles of values that an optimizer makes anew or writes in place."""
 
 
 def update_nodes(graph: fx.Graph, inputs: Sequence[Value], outputs: Sequence[Value]) -> set[fx.Node]:
-    """What writes a parameter or an optimizer's state in place or returns it anew, and what is computed for that alone.
+    """Nodes that write a parameter or optimizer state in place or return it anew, and nodes that are computed for that alone.
 
-    Not the loss, nor what a collective needs that brings gradients: reducing norms to clip by is part of the update. Where
-    an update of the call before comes first, that is one too, though loss and gradients are made of what it gives.
+    What the loss needs is left out, and what collectives that bring gradients need. Reducing norms to clip by is part of the
+    update. So is an update for the call before that comes first, though loss and gradients are made from its results.
     """
     placeholders = [node for node in graph.nodes if node.op == "placeholder"]
     parameters = {value.fqn for value in inputs if value.role == "param"}
     held = {node for node, value in zip(placeholders, inputs, strict=True) if is_updated(value, parameters)}
     values = [(n, v) for n, v in zip(returned(graph.output_node()), outputs, strict=True) if hasattr(n, "users")]
     results = [(node, value.role) for node, value in values]
+    # An update shows in one of two ways: as a new value among the outputs, or as writes to the storage of an input.
     made = [node for node, value in values if is_updated(value, parameters) and node not in held]
     writers = writers_in(graph)
     made += [node for storage in held for node in writers.get(storage, ())]
@@ -41,21 +42,22 @@ def update_nodes(graph: fx.Graph, inputs: Sequence[Value], outputs: Sequence[Val
     needed = [node for node, role in results if role in ("loss", "grad")]
     needed += _bringing_gradients(graph, {node for node, role in results if role == "grad"}, new)
     before = made_of(needed, writers, new)
+    # The wait of a launch in ``before`` may have no reader but the update; it still is not part of the update.
     waits = {user for node in before if launch_kind(node) is not None for user in (*node.users, *waits_of(node))}
     return made_of(made, writers) - before - waits - set(placeholders)
 
 
 def is_updated(value: Value, parameters: Set[str]) -> bool:
-    """Whether an optimizer makes ``value`` anew: a parameter, or state that is named after one, not that of a module."""
+    """Whether an optimizer makes ``value`` anew: a parameter, or state named after one (a module's own state is not)."""
     return value.role == "param" or (value.role == "state" and value.fqn.rpartition(".")[0] in parameters)
 
 
 def of_call_before(
     graph: fx.Graph, inputs: Sequence[Value], outputs: Sequence[Value]
 ) -> tuple[set[fx.Node], dict[fx.Node, Value]]:
-    """What ``graph`` does for the call before, and the new parameters and state among that.
+    """(nodes of ``graph`` that finish the call before, the new parameters and state among them with their values).
 
-    It is what is made of carried inputs, as far as it is not made of those new values.
+    Those nodes are made from carried inputs. What reads the new parameters and state belongs to this call again.
     """
     placeholders = graph.find_nodes(op="placeholder")
     late = {node for node, value in zip(placeholders, inputs, strict=True) if value.role == "carried"}
@@ -63,6 +65,7 @@ def of_call_before(
         return set(), {}
     results = zip(returned(graph.output_node()), outputs, strict=True)
     new = {n: v for n, v in results if v.role in UPDATED and hasattr(n, "users") and n.op != "placeholder"}
+    # In graph order lateness is handed on to readers; it ends at the new values, which this call begins with.
     for node in graph.nodes:
         if node.op != "output" and any(source in late and source not in new for source in node.all_input_nodes):
             late.add(node)
@@ -70,9 +73,10 @@ def of_call_before(
 
 
 def _bringing_gradients(graph: fx.Graph, gradients: set[fx.Node], new: Collection[fx.Node]) -> Iterator[fx.Node]:
-    """Launches but for those of one element, and those that are made of ``gradients``, which the graph returns: of norms.
+    """Launches that may bring gradients: all but those of norms.
 
-    What a launch is given of ``new`` parameters and state is no matter of gradients.
+    A launch is of norms if it sends one element, or something made from ``gradients``, which the graph returns. The walk stops
+    at ``new`` parameters and state: what is made from these is not behind the gradients of this call.
     """
     behind: set[fx.Node] = set()
     for node in graph.nodes:
@@ -85,12 +89,12 @@ def _bringing_gradients(graph: fx.Graph, gradients: set[fx.Node], new: Collectio
 
 
 def is_scalar(launch: fx.Node) -> bool:
-    """Whether one element is sent: what arrives of a parameter may be one too, of a shard."""
+    """Whether ``launch`` sends one element. Its result does not tell: a shard of a parameter may have one element, too."""
     values = [source.meta.get("val") for source in launch.all_input_nodes]
     return all(value is not None and hasattr(value, "numel") and value.numel() == 1 for value in values)
 
 
-# How early nodes of the optimizer could stand: right behind the last node that each needs and that is not the optimizer's.
+# How early each node of the optimizer could stand: right behind the last node that it needs outside the optimizer.
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,19 +102,19 @@ class Ready:
     """What a node of the optimizer waits for."""
 
     place: float
-    """Of the last node that it needs and that is not the optimizer's."""
+    """Place of the last node that it needs outside the optimizer."""
     entries: frozenset[str]
-    """Whose reductions it needs, directly or not."""
+    """Entries whose reductions it needs, directly or not."""
     joins: int
-    """The first node on the way to it, or itself, that needs those of several entries; -1 if none does."""
+    """The first node on the way to it, or itself, that needs the reductions of several entries; -1 if none does."""
 
 
 def readiness(
     order: Order, updating: Set[int], waits: Mapping[int, str], places: Sequence[float] | None = None
 ) -> dict[int, Ready]:
-    """For each of ``updating`` that needs a reduction what it waits for; one walk, with a bit for each entry.
+    """What each node of ``updating`` that needs a reduction waits for; one walk, with a bit for each entry.
 
-    ``waits`` has the waits for reductions with their entries; ``places`` says where nodes will stand, left out: where they do.
+    ``waits`` has the waits for reductions with their entries. ``places`` says where nodes will stand; left out, they stay.
     """
     names = list(dict.fromkeys(waits.values()))
     bit = {name: 1 << number for number, name in enumerate(names)}
@@ -125,8 +129,9 @@ def readiness(
         bits[index] = known
         if index not in updating:
             continue
+        # Nodes outside the optimizer keep their places; one of the optimizer could follow what it needs last, where that goes.
         place[index] = max((place[source] for source in before), default=-1.0)
-        if known & (known - 1):
+        if known & (known - 1):  # More than one bit is set.
             joins[index] = next((joins[source] for source in before if joins[source] >= 0), index)
         if known:
             if known not in sets:
@@ -136,7 +141,7 @@ def readiness(
 
 
 def updates_between(found: Mapping[int, Ready], spans: Sequence[tuple[int, int, str]]) -> list[tuple[str, ...]]:
-    """For each (begin, end, entry) of ``spans`` the other entries of which an update in ``found`` stands between, in order."""
+    """For each (begin, end, entry) of ``spans`` the other entries that updates between begin and end wait for, in order."""
     places = sorted(found)
     return [
         tuple(

@@ -1,4 +1,4 @@
-"""What nodes lead to and what leads to them: by edges, and through what is written in place."""
+"""Which nodes lead to a node, and where it leads: along edges, and through writes in place."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ Item = TypeVar("Item")
 
 
 def reached(starts: Iterable[Item], onward: Callable[[Item], Iterable[Item]]) -> list[Item]:
-    """``starts`` and all that ``onward`` leads to from them, each once, what is nearer first."""
+    """``starts`` and all that ``onward`` leads to from them, each once, nearer ones first."""
     queue = list(dict.fromkeys(starts))
     seen = set(queue)
-    for item in queue:
+    for item in queue:  # The list grows while it is walked, which makes it the queue of a breadth-first search.
         for other in onward(item):
             if other not in seen:
                 seen.add(other)
@@ -27,17 +27,17 @@ def reached(starts: Iterable[Item], onward: Callable[[Item], Iterable[Item]]) ->
 
 
 def ancestors(nodes: Iterable[fx.Node], given: Collection[fx.Node] = ()) -> set[fx.Node]:
-    """``nodes`` and everything that they are made of, up to what is ``given``, and without that."""
+    """``nodes`` and all nodes that lead to them; the walk stops at the nodes ``given``, which are left out."""
     return set(reached(nodes, lambda node: (source for source in node.all_input_nodes if source not in given)))
 
 
 def readers_of(starts: Iterable[fx.Node]) -> set[fx.Node]:
-    """``starts`` and everything that is made of them, but for the graph's output."""
+    """``starts`` and all nodes that they lead to, without the graph's output."""
     return set(reached(starts, lambda node: (user for user in node.users if user.op != "output")))
 
 
 def writers_in(graph: fx.Graph) -> dict[fx.Node, list[fx.Node]]:
-    """By storage those that write it in place, in order."""
+    """By storage (:func:`~pytest_fxbucket.graph.storages.base`) the nodes that write it in place, in order."""
     found: dict[fx.Node, list[fx.Node]] = {}
     for node in graph.nodes:
         for storage in dict.fromkeys(base(target) for target in written_arguments(node)):
@@ -48,7 +48,10 @@ def writers_in(graph: fx.Graph) -> dict[fx.Node, list[fx.Node]]:
 def made_of(
     nodes: Iterable[fx.Node], writers: Mapping[fx.Node, Sequence[fx.Node]], given: Collection[fx.Node] = ()
 ) -> set[fx.Node]:
-    """As :func:`ancestors`, through what ``writers`` wrote before into what they are made of, too (``out[:, t] = x``)."""
+    """Like :func:`ancestors`, but through writes in place, too (``out[:, t] = x``).
+
+    Whoever reads a storage is led to by its input and by all ``writers`` of that storage that stand before the reader.
+    """
     if not writers:
         return ancestors(nodes, given)
 

@@ -1,4 +1,4 @@
-"""Modules and nodes found by glob, direction and kind; and what to say of a module that a graph does not have."""
+"""Modules and nodes found by glob, direction and kind; and the errors for a module that a graph does not have."""
 
 from __future__ import annotations
 
@@ -32,6 +32,7 @@ def matching(tree: Tree, number: int, glob: str) -> list[int]:
     A part of it is a name, with ``*`` and ``?`` for any characters in it, ``[0-31]`` for the numbers from 0 to 31 as in a plan,
     or ``**`` for any number of names.
     """
+    # A dict is an ordered set: with ``**`` several ways may lead to one module.
     reached = {number: None}
     for part in _DOT.split(glob):
         if part == "**":
@@ -53,7 +54,7 @@ def _fits(part: str) -> Callable[[str], bool]:
     return lambda name: pattern.match(name) is not None
 
 
-# What to say of a module that a graph does not have: put together when somebody reads it, which ``hasattr`` never does.
+# Errors for a module that a graph does not have. The message is made only when somebody reads it, which ``hasattr`` never does.
 
 
 class MissingModuleError(NoModuleError):
@@ -120,7 +121,7 @@ def chosen(
 
 
 def around(tree: Tree, number: int, direction: str | None) -> list[fx.Node]:
-    """Nodes of the code that calls the module ``number``: those that are the own nodes of modules around it."""
+    """Nodes of the code that calls the module ``number``: the own nodes of the modules around it."""
     outward = set(tree.outward(number)) - {number}
     return [
         node

@@ -1,4 +1,4 @@
-"""Roles for a graph that came without any, from what its tracer left: parameters, gradients, process groups."""
+"""Roles for a graph that came without any, from marks that its tracer left on parameters and gradients; names of its groups."""
 
 from __future__ import annotations
 
@@ -35,14 +35,15 @@ def bare_values(graph: fx.Graph) -> tuple[list[Value], list[Value]]:
 
 
 def group_names(graph: fx.Graph, mesh: Sequence[MeshDim] = ()) -> dict[str, str]:
-    """Each process group that ``graph`` names, as people call it: a dimension of ``mesh``, or ``2 ranks 4 apart``.
+    """A readable name of each process group in ``graph``: a dimension of ``mesh``, or ``2 ranks 4 apart``.
 
-    Where this process has no such group all that is known is the size that its launches name: ``2 ranks``. The text is the same
-    on every rank: no rank's number and no group's name is in it. Groups alike are numbered in order of their launches.
+    If this process does not have the group, only the size is known, from its launches: ``2 ranks``. The text has no rank's
+    number and no group's name, so it is the same on every rank. Groups of one text are numbered in order of their launches.
     """
     known: dict[str, str] = {}
     for node in graph.nodes:
         launch = read_launch(node)
+        # An all-reduce does not say its group's size, but a later launch on the same group may.
         if launch is not None and (launch.group not in known or known[launch.group] == _UNKNOWN):
             known[launch.group] = _group_text(launch.group, launch.ranks, mesh)
     named: dict[str, str] = {}
@@ -62,7 +63,7 @@ _UNKNOWN = "unknown ranks"
 def _group_text(group: str, size: object, mesh: Sequence[MeshDim]) -> str:
     try:
         ranks = group_ranks(group)
-    except KeyError:  # the graph is looked at where its groups are not
+    except KeyError:  # The graph is looked at in a process that does not have its groups.
         return f"{size} ranks" if isinstance(size, int) else _UNKNOWN
     return dims_text(ranks, mesh)
 
@@ -80,7 +81,7 @@ def _parameter_names(graph: fx.Graph) -> dict[fx.Node, str]:
 
 
 def _name(tree: Tree, held: HeldParameter) -> str:
-    """Its FQN; of one that goes by its input's name, which is another in every torch, the module's and ``parameter``."""
+    """FQN of a parameter; without one ``parameter`` behind its module's FQN, since names of inputs change with torch."""
     if held.fqn != held.input:
         return ".".join(module_path(held.fqn))
     return ".".join((*tree.path(held.owners[0]), "parameter")) if held.owners else "parameter"
@@ -99,8 +100,8 @@ def _outputs(graph: fx.Graph) -> list[Value]:
     output = graph.output_node()
     nodes = returned(output)
     gradients = gradients_named(output, len(nodes))
-    # Readers take as forward what a loss needs, or what carries no mark of autograd's backward. Where only other tracers' marks
-    # are, what forward returns stands for the loss.
+    # The reading of a graph takes a node as forward if the loss needs it or, without a loss, if it has no mark of autograd. In
+    # a graph with marks of other tracers only, all would be forward: so outputs of forward are given the role of the loss.
     unmarked = not any(node.meta.get("autograd_backward") for node in graph.nodes)
     return [_output(number, node, gradients[number], unmarked) for number, node in enumerate(nodes)]
 

@@ -1,4 +1,4 @@
-"""From the module stacks of nodes to the tree of modules: one walk over the nodes, each different stack read once."""
+"""The tree of modules, made from the module stacks of nodes in one walk over the nodes; equal stacks are read once."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def tree_of(
     direction: Direction | None = None,
     mesh: Mesh | None = None,
 ) -> Tree:
-    """Modules that the nodes of ``graph`` name, in order of first appearance, those named by numbers in that of the numbers.
+    """The modules that the nodes of ``graph`` name, in order of first appearance; modules named by numbers in numeric order.
 
     ``modules`` are FQNs that come first, whether a node names them or not; ``direction`` is that of all nodes, ``mesh``
     that of the step. Raises :class:`GraphError` if ``module_stack_fn`` gives no module stack.
@@ -57,7 +57,7 @@ def tree_of(
 
 @dataclass(slots=True)
 class _Found:
-    """Nodes by what they say of their modules: a stack, or the entry that they were merged for."""
+    """Nodes by their module stack or, if a pass merged them, by the modules of their plan entry."""
 
     by_stack: dict[Any, list[fx.Node]]
     by_entry: dict[tuple[Path, ...], list[fx.Node]]
@@ -78,7 +78,7 @@ def _by_stack(graph: fx.Graph) -> _Found:
             key = tuple(stack.values())
             try:
                 nodes = by_stack.get(key)
-            except TypeError:  # read back from JSON, where a pair is a list
+            except TypeError:  # A stack that was read back from JSON has lists for pairs, which cannot be hashed.
                 key = tuple(map(tuple, key))
                 nodes = by_stack.get(key)
         else:
@@ -102,17 +102,17 @@ def _by_function(graph: fx.Graph, stack_of: ModuleStackFn) -> _Found:
 
 
 _SPECIAL = re.compile(r"\[|(^|\.)(_|\.|$)")
-"""In what may be more than names and dots: brackets, and names of torch's, which begin with an underscore."""
+"""Found in a name that needs a full parse: brackets, empty parts, or parts with a leading underscore, as torch's own have."""
 
 
 class _Naming:
-    """From names as they are spelled, each read once, to the modules of the tree."""
+    """Turns module names in tracers' spelling into modules of the tree; each spelling is parsed once."""
 
     def __init__(self, tree: Tree, found: _Found) -> None:
         self.tree, self.found = tree, found
         self.number_of: dict[str, int] = {}
         self.wraps: dict[int, int] = {}
-        # two models in one graph are told apart by the variables that hold them
+        # Two models in one graph are told apart by the variables that hold them.
         self.several = len({variable(stack[-1][0]) for stack in found.by_stack if stack} - {""}) > 1
 
     def add_runs(self) -> None:
@@ -138,7 +138,8 @@ class _Naming:
         return found
 
     def _number(self, name: str, around: str, outer: int) -> int:
-        """The module ``name``; most are spelled as the one ``around`` them, ``outer``, and more names behind a dot."""
+        """Number of the module ``name``; ``outer`` is that of the module around it, which is spelled ``around``."""
+        # Most names are the name around them, a dot, and plain names: those need no parsing, and no walk from the root.
         rest = name[len(around) + 1 :]
         if around and name.startswith(around) and name[len(around) :][:1] == "." and not _SPECIAL.search(rest):
             number = self.tree.module(rest.split("."), outer)
@@ -150,7 +151,7 @@ class _Naming:
         return number
 
     def _note_class(self, number: int, name: str, item: Sequence[Any]) -> None:
-        """Of a wrapper and what it wraps, which are one module here, the latter's class counts."""
+        """Note the class of a module. A wrapper and what it wraps are one module here, and the inner one's class counts."""
         wrappers = wraps(name)
         if len(item) > 1 and item[1] is not None and wrappers > self.wraps.get(number, -1):
             self.wraps[number] = wrappers
@@ -158,6 +159,8 @@ class _Naming:
 
     def _add(self, on_stack: Sequence[int], innermost: Sequence[int], nodes: list[fx.Node]) -> None:
         parent, runs_of, run = self.tree.parent, self.tree.runs_of, len(self.tree.runs)
+        # The run is noted once for each module on the stack and each module around those. The walk goes outwards until it meets
+        # a module that has it.
         within = {ROOT}
         runs_of[ROOT].append(run)
         for number in reversed(on_stack):

@@ -1,4 +1,4 @@
-"""Nodes of a graph as a graph of their own, with what they are given as inputs and what others read as outputs."""
+"""Nodes of a graph as a graph of their own: values from outside are its inputs, values that others read its outputs."""
 
 from __future__ import annotations
 
@@ -30,26 +30,26 @@ _COPIED = ("get_attr",)
 class SubGraph:
     """Part of a graph that runs by itself: calling it with the values of ``inputs`` gives a tuple, the values of ``outputs``.
 
-    One that launches collectives runs on the ranks of a process group, all of which call it alike: it can be sent there, as
-    what a fixture of a test marked ``fxbucket_ranks`` gives, or as the payload of a job. Nodes do not travel: ``nodes``,
-    ``inputs`` and ``outputs`` are there those of its own graph, inputs with tensors on device ``meta`` as ``meta["val"]``, and
-    ``between`` is empty.
+    If it launches collectives, it runs on the ranks of a process group, all of which call it alike. It can be sent there, as
+    the value of a fixture of a test marked ``fxbucket_ranks``, or as the payload of a job. Nodes of the whole graph do not
+    travel. On a rank ``nodes``, ``inputs`` and ``outputs`` are nodes of its own graph, ``meta["val"]`` of an input is a tensor
+    on device ``meta``, and ``between`` is empty.
     """
 
     graph_module: fx.GraphModule
     nodes: tuple[fx.Node, ...]
     """Nodes of the whole graph that are in it, in graph order."""
     inputs: tuple[fx.Node, ...]
-    """Nodes of the whole graph whose values it takes, in order: as they are before the first of ``nodes`` that reads them."""
+    """Nodes of the whole graph whose values it takes, in order, as they are before the first of ``nodes`` that reads them."""
     outputs: tuple[fx.Node, ...]
-    """Nodes of the whole graph whose values it gives, in order: as they are behind the last of ``nodes`` that writes them."""
+    """Nodes of the whole graph whose values it gives, in order, as they are behind the last of ``nodes`` that writes them."""
     between: tuple[fx.Node, ...]
-    """Other nodes that need an output and that an input needs, as all that lies between a module's forward and its backward.
-    Where there are any, inputs must come from a run of the whole graph."""
+    """Other nodes that need an output and that an input needs, such as all between a module's forward and its backward.
+    If there are any, inputs must come from a run of the whole graph."""
     what: str = "the sub-graph"
-    """Names it in errors."""
+    """Name of the sub-graph in errors."""
     mesh: Mesh | None = None
-    """Of the step that it is of; process groups along it are made where a rank has none yet."""
+    """Mesh of the step; process groups along it are made on a rank that has none yet."""
 
     @property
     def graph(self) -> fx.Graph:
@@ -81,11 +81,11 @@ def extract(
     what: str,
     mesh: Mesh | None = None,
 ) -> SubGraph:
-    """``own`` nodes of ``graph``, and of the code ``around`` them those that lie between them in one direction, as a graph.
+    """A graph of the ``own`` nodes of ``graph``, and of those nodes ``around`` that lie between them in one direction.
 
-    Parts of an operator's several results, and waits of collectives, go with what they are parts of and wait for; attributes
-    are copied. Random numbers are drawn anew. ``direction`` is that of all nodes, if known; ``what`` names them in errors;
-    ``mesh`` is that of the step.
+    Parts of an operator's several results go with that operator, waits with their launch; attributes are copied. Random numbers
+    are drawn anew. ``direction`` is that of all nodes, if known; ``what`` names the nodes in errors; ``mesh`` is that of the
+    step.
 
     Raises :class:`GraphError` if there are no nodes, and for writes in place that would show: others write between two of the
     nodes what those read, or read between two what those write, or two inputs share memory that the nodes write.
@@ -95,7 +95,7 @@ def extract(
     order = order_of(graph)
     members = _with_parts(order, set(own))
     members |= _between(order, members, set(around), direction)
-    members = _with_parts(order, members)
+    members = _with_parts(order, members)  # Once more: nodes between may be launches or give several results, too.
     nodes = [node for node in order.nodes if node in members]
     given = {source for node in nodes for source in node.all_input_nodes if source not in members}
     inputs = [node for node in order.nodes if node in given and node.op not in _COPIED]
@@ -128,7 +128,7 @@ def _received(graph: PortableGraph, inputs: Sequence[Shape | None], what: str, m
 
 
 def _with_parts(order: Order, members: set[fx.Node]) -> set[fx.Node]:
-    """``members``, where parts of results and waits are in it exactly if what they are of is."""
+    """``members``, changed so that parts of results are in exactly if their operator is, and waits if their launch is."""
     found = set(members)
     for node in order.nodes:
         source = node.all_input_nodes[0] if node.all_input_nodes else None
@@ -150,7 +150,8 @@ def _is_flying(node: fx.Node) -> bool:
 
 
 def _between(order: Order, members: set[fx.Node], around: set[fx.Node], direction: Direction | None) -> set[fx.Node]:
-    """Nodes of ``around`` on a way from member to member, of nodes of ``around`` in one direction alone."""
+    """Nodes of ``around`` on a path from member to member that runs through ``around`` and stays in one direction."""
+    # One walk down finds what lies behind a member, one walk up what of that also lies before a member.
     candidates = [node for node in order.nodes if node in around and node not in members]
     way = {node: direction or direction_of(node) for node in (*candidates, *members)}
     behind: set[fx.Node] = set()
@@ -165,7 +166,7 @@ def _between(order: Order, members: set[fx.Node], around: set[fx.Node], directio
 
 
 def _circle(order: Order, members: set[fx.Node], inputs: Sequence[fx.Node], outputs: Sequence[fx.Node]) -> list[fx.Node]:
-    """Nodes that are not members, need an output and are needed by an input."""
+    """Nodes outside ``members`` that need an output and that an input needs."""
     after = set(reached(outputs, lambda node: (user for user in node.users if user not in members))) - members
     ahead = (node for node in inputs if node in after)
     found = set(reached(ahead, lambda node: (source for source in node.all_input_nodes if source in after)))
@@ -190,23 +191,23 @@ def _made(
     return fx.GraphModule(graph.owning_module or torch.nn.Module(), made, "SubGraph")
 
 
-# Whether some nodes of a graph can run by themselves for all that is written in place.
+# Can some nodes of a graph run by themselves, given what is written in place?
 
 
 @dataclass(slots=True)
 class _Storage:
-    """How some nodes of a graph meet one storage."""
+    """What the nodes of a sub-graph have to do with one storage."""
 
     touches: list[int] = field(default_factory=list)
-    """Which of them read or write it, or make it, ascending."""
+    """Indices of the nodes that read, write or make it, ascending."""
     made: list[fx.Node] = field(default_factory=list)
-    """Those whose new result it is."""
+    """Nodes that make it, as their result."""
     fed: list[fx.Node] = field(default_factory=list)
-    """Their inputs that live in it."""
+    """Inputs of the sub-graph that live in it."""
 
 
 def why_not_alone(order: Order, nodes: Sequence[fx.Node], inputs: Sequence[fx.Node]) -> str:
-    """Why ``nodes``, in one go on ``inputs``, would compute something else than where they stand; empty if they would not."""
+    """Why ``nodes``, run in one go on ``inputs``, would compute something else than in the graph; empty if they would not."""
     members = {order.index[node] for node in nodes}
     storages = _storages(order, nodes, inputs)
     return next((why for number, storage in storages.items() if (why := _why(order, members, number, storage))), "")
@@ -237,10 +238,13 @@ def _why(order: Order, members: set[int], number: int, storage: _Storage) -> str
     own = [i for i in writers if i in members]
     if not own:
         return ""
+    # A run in one go only gives out the state behind the last write. An outside reader that stands before that, but behind the
+    # first write (or behind the making, if the nodes make the storage), sees another state.
     begin, writer = own[0] if storage.fed else touches[0], order.nodes[own[-1]]
     reader = next((i for i in order.readers(number) if i not in members and begin < i < own[-1]), None)
     if reader is not None:
         return f"{order.nodes[reader].name} reads what {_writes(writer)} later"
+    # A run by itself is given its inputs as tensors that need not share memory, so a write to one need not show in another.
     ways = [*storage.fed, *storage.made]
     if storage.fed and len(ways) > 1:
         return f"its inputs and nodes share memory ({ways[0].name} and {ways[1].name}), and {_writes(writer)} there"
@@ -252,7 +256,9 @@ def _writes(node: fx.Node) -> str:
 
 
 def _may_write(node: fx.Node) -> bool:
-    """Not so if it is one of torch's functions, methods or modules, and is not called what those are that write in place."""
+    """Whether ``node`` may write in place; torch's functions, methods and modules are told by names, flags and ``out``."""
+    # A graph before AOT tracing calls Python functions of torch, which no schema describes. Those that write in place have a
+    # name that ends in _, or are given ``out`` or ``inplace``.
     target: Any = node.target
     if not effects_of(node).everything or isinstance(target, (torch._ops.OpOverload, torch._ops.HigherOrderOperator)):
         return True

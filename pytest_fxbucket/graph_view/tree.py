@@ -1,4 +1,4 @@
-"""The modules of a graph as flat tables, and the parameters that each holds: as somebody says, or as they are read."""
+"""The modules of a graph as flat tables, and the parameters that each holds, as given, as named by the tracer, or guessed."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ ROOT = 0
 
 @dataclass(frozen=True, slots=True)
 class KnownParameter:
-    """What somebody says of an input that is a parameter."""
+    """What the caller says about an input that is a parameter."""
 
     fqns: tuple[str, ...]
     """More than one if it is tied."""
@@ -40,18 +40,19 @@ class KnownParameter:
 
 @dataclass(frozen=True, slots=True)
 class HeldParameter:
-    """A parameter as the graph holds it: a sharded one is its local shard, padded."""
+    """A parameter as the graph holds it: of a sharded one the local shard, padded."""
 
     fqn: str
-    """Its FQN, or the name of its input where nobody says it."""
+    """Its FQN, or the name of its input if its FQN is not known."""
     shape: tuple[int, ...]
     dtype: torch.dtype | None
-    """None, and no bytes, if nothing says what the input holds."""
+    """None if the input has no fake value; it then counts as no bytes."""
     node: fx.Node | None
-    """Input that it is; None if it is read by calling its module, and in a view that was pickled."""
+    """The input; None if the parameter is read by calling its module, and in a view that was pickled."""
     input: str
     """Name of that input."""
     owners: tuple[int, ...]
+    """Numbers of the modules that hold it; several if it is tied."""
 
     @property
     def bytes(self) -> int:
@@ -65,8 +66,8 @@ class HeldParameter:
 def parameters_of(tree: Tree) -> list[HeldParameter]:
     """Parameters of ``tree``'s graph, in order of the graph's inputs.
 
-    Those that were given; or those that the tracer names (dynamo's sources, AOTAutograd's descriptors, attributes and called
-    modules); or, where nobody says anything, by how inputs are read. Raises :class:`GraphError` for a name that is no input.
+    They are those that were given; else those that the tracer names (dynamo's sources, AOTAutograd's descriptors, attributes
+    and called modules); else guessed by how inputs are read. Raises :class:`GraphError` for a given name that is no input.
     """
     graph = tree.graph
     if graph is None:
@@ -91,12 +92,14 @@ def _said(tree: Tree, graph: fx.Graph) -> Iterator[HeldParameter]:
     found: dict[object, tuple[list[str], fx.Node | None, str, Any]] = {}
     inputs = graph.find_nodes(op="placeholder")
     named = {node: name for node in inputs if (name := parameter_named(node)) is not None}
+    # Two models in one graph may have parameters of one name: then the variables that hold the models are part of the FQNs.
     variables = {variable(name) for name in named.values()} - {""}
     for node, name in named.items():
         path = module_path(name)
         path = (variable(name), *path) if len(variables) > 1 else path
         found[node] = ([".".join(path)], node, node.name, _value(node))
     for target, node, value in _attributes(graph):
+        # By identity: one tensor under several names is one tied parameter.
         found.setdefault(id(value), ([], node, node.name if node else target, value))[0].append(target)
     for fqns, node, name, value in found.values():
         owners = tuple(dict.fromkeys(_owner(tree, fqn) for fqn in fqns))
@@ -119,20 +122,21 @@ def _attributes(graph: fx.Graph) -> Iterator[tuple[str, fx.Node | None, torch.nn
 
 
 def _guessed(tree: Tree, graph: fx.Graph) -> Iterator[HeldParameter]:
-    """Inputs of floats that are gathered, or that one module alone reads; those that require grad, if any is said to."""
+    """Inputs of floats that are gathered, or that one module alone reads; only those that require grad, if any does."""
     inputs = [node for node in graph.find_nodes(op="placeholder") if _holds_floats(node) and not computed(node)]
     trained = [node for node in inputs if requires_grad(node)]
     innermost = {node: run.innermost for run in tree.runs for node in run.nodes}
+    # A gathered input is a parameter even if several modules read it (tied or read by parents): its owner is what they share.
     for node in trained or inputs:
         readers, gathered = _readers(node)
         modules = {number for reader in readers for number in innermost.get(reader, ())} - {ROOT}
         if len(modules) == 1 or (gathered and modules):
-            owner = tree.module(shared_path(tree.path(number) for number in modules))  # which there is
+            owner = tree.module(shared_path(tree.path(number) for number in modules))  # A module that the tree has already.
             yield HeldParameter(node.name, *_sizes(_value(node)), node, node.name, (owner,))
 
 
 def _readers(node: fx.Node) -> tuple[list[fx.Node], bool]:
-    """Who reads ``node`` through what only moves, casts and gathers, and whether anything gathers it."""
+    """(readers of ``node`` behind nodes that only move, cast or gather it, whether anything gathers it)."""
 
     def passes_on(one: fx.Node) -> bool:
         return collectives.is_all_gather(one) or collectives.is_wait(one) or moves_data(one)
@@ -175,26 +179,26 @@ def _holds_floats(node: fx.Node) -> bool:
 
 
 UNKNOWN = "Module"
-"""Class of a module that no node's stack names, as of a ModuleList: such are never called."""
+"""Class name of a module that no node's stack names, such as a ModuleList, which is never called."""
 _NO_CALLS = ("placeholder", "get_attr", "output")
 Mark = tuple[str, str]
-"""Direction and kind of a node; ("", "") of one that calls nothing."""
+"""Direction and kind of a node; ("", "") for a node that calls nothing."""
 
 
 @dataclass(slots=True)
 class ModuleRun:
-    """All nodes that ran in the same modules: whose stacks are equal."""
+    """All nodes with one module stack."""
 
     innermost: tuple[int, ...]
-    """The module whose code the nodes are; several for what a pass merged for several."""
+    """The module whose code the nodes are; several for nodes that a pass merged for several modules."""
     nodes: list[fx.Node]
     """In graph order; empty after pickling."""
     marks: list[Mark] | None = None
-    """Of each node; None until somebody asks."""
+    """Mark of each node; None until somebody asks."""
     places: list[int] | None = None
-    """Of each node, its index in the graph; None until somebody asks."""
+    """Index in the graph of each node; None until somebody asks."""
     names: list[str] | None = None
-    """Of each node, after pickling."""
+    """Name of each node, after pickling; else None."""
 
 
 @dataclass(eq=False)
@@ -204,18 +208,18 @@ class Tree:
     graph: fx.Graph | None
     """None after pickling."""
     given: Mapping[str, KnownParameter] | None = None
-    """Parameters by the name of their input, if somebody said which they are."""
+    """Parameters by the name of their input, if the caller said which they are."""
     direction: Direction | None = None
-    """Of all nodes, where it is known."""
+    """Direction of all nodes, if it is one and known."""
     mesh: Mesh | None = None
-    """Of the step that the graph is of, where it is known."""
+    """Mesh of the step that the graph is of, if known."""
     runs: list[ModuleRun] = field(default_factory=list)
     parent: list[int] = field(default_factory=lambda: [ROOT])
     name: list[str] = field(default_factory=lambda: [""])
     cls: list[str] = field(default_factory=lambda: [UNKNOWN])
     children: list[dict[str, int]] = field(default_factory=lambda: [{}])
     runs_of: list[list[int]] = field(default_factory=lambda: [[]])
-    """Runs in the module or below it, by number."""
+    """Indices in ``runs`` of the runs in each module or below it."""
 
     def module(self, path: Sequence[str], number: int = ROOT) -> int:
         """The module ``path`` in module ``number``, made if there is none yet."""
@@ -243,7 +247,7 @@ class Tree:
         return tuple(self.name[outer] for outer in self.outward(number) if outer != ROOT)[::-1]
 
     def wrapped(self) -> Iterator[int]:
-        """The root, and what it wraps: modules that have all the others in them, from the outside in."""
+        """The root, and the modules below it that have all others in them (a trainer's module, say), from the outside in."""
         number = ROOT
         yield number
         while len(self.children[number]) == 1:
@@ -251,7 +255,7 @@ class Tree:
             yield number
 
     def at(self, number: int, path: Path) -> int | None:
-        """The module ``path`` below ``number``; below the root also behind the modules that wrap all others."""
+        """The module ``path`` below ``number``, or None; from the root, modules that wrap all others may be left out."""
         for start in self.wrapped() if number == ROOT else (number,):
             found: int | None = start
             for name in path:
@@ -292,7 +296,7 @@ class Tree:
 
     @cached_property
     def held(self) -> list[list[int]]:
-        """Parameters in each module or below it, by number."""
+        """Indices of the parameters in each module or below it."""
         found: list[dict[int, None]] = [{} for _ in self.parent]
         for index, parameter in enumerate(self.parameters):
             for owner in parameter.owners:
@@ -311,18 +315,22 @@ class Tree:
 
     @cached_property
     def _index(self) -> dict[fx.Node, int]:
-        """Nodes of the runs in order of the graph, in which they may have moved but not gone since the tree was made."""
+        """Index in the graph of each node of the runs, by their order at the first question."""
+        # Nodes may have moved since the tree was made. Those that were removed get places behind all others.
         index = {node: place for place, node in enumerate(self.graph.nodes if self.graph is not None else ())}
         gone = [node for run in self.runs for node in run.nodes if node not in index]
         return index | {node: len(index) + i for i, node in enumerate(gone)}
 
     @cached_property
     def _kinds(self) -> dict[int, str]:
-        """Kinds by the identity of targets, which the nodes keep alive."""
+        """Kinds by ``id`` of targets, which the nodes keep alive."""
         return {}
 
     def on(self, graph: fx.Graph, counterpart: Mapping[Any, fx.Node]) -> Tree:
-        """The same tree of ``graph``, in which ``counterpart`` of a node (or of its name) stands for it."""
+        """The same tree for ``graph``; ``counterpart`` maps each node of this tree, or its name, to the node there.
+
+        Raises :class:`GraphError` if a node has no counterpart.
+        """
         known = set(counterpart)
         gone = [str(node) for run in self.runs for node in run.nodes or run.names or () if node not in known]
         if gone:
@@ -331,6 +339,7 @@ class Tree:
                 f"the graph has no node {gone[0]}{more}, which was there when its GraphView was made; make a new one"
             )
         index = {node: place for place, node in enumerate(graph.nodes)}
+        # Nodes may stand in another order in ``graph``. Marks and places are left out, and asked for anew.
         runs = [
             ModuleRun(
                 run.innermost, sorted((counterpart[node] for node in run.nodes or run.names or ()), key=index.__getitem__)
@@ -339,17 +348,20 @@ class Tree:
         ]
         found = replace(self, graph=graph, runs=runs)
         inputs = {node.name: node for node in index if node.op in _NO_CALLS}
+        # Put where the cached property looks: after pickling, how parameters were found out is gone, and they must not change.
         found.__dict__["parameters"] = [replace(held, node=inputs.get(held.input)) for held in self.parameters]
         return found
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Tree:
         if self.graph is None:
             return self
+        # A graph in a module is copied with the module, which holds the attributes that its nodes name.
         owner = self.graph.owning_module
         graph = copy.deepcopy(self.graph, memo) if owner is None else copy.deepcopy(owner, memo).graph
         return self.on(graph, dict(zip(self.graph.nodes, graph.nodes, strict=True)))
 
     def __getstate__(self) -> dict[str, Any]:
+        # Nodes would pickle their whole graph. Whatever is asked of them lazily is asked now.
         runs = [
             ModuleRun(run.innermost, [], self.marked(run), self.placed(run), run.names or [node.name for node in run.nodes])
             for run in self.runs

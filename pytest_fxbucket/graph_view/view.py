@@ -142,6 +142,7 @@ class GraphView:
         A part of ``glob`` is a name, with ``*`` and ``?`` for any characters, ``[0-31]`` for those numbers, or ``**``
         for any number of names: ``layers.*.attention``, ``layers.[0-3]``, ``**.wq``.
         """
+        # From the root the glob is tried on each module that wraps all others, outermost first; the first that matches counts.
         starts = self._tree.wrapped() if self._number == ROOT else (self._number,)
         found = next((found for start in starts if (found := matching(self._tree, start, glob))), [])
         return [self._view(number) for number in found]
@@ -158,7 +159,8 @@ class GraphView:
         return self._view(found)
 
     def __getattr__(self, name: str) -> GraphView:
-        # slots are asked for here while a copy is put together; names with two underscores are Python's questions
+        # A copy that is still being built asks here for its slots, which must not recurse. Names with two underscores are
+        # Python's own questions, such as those of ``copy`` and ``pickle``, never modules.
         if name in GraphView.__slots__ or (name.startswith("__") and name.endswith("__")):
             raise AttributeError(name)
         found = self._tree.at(self._number, (name,))
@@ -178,7 +180,7 @@ class GraphView:
         return len(self._tree.children[self._number])
 
     def __bool__(self) -> bool:
-        return True
+        return True  # By ``__len__`` alone a module without children would be false.
 
     def __dir__(self) -> list[str]:
         return [*super().__dir__(), *(name for name in self._tree.children[self._number] if name.isidentifier())]
@@ -238,6 +240,7 @@ class GraphView:
         """The same view of ``graph``, in which nodes are found by name. Raises :class:`GraphError` if it lacks one."""
         graph = _graph(graph)
         names = {node.name: node for node in graph.nodes}
+        # A tree after pickling has names for nodes, one that is bound has nodes: ``Tree.on`` looks up whichever it has.
         known: Any = names
         if self._tree.graph is not None:
             known = {n: names[n.name] for run in self._tree.runs for n in run.nodes if n.name in names}
@@ -281,7 +284,7 @@ def tree_text(tree: Tree, number: int) -> str:
     """The module ``number`` and all below it; lines as ``torch.nn.Module.__repr__`` and ``torch.nn.ModuleList`` write them."""
     alike = _alike(tree, number)
     lines: list[str] = []
-    # what is still to be written, last first: a module with its place and label, or a line that closes one
+    # What is still to be written, last first: (depth, label, module), or None for the module in a line that closes one.
     left: list[tuple[int, str, int | None]] = [(0, "", number)]
     while left:
         depth, label, module = left.pop()
@@ -305,7 +308,7 @@ def _counts(tree: Tree, number: int) -> str:
 
 
 def _folded(tree: Tree, number: int, alike: dict[int, int]) -> Iterator[tuple[str, int]]:
-    """Label and number of each child; of neighbours that are alike and count up, the first alone."""
+    """Label and number of each child; neighbours that are alike and whose names count up are folded into the first."""
     children = list(tree.children[number].items())
     at = 0
     while at < len(children):
@@ -327,6 +330,7 @@ def _alike(tree: Tree, number: int) -> dict[int, int]:
     """A number for each module at and below ``number``: the same for those that would be written the same."""
     seen: dict[object, int] = {}
     found: dict[int, int] = {}
+    # Children come before their parents, so that a module is told by its own line and the numbers of its children.
     for module in reversed(tree.inward(number)):
         below = tuple((name, found[child]) for name, child in tree.children[module].items())
         found[module] = seen.setdefault((tree.cls[module], _counts(tree, module), below), len(seen))

@@ -1,4 +1,4 @@
-"""Same of one plan: each distinct graph that a rank runs, held against the one that no pass has seen; differences in words."""
+"""The check ``same``: each distinct graph that a rank runs, compared with one that no pass has seen; differences as text."""
 
 from __future__ import annotations
 
@@ -56,6 +56,7 @@ class SameProgram:
 
     def _green(self, found: Mapping[int, Mapping[Phase, GraphComparison]]) -> Verdict:
         world = self.world
+        # The summary counts each phase once, on the first rank that has it: reversed, the first one is the last to be put in.
         first = list({phase: one for graphs in reversed([*found.values()]) for phase, one in graphs.items()}.values())
         outputs, written = sum(one.outputs for one in first), sum(one.written for one in first)
         left = {name: why for one in first for name, why in one.left.items()}
@@ -84,7 +85,9 @@ class SameProgram:
         yield from dict.fromkeys(world.odd)
 
     def _sets(self) -> list[list[int]]:
-        """Ranks that are looked at, by what they run: graphs of one digest differ where groups of one name have other ranks."""
+        """Ranks that are looked at, in sets whose graphs need to be compared only once."""
+        # Digests have names of groups, not their ranks. Graphs with one digest still differ if two names mean the same ranks on
+        # one rank only. Which ranks they are does not matter: those differ from rank to rank.
         found: dict[object, list[int]] = {}
         for rank in self.world.ranks():
             graphs = (*self.world.passed(rank).items(), *self.world.final(rank).items())
@@ -97,7 +100,7 @@ class SameProgram:
         return list(found.values())
 
     def _before(self, rank: int) -> StepGraph:
-        """What it is compared with: pipeline stages with themselves before the pass."""
+        """The step that the graphs are compared with; for pipeline stages the same stages before the pass."""
         return self.world.versions(rank).step if self.world.plan.pipeline is not None else self.world.reference(rank)
 
     def _graphs(self, rank: int) -> list[fx.Graph]:
@@ -108,7 +111,10 @@ class SameProgram:
             return {name: ranks for graph in graphs for name, ranks in members_of_groups(graph).items()}
 
     def _finals(self, rank: int) -> dict[Phase, GraphSide]:
-        """The graphs that are held against those before; where work crosses iterations those before that."""
+        """The graphs that are compared with those before: the final ones or, if work crosses iterations, the last before that.
+
+        Work that is moved to the next call changes what one call returns, so such a graph is not comparable.
+        """
         world, versions = self.world, self.world.versions(rank)
         if not crosses(world):
             return {
@@ -124,11 +130,11 @@ class SameProgram:
 
     @property
     def _has_given(self) -> bool:
-        """Whether the pass was given another step than the captured one, with state of its own, say."""
+        """Whether the pass was given another step than the captured one, for example one with state of its own."""
         return bool(self.world.stages.before) and self.world.plan.pipeline is None
 
     def _since_given(self, phase: Phase, rank: int) -> GraphComparison:
-        """What the pass made of what it was given: the captured step need not have all of that."""
+        """What the pass made, compared with the step that it was given, which may have more than the captured one."""
         versions = self.world.versions(rank)
         one = versions.passed[phase].bucketed
         return self._held(versions.step, _side(one.graph, one.root, versions.step, phase), phase, rank)
@@ -141,9 +147,9 @@ class SameProgram:
         return compared(self.table, before, after, self._walked)
 
     def _together(self) -> GraphComparison | None:
-        """All pipeline stages together, held against the microbatch that they were parted from; None without stages.
+        """All pipeline stages together, compared with the microbatch's graph that they were cut from; None without stages.
 
-        Raises PassError for stages of which audit says that they do not fit together.
+        Raises PassError if the stages do not fit together, which audit finds, too.
         """
         world = self.world
         if world.staged is None or world.together is None:
@@ -163,7 +169,9 @@ class SameProgram:
         yield from (waste_text(one) for one in found.waste)
 
     def _pairings(self, found: Mapping[int, Mapping[Phase, GraphComparison]]) -> Iterator[str]:
-        """Where ranks launch what does not belong together, though each of them does all of its own."""
+        """A sentence for each phase in which ranks launch what does not belong together, though each launches all its own."""
+        # Each rank alone may be right and still pair its launch with another one of its peers. If the graphs before the pass
+        # already differ from rank to rank, nothing can be said.
         for phase in dict.fromkeys(phase for one in found.values() for phase in one):
             before, after = ({rank: one[phase].sent[side] for rank, one in found.items() if phase in one} for side in (0, 1))
             if crosswise(before) is None and (odd := crosswise(after)) is not None:
@@ -188,12 +196,12 @@ def _side(graph: fx.Graph, root: nn.Module, step: StepGraph, phase: Phase) -> Gr
 
 _DEPTH = 3
 _MOST = 240
-"""Letters of an expression that are shown."""
+"""Characters of an expression that are shown at most."""
 _NAMES = 3
 
 
 def expression_text(table: ExpressionTable, number: int, depth: int = _DEPTH) -> str:
-    """The expression ``number``, as far as people read it: ``mul(w1 gathered over 0-3, 2.0)``."""
+    """The expression ``number`` as text, to a limited depth: ``mul(w1 gathered over 0-3, 2.0)``."""
     key = table.keys[number]
     kind = str(key[0])
     if depth == 0 and kind not in ("input", "undefined", "zeros"):
@@ -224,7 +232,7 @@ def _part(table: ExpressionTable, part: Any, depth: int) -> str:
 
 
 def _bytes(table: ExpressionTable, key: tuple[Any, ...], depth: int) -> str:
-    """What bytes are of, and in which order if that is not plainly theirs."""
+    """Sources of the bytes and, unless they are one source from its beginning on, which bytes of them in which order."""
     sources = list(dict.fromkeys(source for source, _ in key[2]))
     shown = ", ".join(expression_text(table, one, depth) for one in sources[:_NAMES])
     more = f" and {len(sources) - _NAMES} more" if len(sources) > _NAMES else ""
@@ -249,12 +257,12 @@ def _span(text: str) -> str:
 
 
 def cut(text: str) -> str:
-    """``text``, as long as a line may be."""
+    """``text``, cut to the length that is shown."""
     return text if len(text) <= _MOST else text[: _MOST - 4] + " ..."
 
 
 def node_text(node: fx.Node | None) -> str:
-    """A node of the graph after, with its module."""
+    """A node of the graph after the pass, as text, with its module."""
     if node is None:
         return "an output"
     module = module_of(node)
@@ -263,14 +271,14 @@ def node_text(node: fx.Node | None) -> str:
 
 
 def difference_text(table: ExpressionTable, one: ExpressionDifference) -> str:
-    """A sentence for people, with both expressions."""
+    """A sentence about a difference, with both expressions."""
     names = some(one.names, _NAMES)
     before, after = (cut(expression_text(table, number)) for number in (one.before, one.after))
     return f"{names}: first differs at {node_text(one.node)}, which gives {after}; before the pass it was {before}"
 
 
 def waste_text(one: WastedCompute) -> str:
-    """A sentence for people."""
+    """A sentence about what is computed in vain."""
     before, after = one.times
     if before == 0:
         return f"waste: {node_text(one.node)} computes what nobody reads and what was not computed before the pass"
@@ -298,7 +306,7 @@ _FORMS: dict[str, Callable[[ExpressionTable, Key, int], str]] = {
     **dict.fromkeys(("written", "drawn", "done", "after"), lambda table, key, depth: _part(table, key[1], depth)),
     "_operator.getitem": lambda table, key, depth: f"{_part(table, key[1], depth)}[{_part(table, key[2], depth)}]",
 }
-"""How expressions of some kinds are shown."""
+"""By the first item of an expression: how it is shown, if not as a call."""
 
 
 def run(context: Context) -> Verdict:

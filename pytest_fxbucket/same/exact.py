@@ -1,4 +1,4 @@
-"""What storages hold, told as runs of bytes of expressions; a cast makes another expression, since it may change any value."""
+"""Contents of storages as runs of bytes of expressions. A cast makes a new expression, since it may change any value."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Ranks = tuple[int, ...]
 
 @cache
 def among(members: Ranks) -> Const:
-    """The ranks of a collective, which are what counts of its group."""
+    """The ranks of a collective as a constant. Of its group nothing else goes into an expression."""
     return Const("ranks", ",".join(map(str, members)))
 
 
@@ -67,11 +67,12 @@ class ExactContents(StorageContents):
 
 
 def expression(table: ExpressionTable, tensor: torch.Tensor, memory: StorageContents) -> Key | int:
-    """What ``tensor`` stands for: a source itself, if it is just that; else the bytes that it shows, and how it shows them.
+    """What ``tensor`` stands for: a source, if it is all of one as that is; else the key of its bytes, shape and strides.
 
-    Bytes are told as they lie in memory, since a transposed matrix is one run there, and a thousand in its own order; with the
-    strides that say which element is which, but not with gaps between them: those hold what somebody else reads.
+    Bytes are listed in memory order, since a transposed matrix is one run there and a thousand in logical order. Strides say
+    which element is which. Gaps between elements are left out of them: other tensors read what lies there.
     """
+    # A value that was packed and unpacked unchanged must get its own number back: its readers then stand for what they did.
     runs, strides = memory.read(contents.in_memory_order(tensor)), _without_gaps(tensor)
     if len(runs) == 1:
         one = runs[0]
@@ -92,7 +93,7 @@ def expression(table: ExpressionTable, tensor: torch.Tensor, memory: StorageCont
 
 
 def _without_gaps(tensor: torch.Tensor) -> tuple[int, ...]:
-    """The strides of ``tensor`` if its elements lay one behind the other, in the order in which they lie in memory."""
+    """The strides that ``tensor`` would have if its elements lay one behind the other, in the same order in memory."""
     if tensor.is_contiguous():
         strides = [1] * tensor.dim()
         for dim in range(tensor.dim() - 2, -1, -1):
@@ -108,7 +109,7 @@ def _without_gaps(tensor: torch.Tensor) -> tuple[int, ...]:
 
 
 def spans(runs: Runs) -> list[tuple[int, SourceBytes]]:
-    """Runs by their sources; those that are alike but for being the next rank's are one, of 4,096 ranks too."""
+    """Runs as (source, place). Equal runs of consecutive ranks are one item, so 4,096 ranks give no longer list than two."""
     found: list[tuple[int, SourceBytes]] = []
     index = 0
     while index < len(runs):
@@ -125,7 +126,11 @@ def spans(runs: Runs) -> list[tuple[int, SourceBytes]]:
 
 
 def gathered(table: ExpressionTable, runs: Runs, own: int, members: Ranks, ranks_of: dict[int, int]) -> Runs:
-    """Content of the gather of ``runs``, ``own`` bytes on each of ``members``."""
+    """Content of the gather of ``runs``, ``own`` bytes on each of ``members``.
+
+    ``ranks_of`` has the number of ranks that each source was gathered over before. Groups nest: member k of this gather has the
+    rank indices from k times that number on.
+    """
     new: dict[int, int] = {}
     for source in {one.source for one in runs if one.source > ZERO}:
         new[source] = table.number(("gathered", source, among(members)))
@@ -142,9 +147,11 @@ def gathered(table: ExpressionTable, runs: Runs, own: int, members: Ranks, ranks
 
 
 def reduced(table: ExpressionTable, runs: Runs, op: str, dtype: torch.dtype, members: Ranks) -> Runs:
-    """Content of the sum (or what ``op`` says) of ``runs`` over ``members``, seen as ``dtype`` when they are added."""
+    """Content of the reduction of ``runs`` over ``members`` by ``op`` (a sum, say), whose bytes it takes for ``dtype``."""
     how = (const(op), const(dtype), among(members))
     form = contents.form_of(dtype)
+    # Each element is reduced by itself. So the key has no places in the source: one expression stands for the whole reduced
+    # source, of which runs have the bytes that they had.
     return tuple(
         one
         if one.source <= ZERO
@@ -158,11 +165,13 @@ def reduced(table: ExpressionTable, runs: Runs, op: str, dtype: torch.dtype, mem
 
 
 def scattered(table: ExpressionTable, runs: Runs, own: int, op: str, dtype: torch.dtype, members: Ranks) -> Runs:
-    """Content of this rank's ``own`` bytes of that sum.
+    """Content of this rank's ``own`` bytes of a reduce-scatter of ``runs``; arguments as for :func:`reduced`.
 
-    A source is told by what this rank sends to each member there, not to itself alone: what is wrong in another rank's part
-    shows on this one too.
+    The key of a source has the bytes that this rank sends to every member at that place, not to itself alone. So a fault in the
+    part of another rank shows on this rank, too.
     """
+    # Cut the input into one chunk for each member, then all chunks at the borders of runs of any of them. Between two borders
+    # each chunk has one piece, and these pieces together are one source.
     how, form = (const(op), const(dtype), among(members)), contents.form_of(dtype)
     chunks: list[list[ByteRange]] = [[] for _ in members]
     for one in contents.cut(runs, own):
@@ -187,7 +196,10 @@ def scattered(table: ExpressionTable, runs: Runs, own: int, op: str, dtype: torc
 
 
 def _steps(pieces: list[ByteRange], first: int) -> Key:
-    """What each member is sent, from where in its source, counted from ``first``; as one step where all steps are alike."""
+    """The piece that each member is sent, as (source, start counted from ``first``); one item if the starts ascend evenly.
+
+    Counted from ``first``, all pieces of one gradient have the same key, wherever the borders fall.
+    """
     starts = [one.start - first if one.source > ZERO else 0 for one in pieces]
     alike = {(one.source, one.rank, one.form) for one in pieces}
     if len(alike) == 1 and len(pieces) > 1 and len({b - a for a, b in pairwise(starts)}) == 1:

@@ -1,4 +1,4 @@
-"""What moves data, byte by byte: from launches on, and into launches and buffers."""
+"""Data movement, followed byte by byte: behind launches, into launches, and into buffers."""
 
 from __future__ import annotations
 
@@ -26,38 +26,41 @@ if TYPE_CHECKING:
     from pytest_fxbucket.graph.contents import Runs
 
 FOLLOWED = frozenset({"all_gather", "reduce_scatter", "all_reduce"})
-"""Kinds of launches that are told by bytes."""
+"""Kinds of launches whose results are known byte by byte."""
 SENT = frozenset({"all_to_all", "broadcast"})
-"""Kinds that are told as a whole, by the bytes that are sent; what they bring is followed on."""
+"""Kinds whose result is one new source, made of the bytes that are sent; it is followed on from there."""
 
 
 class FollowedExpressions:
-    """The values of a graph that are followed, as meta tensors."""
+    """The values of a graph that are followed, as meta tensors, and what their storages hold."""
 
     def __init__(self, context: WalkContext) -> None:
         self.context = context
         self.memory = ExactContents(context.table)
         self.values: dict[fx.Node, Any] = {}
         self.brought: set[fx.Node] = set()
-        """What is told by its bytes: it came out of a launch, or lies in a buffer that data is moved into."""
+        """Nodes known by their bytes: they came out of a launch, or lie in a buffer that data is moved into."""
         self._packed, self._buffers = _into_launches(context)
+        # By node the version of its storage and the expression at that version.
         self._known_bytes: dict[fx.Node, tuple[int, int]] = {}
         self._roots: dict[Any, list[fx.Node]] = {}
-        """Of each storage the nodes from which it is followed into launches."""
+        """By storage the computed nodes that lie in it and are followed into launches from there."""
         self._rooted: set[int] = set()
 
     def read(self, node: fx.Node) -> int:
-        """What ``node`` stands for now."""
+        """The expression that ``node`` stands for now."""
         return self.bytes(node) if node in self.brought else self.context.value(node)
 
     def concerns(self, node: fx.Node) -> bool:
-        """Whether ``node``, which moves data, moves what is followed or what is launched."""
+        """Whether ``node``, which moves data, moves data that is followed, or data that goes into a launch."""
         if node.target is getitem:
             return node.args[0] in self.values
         return node in self._packed or not self.brought.isdisjoint(inputs_of(node))
 
     def begin(self, node: fx.Node) -> bool:
-        """Make ``node`` a buffer, if data is moved into it, and it lies in memory as its meta tensor does."""
+        """Make ``node`` a followed buffer; False if no data is moved into it, or if its layout in memory is not certain."""
+        # ``empty_like`` takes the layout of its input. Meta tensors of computed inputs are contiguous here, the real ones may
+        # not be.
         if node not in self._buffers or not all(map(self._is_contiguous, inputs_of(node))):
             return False
         self.values[node] = execute(node, map_arg(node.args, self.known), dict(node.kwargs), self.memory)
@@ -65,11 +68,11 @@ class FollowedExpressions:
         return True
 
     def move(self, node: fx.Node, operator: OperatorEffect) -> bool:
-        """Follow ``node``; whether its value is told by its bytes."""
+        """Follow ``node``; whether its value is known by its bytes from now on."""
         if operator.effects.writes and not all(target in self.brought for target in written(node)):
-            return False  # memory of the model's own is written, which is told by its states
+            return False  # Memory of the model's own is written: that is known by states, not by bytes.
         if operator.by_memory and node.all_input_nodes[0] not in self.brought:
-            return False  # what was computed lies there as its kernel left it
+            return False  # Only the kernel that computed the input knows how it lies in memory.
         try:
             args, kwargs = map_arg(node.args, self.known), map_arg(node.kwargs, self.known)
             self.values[node] = execute(node, args, kwargs, self.memory)
@@ -78,6 +81,8 @@ class FollowedExpressions:
         if not self.brought.isdisjoint(inputs_of(node)):
             self.brought.add(node)
             return True
+        # Computed data on its way into a launch has both: bytes for the launch, and an expression for its other readers. A copy
+        # lies in a storage of its own, writes to which must be seen; of a view they are seen at its base.
         if not operator.view and self.context.states.changing:
             self._root(node)
         return False
@@ -89,7 +94,7 @@ class FollowedExpressions:
         return not isinstance(value, torch.Tensor) or value.is_contiguous()
 
     def known(self, node: fx.Node) -> Any:
-        """The meta tensor of ``node``; what only was computed so far is followed from here."""
+        """The meta tensor of ``node``; a computed value that was not followed before is followed from here on."""
         if node not in self.values:
             self.values[node] = self._new(node, self.context.table.facts.get(self.context.made[node]))
             if self.context.states.changing:
@@ -97,7 +102,8 @@ class FollowedExpressions:
         return self.values[node]
 
     def changed(self, target: fx.Node, out: int, node: fx.Node) -> None:
-        """``node`` writes ``out`` where ``target`` lives, which is told by its states."""
+        """``node`` writes the expression ``out`` to the storages of ``target``, which are known by their states."""
+        # All tensors that are followed from those storages hold something else now, so each is read anew.
         context, state = self.context, self.context.states.state
         for home in context.states.of(target):
             state[home] = context.number(("write", state.get(home, 0), context.made[target], out), node)
@@ -106,7 +112,7 @@ class FollowedExpressions:
                     self._hold(tensor, self.read(one))
 
     def bytes(self, node: fx.Node) -> int:
-        """What ``node``, which is told by its bytes, stands for now."""
+        """The expression that ``node``, which is known by its bytes, stands for now."""
         value = self.values[node]
         if not isinstance(value, torch.Tensor):
             if isinstance(value, (list, tuple)):
@@ -119,7 +125,7 @@ class FollowedExpressions:
         return known[1]
 
     def of_tensor(self, tensor: torch.Tensor, node: fx.Node) -> int:
-        """What ``tensor``, a value of ``node``, stands for now."""
+        """The expression that ``tensor``, a value of ``node``, stands for now."""
         found = expression(self.context.table, tensor, self.memory)
         if isinstance(found, int):
             self.context.node_of.setdefault(found, node)
@@ -129,7 +135,7 @@ class FollowedExpressions:
         return number
 
     def _root(self, node: fx.Node) -> None:
-        """Whoever writes where ``node`` lives changes what is followed from it."""
+        """Note that writes to the storages of ``node`` change what is followed from it; once for each of its meta storages."""
         keys = {storage_key(tensor) for tensor in tensors_in(self.values[node])}
         if not keys <= self._rooted:
             self._rooted |= keys
@@ -156,6 +162,8 @@ class FollowedExpressions:
 
 def _into_launches(context: WalkContext) -> tuple[Set[fx.Node], Set[fx.Node]]:
     """Nodes through which data moves into launches, and new buffers that data is moved into."""
+    # As ``_leads_to_launch`` of :mod:`pytest_fxbucket.graph.follow` does, backwards: every reader, and every write to a storage
+    # that is launched, is met before what it reads.
     packed: set[fx.Node] = set()
     storages: set[fx.Node] = set()
     buffers: set[fx.Node] = set()
@@ -177,7 +185,7 @@ def _into_launches(context: WalkContext) -> tuple[Set[fx.Node], Set[fx.Node]]:
     return packed, buffers
 
 
-# What a launch brings, told by the bytes that its members send.
+# Results of launches, made from the bytes that their members send.
 
 
 class GraphLaunches:
@@ -185,17 +193,17 @@ class GraphLaunches:
 
     def __init__(self, followed: FollowedExpressions) -> None:
         self.sent: list[tuple[Ranks, int]] = []
-        """What each launch sends, and among whom."""
+        """For each launch its ranks, and the expression of what it sends."""
         self._followed, self._table = followed, followed.context.table
         self._ranks_of: dict[int, int] = {}
-        """Over how many ranks in all a source was gathered."""
+        """The number of ranks that a source was gathered over, by all its gathers together."""
 
     def members(self, node: fx.Node) -> Ranks:
         """The ranks of the launch ``node``; none if its group is not known."""
         return self._followed.context.members.get(str(collectives.argument(node, "group_name") or ""), ())
 
     def launch(self, node: fx.Node, operator: OperatorEffect) -> bool:
-        """Follow the launch ``node``; False if it is of a kind that is told as a whole."""
+        """Follow the launch ``node`` byte by byte; False if that cannot be done for its kind, group or inputs."""
         members, size, nodes = self.members(node), collectives.argument(node, "group_size"), collectives.tensors_sent(node)
         odd = isinstance(size, int) and size != len(members)
         if operator.launches not in FOLLOWED or not members or not nodes or odd or operator.effects.chained:
@@ -217,20 +225,20 @@ class GraphLaunches:
         return True
 
     def sent_whole(self, node: fx.Node, operator: OperatorEffect) -> fx.Node | None:
-        """What the launch ``node`` sends, if it is told by that and brings something new."""
+        """The node that the launch ``node`` sends, if the launch is of a kind in SENT and its result is a new tensor."""
         sent = collectives.sent_by(node)
         if operator.launches not in SENT or operator.effects.writes or operator.effects.chained or not self.members(node):
             return None
         return sent if isinstance(sent, fx.Node) else None
 
     def elements(self, sent: fx.Node, node: fx.Node) -> int:
-        """The expression of the elements of ``sent`` in their order, in whichever shape ``node`` sends them."""
+        """The expression of the elements of ``sent`` in logical order, flat: the shape in which ``node`` sends is no matter."""
         tensor: torch.Tensor = self._followed.known(sent)
         flat = torch.empty(tensor.numel(), dtype=tensor.dtype, device="meta")
         return self._followed.of_tensor(self._followed.memory.allocate(flat, self._followed.memory.read(tensor)), node)
 
     def bring(self, node: fx.Node, sent: fx.Node, number: int) -> None:
-        """Follow what the launch ``node`` brings, ``number`` as a whole, from there on."""
+        """Follow the result of the launch ``node`` from here on: all its bytes are of the source ``number``."""
         tensor, fact = self._followed.known(sent), self._table.facts.get(number)
         if not isinstance(fact, torch.Tensor):
             return
@@ -243,11 +251,11 @@ class GraphLaunches:
         self._followed.brought.add(node)
 
     def note(self, members: Ranks, number: int) -> None:
-        """A launch that is told as a whole."""
+        """Note a launch that is known as a whole, by the expression ``number``."""
         self.sent.append((members, number))
 
     def _over(self, node: fx.Node, kind: str, members: Ranks, tensor: torch.Tensor, runs: Runs) -> tuple[list[int], Runs]:
-        """Shape and content of what a launch brings."""
+        """Shape and content of the result of a launch for one ``tensor``, which holds ``runs``; notes what is sent."""
         op = str(collectives.argument(node, "reduce_op") or "")
         how = Const("launch", f"{kind} {op}"), Const("tensor", f"{tensor.dtype} {tuple(tensor.shape)}")
         self.sent.append((members, self._table.number(("sent", *how, *spans(runs)))))
@@ -263,11 +271,11 @@ class GraphLaunches:
         return own, scattered(self._table, runs, tensor.nbytes // count, op, tensor.dtype, members)
 
     def _filled(self, node: fx.Node, buffer: fx.Node, runs: Runs) -> torch.Tensor:
-        """``buffer``, which the launch ``node`` fills."""
+        """The meta tensor of ``buffer``, which the launch ``node`` fills with ``runs``."""
         followed = self._followed
         tensor: torch.Tensor = followed.known(buffer)
         followed.memory.write(tensor, runs)
         if buffer not in followed.brought:
             followed.changed(buffer, followed.of_tensor(tensor, node), node)
-            followed.memory.write(tensor, runs)
+            followed.memory.write(tensor, runs)  # Once more: ``changed`` has read the buffer anew, by its states.
         return tensor

@@ -1,6 +1,6 @@
 """What a graph's attributes and storages hold while it is walked.
 
-Attributes are told by their bytes: a pass may call them what it likes.
+Attributes are known by their bytes, since a pass may rename them.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from pytest_fxbucket.step.portable import digest, encode_module, raw_bytes
 
 
 def digest_of(root: torch.nn.Module, name: str) -> str:
-    """Hex digest of what ``root`` has by the name ``name``: a tensor, or a graph; of all else its name."""
+    """Digest of the attribute ``name`` of ``root``: a tensor's bytes, or a graph; for anything else its type and name."""
     held = attrgetter(name)(root)
     if isinstance(held, fx.GraphModule):
         return f"graph {digest(encode_module(held))}"
@@ -30,11 +30,11 @@ def digest_of(root: torch.nn.Module, name: str) -> str:
     form = repr((held.dtype, tuple(held.shape), held.stride(), held.device.type))
     try:
         return hashlib.sha256(form.encode() + raw_bytes(held)).hexdigest()
-    except (NotImplementedError, RuntimeError):  # a fake one has no bytes
+    except (NotImplementedError, RuntimeError):  # A fake tensor has no bytes.
         return f"{form} {name}"
 
 
-# What storages hold that are written in place: which values share one, and the chain of writes that it went through.
+# States of storages that are written in place: which values share a storage, and the chain of writes to it so far.
 
 
 Home = tuple[Any, ...]
@@ -43,12 +43,12 @@ Home = tuple[Any, ...]
 class States:
     """Storages of one graph, by what operators say and never by fake values, and the state of each that was written.
 
-    ``homes`` are storages of inputs that share one, by the input's place.
+    ``homes`` names the storage of each input that shares one with another input, by the input's place.
     """
 
     def __init__(self, nodes: Sequence[fx.Node], root: torch.nn.Module, homes: Mapping[int, Any]) -> None:
         self.state: dict[Any, int] = {}
-        """Of each storage that was written the expression of its last write, in which all earlier ones are."""
+        """For each storage that was written the expression of its last write, which contains all earlier ones."""
         self._homes: dict[fx.Node, Home] = {}
         self.changing = any(written(node) for node in nodes)
         """Whether anything is written at all."""
@@ -67,7 +67,7 @@ class States:
                 self._homes[node] = self._of(index, node)
 
     def _of(self, index: int, node: fx.Node) -> Home:
-        """A view's are those of what it shows; what may be a copy has one of its own as well."""
+        """Storages of ``node``: of a view those of its input; one of its own as well if ``node`` merely may share."""
         effects = effects_of(node)
         if not (effects.shares or effects.shares_all or effects.everything):
             return (index,)
@@ -79,7 +79,7 @@ class States:
         return self._homes[node]
 
     def now(self, node: fx.Node) -> tuple[int, ...]:
-        """States of ``node``'s storages; none if none of them was written yet."""
+        """States of ``node``'s storages (0 for one that was not written); empty if none of them was written yet."""
         if not self.state:
             return ()
         homes = self._homes[node]
@@ -89,15 +89,16 @@ class States:
 
 
 def _of_attribute(root: torch.nn.Module, name: str) -> object:
-    """Two attributes that hold one tensor are one storage."""
+    """The storage of the attribute ``name``: two attributes that hold one tensor share it."""
     held = attrgetter(name)(root)
     return ("storage", storage_key(held)) if isinstance(held, torch.Tensor) else name
 
 
 class WalkContext:
-    """``graph``, whose constants ``root`` holds, in terms of ``table``.
+    """What the parts of one walk share: the graph, its expressions so far, and the states of its storages.
 
-    ``members`` are the ranks of each process group that it names, ``homes`` the storages of inputs that share one.
+    ``root`` holds the constants of ``graph``, ``table`` has all expressions, ``members`` the ranks of each process group that
+    the graph names. ``homes`` is as for :class:`States`.
     """
 
     def __init__(
@@ -111,9 +112,9 @@ class WalkContext:
         self.nodes = list(graph.nodes)
         self.root, self.table, self.members = root, table, members
         self.node_of: dict[int, fx.Node] = {}
-        """Where each expression of the graph is met at first."""
+        """The node at which each expression of the graph is met first."""
         self.made: dict[fx.Node, int] = {}
-        """What each node stands for, as long as nobody writes its storage."""
+        """The expression of each node, as long as nobody writes its storage."""
         self.states = States(self.nodes, root, homes)
         self._operators: dict[int, OperatorEffect] = {}
         self._first = len(table)
@@ -125,7 +126,8 @@ class WalkContext:
         return number
 
     def learn(self, number: int, value: Any) -> None:
-        """A fake value of the expression ``number``; of one that an earlier graph has, only that graph is believed."""
+        """Note a fake value of the expression ``number``, unless an earlier graph has that expression."""
+        # The graph before the pass is walked first, and what a pass writes into ``meta["val"]`` must not replace its values.
         if number >= self._first and number not in self.table.facts:
             self.table.facts[number] = value
 
@@ -137,7 +139,8 @@ class WalkContext:
         return found
 
     def value(self, node: fx.Node) -> int:
-        """What ``node``, which is not told by its bytes, stands for now."""
+        """The expression that ``node`` stands for now; not for nodes that are told by their bytes."""
+        # Behind a write the same node is another expression: its own as seen in the present states of its storages.
         made = self.made[node]
         if self.states.state and (states := self.states.now(node)):
             return self.number(("seen", made, states), node)

@@ -1,4 +1,4 @@
-"""One rank's step before and after: its graphs walked with one table, and what is compared of them."""
+"""One rank's graph before and after a pass: both are walked with one table, then their ends are compared."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _ROLES = {"grad": "the gradient of", "param": "parameter", "loss": "the loss", "
 
 @dataclass(frozen=True, slots=True)
 class GraphSide:
-    """One graph, with the constants that it names, and its inputs and outputs."""
+    """One of two graphs that are compared, with the module that holds its constants, its inputs and its outputs."""
 
     graph: fx.Graph
     root: torch.nn.Module
@@ -36,31 +36,33 @@ class GraphSide:
 
 @dataclass
 class GraphComparison:
-    """What came of comparing two graphs."""
+    """The result of comparing two graphs."""
 
     differences: list[ExpressionDifference] = field(default_factory=list)
     waste: list[WastedCompute] = field(default_factory=list)
     outputs: int = 0
-    """Outputs that stand for the expression that they stood for."""
+    """Number of outputs that stand for the same expression as before."""
     written: int = 0
-    """Inputs that are written, and do so."""
+    """Number of inputs that the graph before writes."""
     left: dict[str, str] = field(default_factory=dict)
-    """What cannot be shown, each with why."""
+    """Names of what cannot be shown to be the same, each with the reason."""
     added: list[str] = field(default_factory=list)
-    """What only one of the graphs has."""
+    """Names of inputs and outputs that only one of the graphs has."""
     sent: tuple[list[tuple[Ranks, int]], list[tuple[Ranks, int]]] = ((), ())  # type: ignore[assignment]  # two empty ones
-    """What is launched before and after, and among whom."""
+    """For the graph before and the one after: the ranks of each launch, and the expression of what it sends."""
 
 
 Walked = dict[object, Walk]
-"""Graphs that were walked already with a table, by what they are."""
+"""Walks that were done already with a table, by identity and groups of their graphs."""
 
 
 def compared(table: ExpressionTable, before: GraphSide, after: GraphSide, known: Walked) -> GraphComparison:
-    """``after`` held against ``before``, which is walked once for all that share ``known``.
+    """``after`` compared with ``before``, which is walked once for all calls that share ``known``.
 
     Raises PassError for a graph that cannot be run.
     """
+    # Which inputs share a storage is read off the graph before, for both. Then numbers are compared: of outputs, of what inputs
+    # and attributes hold at the end, of the random state, of effects on the world.
     homes = _homes(before)
     key = id(before.graph), tuple(sorted(before.members.items()))
     if key not in known:
@@ -85,6 +87,7 @@ def compared(table: ExpressionTable, before: GraphSide, after: GraphSide, known:
     found.differences = [d for d in parted if not _is_excused(table, shaky, d)]
     differing = {name for d in parted for name in d.names}
     equal = [pair for pair in (*outputs, *inputs, *others) if pair.name not in differing]
+    # Equal numbers prove nothing if part of the expression cannot be followed.
     found.left |= {pair.name: _why(table, pair.after) for pair in equal if shaky and shaky[pair.after]}
     found.outputs = sum(pair.name not in differing and pair.name not in found.left for pair in outputs)
     found.written = sum(table.keys[number][0] != "input" for number in one.left_in_inputs())
@@ -102,7 +105,7 @@ Name = tuple[str, str, int]
 
 
 def _names(values: Iterable[Value]) -> list[Name]:
-    """Role, FQN, and which of that name: graphs of which one has more state pair by name."""
+    """Role, FQN, and a count among equal ones. Values of two graphs are paired by these, since one may have more of them."""
     seen: Counter[tuple[str, str]] = Counter()
     found: list[Name] = []
     for value in values:
@@ -124,13 +127,13 @@ def _input(name: Name) -> str:
 def _pairs(
     before: Sequence[Value], numbers: Sequence[int], after: Sequence[Value], others: Sequence[int]
 ) -> dict[Name, tuple[int, int]]:
-    """By name what stands before and after, 0 where it is not there."""
+    """By name the expressions before and after; 0 where a graph has no value of that name."""
     one, other = (dict(zip(_names(v), n, strict=True)) for v, n in ((before, numbers), (after, others)))
     return {name: (one.get(name, 0), other.get(name, 0)) for name in {**one, **other}}
 
 
 def _homes(side: GraphSide) -> dict[str, Any]:
-    """Inputs that share a storage, as the graph before has it."""
+    """The storage of each input that shares one with another input, by the fake values of the graph."""
     nodes = [node for node in side.graph.nodes if node.op == "placeholder"]
     keys = {}
     for name, node in zip(_names(side.inputs), nodes, strict=True):
@@ -145,7 +148,7 @@ def _homes(side: GraphSide) -> dict[str, Any]:
 
 
 def _shaky(table: ExpressionTable) -> bytearray:
-    """For each expression whether anything in it is not followed; empty if all is. Parts have lower numbers than wholes."""
+    """For each expression whether any part of it is not followed; empty if all are. Parts have lower numbers than wholes."""
     if not table.left:
         return bytearray()
     found = bytearray(len(table))
@@ -155,9 +158,10 @@ def _shaky(table: ExpressionTable) -> bytearray:
 
 
 def _is_excused(table: ExpressionTable, shaky: bytearray, one: ExpressionDifference) -> bool:
-    """Whether ``one`` is of something that is not followed, and that the graph before does not have there."""
+    """Whether the difference ``one`` has something that is not followed and that the graph before does not have there."""
     if not shaky or not shaky[one.after]:
         return False
+    # What both graphs have unfollowed is one expression in both, and cannot be the reason for the difference.
     new = {number for number in table.within([one.after]) if number in table.left}
     return not new <= table.within([one.before])
 
@@ -166,43 +170,43 @@ def _why(table: ExpressionTable, number: int) -> str:
     return next((table.left[one] for one in sorted(table.within([number])) if one in table.left), "")
 
 
-# Two graphs, number by number: what stands for another expression, and what is computed for nothing.
+# Differences of two graphs, number by number: values that stand for another expression, and compute in vain.
 
 
 @dataclass(frozen=True, slots=True)
 class PairedMeaning:
-    """What something stands for in the graph before and after."""
+    """The expressions that one value stands for in the graph before and in the graph after."""
 
     name: str
-    """For people."""
+    """Its name in messages."""
     before: int
     after: int
 
 
 @dataclass(frozen=True, slots=True)
 class ExpressionDifference:
-    """Where an expression parts from what it was."""
+    """Two expressions that differ in themselves, not only in their parts."""
 
     before: int
     after: int
     node: fx.Node | None
-    """Of the graph after, at which that expression is met first."""
+    """Node of the graph after at which the expression ``after`` is met first."""
     names: tuple[str, ...]
-    """Of what stands for it, for people."""
+    """Names of the values that differ because of it, for messages."""
 
 
 @dataclass(frozen=True, slots=True)
 class WastedCompute:
-    """What is computed and changes no value."""
+    """Compute that changes no value."""
 
     node: fx.Node
     number: int
     times: tuple[int, int]
-    """How often it is computed before and after."""
+    """How often the expression is computed before and after."""
 
 
 def differences(table: ExpressionTable, after: Walk, pairs: Sequence[PairedMeaning]) -> list[ExpressionDifference]:
-    """Where those of ``pairs`` part that are not equal, the first in the order of the graph after first."""
+    """The innermost differences of all ``pairs`` that are not equal, in order of the graph after."""
     place = {node: index for index, node in enumerate(after.nodes)}
     found: dict[tuple[int, int], list[str]] = {}
     for pair in pairs:
@@ -215,6 +219,8 @@ def differences(table: ExpressionTable, after: Walk, pairs: Sequence[PairedMeani
 
 def _partings(table: ExpressionTable, before: int, after: int) -> Iterator[tuple[int, int]]:
     """The innermost pairs of expressions that differ in themselves, not only in what they are made of."""
+    # Go down both expressions at once as long as they differ in parts alone. Each pair is met once: expressions share parts, so
+    # there are exponentially more paths than pairs.
     queue, met = [(before, after)], {(before, after)}
     while queue:
         one, other = queue.pop()
@@ -228,7 +234,7 @@ def _partings(table: ExpressionTable, before: int, after: int) -> Iterator[tuple
 
 
 def _inner(table: ExpressionTable, one: int, other: int) -> list[tuple[int, int]]:
-    """Pairs of parts that differ, of two expressions that are alike in all but these; none if they are not alike."""
+    """Pairs of differing parts of two expressions that are alike except for these; empty if they are not alike."""
     parts, others = table.parts(one), table.parts(other)
     if len(parts) != len(others) or _shape(table, one) != _shape(table, other):
         return []
@@ -236,7 +242,7 @@ def _inner(table: ExpressionTable, one: int, other: int) -> list[tuple[int, int]
 
 
 def _shape(table: ExpressionTable, number: int) -> object:
-    """An expression without what it is made of."""
+    """An expression with the numbers of its parts blanked out."""
 
     def blank(key: object) -> object:
         if type(key) is int:
@@ -247,10 +253,12 @@ def _shape(table: ExpressionTable, number: int) -> object:
 
 
 def waste(before: Walk, after: Walk, read: set[int]) -> list[WastedCompute]:
-    """What the graph after computes more often than the one before; ``read``: all that its outputs are made of.
+    """What the graph after computes in vain: again though the graph before has it, or anew though nobody reads it.
 
+    ``read`` are all expressions that the outputs are made of. New compute that they are made of is a difference, not waste.
     Sizes are not looked at: they cost nothing, and stand for numbers wherever they are read.
     """
+    # More often than before is waste, unless the graph before does not have it at all and an output needs it.
     more = [n for n, count in after.computed.items() if count > before.computed.get(n, 0)]
     return [
         WastedCompute(after.node_of[n], n, (before.computed.get(n, 0), after.computed[n]))
@@ -264,7 +272,8 @@ def _is_size(node: fx.Node) -> bool:
 
 
 def crosswise(sent: Mapping[int, Sequence[tuple[tuple[int, ...], int]]]) -> tuple[tuple[int, ...], int] | None:
-    """The first group, and which of its launches, in which ranks send what does not belong together; None if there is none."""
+    """(group, number of the launch) of the first launch in which ranks send what does not belong together; None without one."""
+    # Expressions name inputs, which are called alike on all ranks: ranks that each send their own part of one thing agree.
     groups = dict.fromkeys(members for launches in sent.values() for members, _ in launches)
     for group in groups:
         rows = [[n for members, n in launches if members == group] for rank, launches in sent.items() if rank in group]

@@ -1,9 +1,10 @@
-"""Expressions by number, and what of an operator goes into them: equal numbers, equal expressions, in whichever graph.
+"""Expressions by number, shared by all graphs that are compared, and the facts of operators that go into expressions.
 
-(Hash-consing: A. P. Ershov, 1958.)
+Equal numbers mean equal expressions, in whichever graph (hash-consing: A. P. Ershov, 1958).
 
-An expression is a tuple: its operator's name, then numbers of what it is made of, and constants. Every int in it, at any depth,
-is the number of another expression; all else that is an integer stands in a :class:`Const` or a :class:`SourceBytes`.
+An expression is a tuple: its operator's name, then the numbers of the expressions that it is made of, and constants. Every int
+in it, at any depth, is the number of another expression. Integers that are values stand in a :class:`Const` or a
+:class:`SourceBytes`.
 """
 
 from __future__ import annotations
@@ -25,10 +26,10 @@ if TYPE_CHECKING:
     from torch import fx
 
 UNDEFINED, ZERO = 0, 1
-"""Numbers of what memory holds that nobody wrote, and of zeros; the same as in :mod:`pytest_fxbucket.graph.contents`."""
+"""Numbers of memory that nobody wrote, and of zeros; the same as in :mod:`pytest_fxbucket.graph.contents`."""
 Key = tuple[Any, ...]
 LIST = "["
-"""What an expression that is a list of others begins with."""
+"""First item of an expression that is a list of others."""
 
 
 class Const(NamedTuple):
@@ -39,18 +40,18 @@ class Const(NamedTuple):
 
 
 class SourceBytes(NamedTuple):
-    """Which bytes of a source lie where in a value."""
+    """A run of bytes: which bytes of a source lie where in a value. Offsets and lengths are in bytes."""
 
     offset: int
     length: int
     rank: int
     """Index of the rank that holds them, -1: this one."""
     start: int
-    """In the source."""
+    """Offset in the source."""
     form: int
-    """What dtype the source has there."""
+    """Number of the dtype that the source has there (:func:`~pytest_fxbucket.graph.contents.dtype_of`)."""
     times: int = 1
-    """How often this comes in a row, each time of the next rank."""
+    """How many such runs follow each other, each of the next rank."""
 
 
 class ExpressionTable:
@@ -60,9 +61,9 @@ class ExpressionTable:
         self.keys: list[Key] = [("undefined",), ("zeros",)]
         self._numbers: dict[Key, int] = {key: number for number, key in enumerate(self.keys)}
         self.facts: dict[int, Any] = {}
-        """A fake value of some expressions: of the node that it was met at first, so of the graph before if that has it."""
+        """Fake values of some expressions, from the node where each was met first (in the graph before, if it is there)."""
         self.left: dict[int, str] = {}
-        """Expressions of what is not followed, each with why."""
+        """Expressions of operators that cannot be followed, each with the reason."""
 
     def __len__(self) -> int:
         return len(self.keys)
@@ -76,7 +77,7 @@ class ExpressionTable:
         return found
 
     def parts(self, number: int) -> list[int]:
-        """What the expression ``number`` is made of, in order."""
+        """Numbers of the expressions that the expression ``number`` is made of, in order."""
         return list(_numbers(self.keys[number]))
 
     def within(self, numbers: Iterable[int]) -> set[int]:
@@ -88,7 +89,8 @@ _consts: dict[tuple[type, Any], Const] = {}
 
 
 def const(value: Any) -> Const:
-    """``value``, which is no node and has none in it, as a constant. Raises TypeError for what has no value that compares."""
+    """``value``, which contains no node, as a constant. Raises TypeError for an object that can only be told by its address."""
+    # Known constants are kept by type and value, since True == 1 and both hash alike.
     kind = type(value)
     if kind not in PLAIN:  # 0.0 and -0.0 are equal, and a NaN is not equal to itself
         text = repr(value)
@@ -102,7 +104,7 @@ def const(value: Any) -> Const:
 
 
 PLAIN = frozenset({type(None), type(...), bool, int, str, torch.dtype, torch.device, torch.layout, torch.memory_format})
-"""Types of constants of which equal ones are the same."""
+"""Types of constants that are the same whenever they are equal."""
 
 
 def _numbers(key: Key) -> Iterator[int]:
@@ -113,32 +115,33 @@ def _numbers(key: Key) -> Iterator[int]:
             yield from _numbers(item)
 
 
-# What the walk must know of an operator, read off its schema once.
+# What the walk must know of an operator, read once off its schema.
 
 
 _SAME = frozenset({"aten::detach", "aten::alias"})
-"""Operators that give their input as it is: the same memory, seen in the same way."""
+"""Operators that give their input unchanged: the same memory, seen in the same way."""
 _COPIES = frozenset({"aten::view", "aten::_unsafe_view"})
+"""Operators that share one label, since they give the same elements in the same shape."""
 _MAY_COPY = frozenset(f"aten::{name}" for name in ("reshape", "contiguous", "flatten", "to", "view_as"))
 """Operators that give a view if they can, and else a copy."""
 _LAZY = frozenset(f"aten::{name}" for name in ("_conj", "_neg_view", "conj", "resolve_conj", "resolve_neg"))
-"""Operators that show other numbers than those that memory holds."""
+"""Operators of lazy conjugation and negation: the numbers that a tensor shows are not those in its memory."""
 _OF_MEMORY = frozenset(f"aten::{name}" for name in ("stride", "sym_stride", "sym_storage_offset", "is_contiguous"))
-"""Operators whose result is how a tensor lies in memory, which is not told where bytes are."""
+"""Operators that return how a tensor lies in memory, of which expressions say nothing."""
 _NEW = frozenset(f"aten::{name}" for name in ("empty", "empty_like", "new_empty", "zeros", "new_zeros"))
 
 
 @dataclass(frozen=True, slots=True)
 class OperatorEffect:
-    """What a call of one target does, as far as its arguments do not matter."""
+    """What calls of one target have in common, whatever the arguments."""
 
     label: str
     """Name and overload."""
     defaults: tuple[tuple[str, Const | None], ...]
-    """Names of its arguments, each with what it is when it is left out; None: it must be given."""
+    """Names of its arguments, each with its default; None if it must be given."""
     effects: Effects
     is_plain: bool
-    """Whether it only computes: nothing is written, drawn or shared, and no data is merely moved."""
+    """Whether it only computes: it writes, draws, shares and launches nothing, and does not merely move data."""
     moves: bool
     """Whether it only moves data."""
     by_memory: bool
@@ -147,17 +150,17 @@ class OperatorEffect:
     """Whether it makes a buffer."""
     launches: collectives.Kind | None
     same: bool
-    """Whether it gives its first input as it is."""
+    """Whether it gives its first input unchanged."""
     view: bool
-    """Whether it always shows its first input's memory, as that is when it is looked at."""
+    """Whether its result is always a view of its first input, so that later writes to that show in it."""
     cast: Callable[[fx.Node], Any] | None
-    """What dtype it casts to, if it is a cast."""
+    """For a cast, a function from its node to the dtype that it casts to."""
     by_member: bool
-    """Whether it does to each member of its lists what it would do to that alone."""
+    """Whether it treats each member of its lists as if that were alone (foreach and fused operators)."""
     nested: bool
-    """Whether it gives several lists then, each with something for every member."""
+    """Whether a ``by_member`` operator gives several lists, each with an item for every member."""
     left: str
-    """Why it cannot be followed."""
+    """Why it cannot be followed; empty if it can."""
 
 
 def read(node: fx.Node) -> OperatorEffect:
@@ -170,7 +173,7 @@ def read(node: fx.Node) -> OperatorEffect:
         label = f"{name}.{target._overloadname}" if target._overloadname else name
         defaults = tuple((a.name, const_of(a.default_value) if a.has_default_value() else None) for a in schema.arguments)
         if not effects.gives and not effects.writes:
-            effects = replace(effects, chained=True)  # what gives nothing and writes nothing does something else
+            effects = replace(effects, chained=True)  # It gives and writes nothing, so it must act on the world.
         view = is_view(node) and name not in _MAY_COPY and name not in ("aten::unsafe_split", "aten::unsafe_split_with_sizes")
         moves = (moves or pads(node)) and name not in _LAZY
     else:
@@ -199,7 +202,7 @@ def read(node: fx.Node) -> OperatorEffect:
 
 
 def const_of(value: Any) -> Any:
-    """A default value as it is said of an argument."""
+    """A default value in the form that a given argument has in expressions."""
     return ("[", *map(const_of, value)) if isinstance(value, (list, tuple)) else const(value)
 
 

@@ -1,4 +1,4 @@
-"""Two graphs held against each other without a plan: what same says of them, a sentence each."""
+"""Two graphs compared by ``same`` without a plan; a sentence for each problem."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Members = Mapping[str, tuple[int, ...]]
 
 
 def problems(before: fx.GraphModule, after: fx.GraphModule, members: Members) -> list[str]:
-    """Where ``after`` is not ``before``; ``members`` are the ranks of each group that they name. None: it is."""
+    """Where ``after`` is not the same as ``before``, a sentence each; ``members`` has the ranks of each process group."""
     table = ExpressionTable()
     found = held(table, before, after, members)
     return [
@@ -28,7 +28,7 @@ def problems(before: fx.GraphModule, after: fx.GraphModule, members: Members) ->
 
 
 def held(table: ExpressionTable, before: fx.GraphModule, after: fx.GraphModule, members: Members) -> GraphComparison:
-    """What came of it."""
+    """What comes of comparing ``after`` with ``before`` in terms of ``table``."""
     return compared(table, _side(before, members), _side(after, members), {})
 
 
@@ -37,7 +37,7 @@ def _side(module: fx.GraphModule, members: Members) -> GraphSide:
 
 
 def ends(graph: fx.Graph) -> tuple[list[Value], list[Value]]:
-    """Inputs and outputs of ``graph``, of which nothing is known but their fake values."""
+    """Inputs and outputs of ``graph``, named by number: nothing is known of them but their fake values."""
     return _values(graph.find_nodes(op="placeholder")), _values(returned(graph.output_node()))
 
 

@@ -1,7 +1,7 @@
 """One graph, node by node: the expression that each value stands for.
 
-What only computes is told by its operator and its arguments. What launches bring, and what moves data on from there, is told by
-its bytes, since packing and unpacking are what a pass may do anew; so is what moves data into launches.
+Compute is known by its operator and its arguments. Results of launches, data moved on from there, and data moved into launches
+are known by their bytes, since a pass may pack and unpack in any way that leaves each byte where it belongs.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from pytest_fxbucket.same.table import LIST, PLAIN, Const, ExpressionTable, Key,
 
 
 class Walk:
-    """``graph``, whose ``inputs`` are named in order; the rest as for :class:`WalkContext`.
+    """The walk over ``graph``; ``inputs`` are names of its inputs in order, the rest is as for :class:`WalkContext`.
 
     Raises :class:`PassError` for a graph that cannot be run.
     """
@@ -46,19 +46,19 @@ class Walk:
         self._made, self._number, self._learn = self._context.made, self._context.number, self._context.learn
         self.nodes = self._context.nodes
         self.node_of = self._context.node_of
-        """Where each expression is met at first."""
+        """The node at which each expression is met first."""
         self._followed = FollowedExpressions(self._context)
         self._launching = GraphLaunches(self._followed)
         self.sent = self._launching.sent
-        """What each launch sends, and among whom."""
+        """For each launch its ranks, and the expression of what it sends."""
         self._brought, self._states = self._followed.brought, self._context.states
         self._inputs = iter(inputs)
         self._items: dict[fx.Node, tuple[int, ...]] = {}
-        """Of what is computed member by member the expression of each."""
+        """For a node that computes member by member (foreach) the expression of each member."""
         self.computed: Counter[int] = Counter()
         """How often each expression is computed."""
         self.draws = self.world = table.number(("start",))
-        """Expressions of the random state, and of what was done to the world."""
+        """Expressions of the random state, and of all that was done to the world so far; each contains the one before."""
         for node in self.nodes:
             try:
                 self._visit(node)
@@ -72,15 +72,17 @@ class Walk:
         return [one if type(one) is int else self._context.table.number((LIST, one)) for one in said]
 
     def left_in_inputs(self) -> list[int]:
-        """What each input holds at the end."""
+        """The expression that each input holds at the end, in order."""
         return [self._followed.read(node) for node in self.nodes if node.op == "placeholder"]
 
     def left_in_attributes(self) -> dict[str, int]:
-        """What each attribute holds at the end that the graph writes."""
+        """The expression that each attribute holds at the end, by name, of attributes that the graph writes."""
         held = [node for node in self.nodes if node.op == "get_attr" and self._states.state and self._states.now(node)]
         return {str(node.target): self._followed.read(node) for node in held}
 
     def _visit(self, node: fx.Node) -> None:
+        # Most nodes are plain compute, so that comes first. Movement is followed by bytes if it is near a launch; elsewhere it
+        # is told by operator and arguments, like compute.
         if node.op == "call_function":
             operator = self._context.operator(node)
             if operator.is_plain:
@@ -129,7 +131,10 @@ class Walk:
             self._compute(node, operator)
 
     def _item(self, node: fx.Node, items: tuple[int, ...]) -> None:
-        """What ``node`` takes of what was computed member by member, of a list of lists a list of what each member gave."""
+        """``node`` takes an item of ``items``, which an operator computed member by member.
+
+        If the operator gives a list of lists, the item is itself a list, with a part of what each member gave.
+        """
         source, index = node.all_input_nodes[0], node.args[1]
         assert isinstance(index, int)
         if source.op == "call_function" and self._context.operator(source).nested:
@@ -140,7 +145,7 @@ class Walk:
             self._learn(items[index], node.meta.get("val"))
 
     def _cast(self, node: fx.Node, dtype: object) -> Key | None:
-        """The expression of a cast, as it is told of one that is folded into a pack."""
+        """The expression of a cast, the same as for a cast that is folded into a pack; None if it is no plain cast."""
         source = self._followed.read(node.all_input_nodes[0])
         fact = self._context.table.facts.get(source)
         if dtype is None or not isinstance(fact, torch.Tensor):
@@ -155,6 +160,7 @@ class Walk:
             self._learn(number, node.meta.get("val"))
             return
         said = (*said, *self._moment(operator))
+        # A foreach is told member by member, so that a pass may split or join it.
         parts = _members(said) if operator.by_member else None
         numbers: tuple[int, ...] = ()
         if parts is None:
@@ -166,18 +172,18 @@ class Walk:
         self._learn(number, node.meta.get("val"))
         if operator.left:
             self._context.table.left.setdefault(number, operator.left)
-        if not operator.moves:
+        if not operator.moves:  # Data that is moved twice is no waste: packing is the pass's own business.
             self.computed.update(numbers or (number,))
         self._act(node, operator, number, numbers)
 
     def _moment(self, operator: OperatorEffect) -> Key:
-        """What must have been drawn and done before, for an operator that draws or does something."""
+        """For an operator that draws or acts on the world: all draws and actions before it, as part of its expression."""
         effects = operator.effects
         drawn = (("drawn", self.draws),) if effects.random or effects.barrier else ()
         return (*drawn, ("after", self.world)) if effects.chained or effects.barrier else drawn
 
     def _act(self, node: fx.Node, operator: OperatorEffect, number: int, numbers: tuple[int, ...] = ()) -> None:
-        """What ``node`` does besides giving a result, ``number``, of ``numbers`` member by member."""
+        """Note the side effects of ``node``, whose result is ``number`` or, member by member, ``numbers``."""
         effects = operator.effects
         if effects.random or effects.barrier:
             self.draws = self._number(("drawn", number), node)
@@ -187,8 +193,9 @@ class Walk:
             self._write(node, number, numbers)
 
     def _write(self, node: fx.Node, number: int, numbers: tuple[int, ...]) -> None:
-        """What ``node`` computed is what its written arguments hold from now on."""
+        """From now on the arguments that ``node`` writes hold what it computed."""
         targets = written(node)
+        # Written arguments of a foreach come list by list, so the member repeats and the list is counted by the quotient.
         for index, target in enumerate(targets):
             said = numbers[index % len(numbers)] if numbers else number
             out = self._number(("written", said, const(index // len(numbers) if numbers else index)), node)
@@ -202,7 +209,7 @@ class Walk:
             self._as(node, targets[0])
 
     def _as(self, node: fx.Node, target: fx.Node) -> None:
-        """``node`` is ``target``, which it wrote."""
+        """``node`` returns ``target``, which it wrote: both are the same value."""
         if target in self._brought:
             self._followed.values[node] = self._followed.values[target]
             self._brought.add(node)
@@ -210,7 +217,10 @@ class Walk:
             self._made[node] = self._made[target]
 
     def _launch_as_a_whole(self, node: fx.Node, operator: OperatorEffect) -> None:
-        """A launch that is told by its arguments, its group by its members; what it sends by its elements where that can be."""
+        """A launch that is not followed byte by byte: its expression has its arguments, with the ranks of its group.
+
+        If its kind allows, what it sends is in the expression by elements instead of by shape, and its result is followed on.
+        """
         group, members = const(str(collectives.argument(node, "group_name") or "")), self._launching.members(node)
         said = tuple(among(members) if members and one == group else one for one in self._arguments(node, operator))
         sent = self._launching.sent_whole(node, operator)
@@ -229,12 +239,12 @@ class Walk:
         args, kwargs, defaults = node.args, node.kwargs, operator.defaults
         said = [self._said(value) for value in args]
         if operator.view and self._states.changing and args and isinstance(args[0], fx.Node) and args[0] not in self._brought:
-            # A view has no moment of its own: what it shows is what is there when somebody looks.
+            # A view shows what its memory holds when it is read, not when it was made: so the states of its input are left out.
             said[0] = self._made[args[0]]
         if len(said) < len(defaults):
             for name, default in defaults[len(said) :]:
                 said.append(self._said(kwargs[name]) if name in kwargs else default)
-        elif kwargs and not defaults:
+        elif kwargs and not defaults:  # A target without a schema: its arguments by name get a fixed order.
             said += [(name, self._said(value)) for name, value in sorted(kwargs.items())]
         return tuple(said)
 
@@ -254,7 +264,7 @@ class Walk:
 
 
 def _members(said: Key) -> list[Key] | None:
-    """The arguments of each member, if those that are lists have one for each; None if there is nothing to part."""
+    """The arguments of each member, if all lists among ``said`` are of one length; None if they are not, or there are none."""
     lists = [type(one) is tuple and len(one) > 1 and one[0] == LIST for one in said]
     counts = {len(one) - 1 for one, listed in zip(said, lists, strict=True) if listed}
     if len(counts) != 1:
