@@ -22,14 +22,14 @@ if TYPE_CHECKING:
 _LONGEST = 80
 _TRIES = 100
 _elsewhere: dict[Path, tuple[Path, str]] = {}
-"""By folder of artifacts that cannot be used: a temporary one that is used instead, and why."""
+"""For each folder of artifacts that cannot be used: the temporary one that is used instead, and why."""
 
 
 class Folder:
     """The folder of one check of one plan; made when first written to, below a temporary one if it cannot be made in its place.
 
-    Several processes may have the same folder. All but one are given the name of their own log (without .log): the one thing
-    there that they write and remove.
+    Several processes may have the same folder. All but one of them are given ``log_of``, the name of their own log (without
+    .log), which is all that they write and remove there.
     """
 
     def __init__(self, root: Path, plan: str, check: str, log_of: str | None = None) -> None:
@@ -43,7 +43,7 @@ class Folder:
         return self._root.joinpath(*self._names)
 
     def beside(self, name: str) -> Folder:
-        """One of its own for what the same check is asked on the way."""
+        """The folder ``name`` beside this one, for the same check run again on the way to its verdict."""
         plan, check = self._of
         return Folder(self._root, plan, f"{check}.{name}", self._log_of)
 
@@ -72,6 +72,7 @@ class Folder:
         ignore = self._root / ".gitignore"
         if self._log_of is None and not ignore.exists():
             ignore.write_text("*\n", encoding="utf-8")
+        # Only making a file shows whether files can be made here.
         with tempfile.TemporaryFile(dir=self.path):
             pass
 

@@ -11,7 +11,8 @@ from pytest_fxbucket.words import counted
 MAX_RANKS = 64
 """Processes of one pool, or ranks of one process that have outputs of their own: 250 descriptors go with one message."""
 PLACES = 16
-"""Of ranks on one GPU, which runs lease."""
+"""Places for ranks on one GPU, of which a run leases as many as it needs."""
+# The version of NCCL from which ranks can share a GPU.
 _SHARING_NCCL = (2, 30)
 
 
@@ -46,9 +47,9 @@ class Backend:
     timed_on: str = ""
     """The back end that step time is measured on in its place; empty: it has no step time."""
     has_own_sums: bool = False
-    """Whether it adds in an order of its own, and in no other that a job asks for."""
+    """Whether it adds in an order of its own, whatever order a job asks for."""
     is_watched: bool = False
-    """Whether a rank enters what it launches in its flight record by operators, as its process groups enter nothing."""
+    """Whether a dispatch mode enters launches in a rank's flight record, since its process groups enter nothing."""
 
     def most_on_gpu(self, machine: Machine, ranks_per_gpu: int = 0) -> int:
         """How many ranks may share a GPU of ``machine``; ``ranks_per_gpu``: how many shall at most, 0: as many as must."""
@@ -66,7 +67,7 @@ class Backend:
         return needed if ranks_per_gpu else max(needed, min(world, len(machine.gpus)))
 
     def places(self, ranks_on_gpu: int, ranks_per_gpu: int = 0) -> int:
-        """How many of a GPU's PLACES its ranks lease: NCCL's all, or what ``ranks_per_gpu`` leaves them; others one each."""
+        """How many of a GPU's PLACES its ranks lease: one each, but all for NCCL, or their part if ``ranks_per_gpu`` is set."""
         if self.gpus == "each":
             return -(-PLACES * ranks_on_gpu // sharers(ranks_on_gpu, ranks_per_gpu))
         return min(ranks_on_gpu, PLACES)
@@ -104,7 +105,7 @@ class Backend:
 
 
 def sharers(ranks_on_gpu: int, ranks_per_gpu: int = 0) -> int:
-    """Among how many ranks a GPU is divided: those of this run, or as many as its plan lets be there, of other runs too."""
+    """Among how many ranks a GPU is divided: the run's own, or as many as its plan allows, of other runs too."""
     return max(ranks_on_gpu, ranks_per_gpu)
 
 

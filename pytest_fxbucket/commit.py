@@ -36,7 +36,7 @@ def stoppable() -> Iterator[None]:
     if threading.current_thread() is not threading.main_thread():  # only there can Python handle signals
         yield
         return
-    # What whoever started it has it ignore, as nohup does, it goes on ignoring.
+    # A signal that was ignored from the start, as under nohup, stays ignored.
     heeded = [number for number in _STOPPING if signal.getsignal(number) is not signal.SIG_IGN]
     before = {number: signal.signal(number, stop) for number in heeded}
     try:
@@ -85,7 +85,7 @@ def _stop(process: subprocess.Popen[str]) -> None:
 # The git repository of a file: its commits, and what is in them. Reads only, and never from the network.
 
 
-# What git sets for its hooks, whose repository, index and folder need not be those of the plan.
+# Variables that git sets for its hooks: their repository, index and folder need not be those of the plan.
 OF_HOOKS = ("GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE", "GIT_PREFIX", "GIT_COMMON_DIR", "GIT_IMPLICIT_WORK_TREE")
 _QUIET = {"GIT_TERMINAL_PROMPT": "0", "GIT_NO_LAZY_FETCH": "1", "GIT_OPTIONAL_LOCKS": "0", "LC_ALL": "C"}
 _OFFLINE = ("-c", "protocol.allow=never")
@@ -149,7 +149,7 @@ class Repository:
         return Commit(rev, sha)
 
     def _hint(self, rev: str) -> str:
-        """What may be meant instead, or why what is before a commit is not there."""
+        """Which name may be meant instead, or why an ancestor of a commit is not there."""
         names = self.git("for-each-ref", "--format=%(refname:short)", "refs/heads", "refs/tags", "refs/remotes").split()
         name = re.split(r"[~^@:]", rev)[0]
         near = get_close_matches(name, ["HEAD", *names], n=1)

@@ -59,7 +59,7 @@ class NoModuleError(GraphError):
 
 
 def text_of(error: BaseException) -> str:
-    """What ``error`` says, in one line; of one that cannot say it, that."""
+    """The text of ``error`` in one line, or a note that it cannot give one."""
     try:
         return " ".join(str(error).split())
     except Exception as another:

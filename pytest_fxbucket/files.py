@@ -34,6 +34,7 @@ def write_whole(path: Path, text: str, check: Callable[[], None] = lambda: None)
             file.write(data)
             file.flush()
             os.fchmod(handle, stat.S_IMODE(path.stat().st_mode) if path.exists() else 0o666 & ~_umask())
+            # The bytes are on the disk before the name leads to them, so that a crash of the machine leaves no half file.
             os.fsync(handle)
         check()
         os.replace(temporary, path)

@@ -1,4 +1,4 @@
-"""A plan's step as ranks run it, where its graphs hand values to each other: one graph, of what a pass made of each."""
+"""A plan's step as ranks run it if its graphs hand values to each other: what a pass made of each, joined into one graph."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def as_run(world: PlanOnMesh) -> PlanOnMesh:
-    """``world``, or its graphs as one where they hand values to each other."""
+    """``world`` itself, or with its graphs as one if they hand values to each other."""
     return _AsOne(world) if is_handed_on(world.step(0)) else world
 
 

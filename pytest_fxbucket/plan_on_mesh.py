@@ -46,7 +46,7 @@ if TYPE_CHECKING:
 
 _ALL_RANKS = 16
 Spoil = Callable[[int, "Phase", Bucketed], Bucketed]
-"""Gives what is taken instead of a graph, by rank and phase."""
+"""(rank, phase, graph) to the graph that is taken in its place."""
 
 
 @dataclass
@@ -60,27 +60,27 @@ class PlanOnMesh:
     seconds: Seconds = field(default_factory=Seconds)
     """What the first rank's capture and its pass took, as "capture" and "pass"."""
     said: set[str] = field(default_factory=set)
-    """Why captures of the plan failed, as far as it was said."""
+    """Why captures of the plan failed: the sentences that were said, so that each is said once."""
     odd: list[str] = field(default_factory=list)
-    """What of the modules that came in or out runs otherwise than their graphs say, a clause each: it is never run here."""
+    """One clause for each graph module whose forward is not the code of its graph; only the graph is compared and run."""
     last: LastStep = field(default_factory=LastStep)
-    """Of the plans before, one of which may trace the same."""
+    """The step captured last in this run; a plan that traces the same model and mesh reuses it."""
     _failed: FxbucketError | None = None
     _versions: dict[int, StepVersions] = field(default_factory=dict)
     _before_pass: dict[int, BeforePass] = field(default_factory=dict)
     _known: dict[Hashable, Passed] = field(default_factory=dict)
-    """By what they are: the graph, its groups, the names of what it is given and gives."""
+    """By digest of the graph, process groups, inputs and outputs: ranks for which all are equal share one."""
     _steps: dict[int, StepGraph] = field(default_factory=dict)
     _estimated: dict[Phase, dict[NodeKey, float]] = field(default_factory=dict)
     _sent: dict[tuple[int, Phase], tuple[StepGraph, PortableGraph]] = field(default_factory=dict)
-    """By the step's identity and the graph; with the step, so that no other one gets its identity."""
+    """By ``id`` of the step and phase; the step is kept too, so that no other one can get its ``id``."""
     _read: dict[int, Mapping[Phase, GraphAnalysis]] = field(default_factory=dict)
-    """By the step's identity."""
+    """By ``id`` of the step."""
     _base: PlanOnMesh | None = None
     """The world that gives the graphs which ``_spoil`` changes."""
     _spoil: Spoil = lambda rank, phase, bucketed: bucketed
     _spoils_final: bool = False
-    """Whether it changes what ranks run, behind all transformations, and not what the pass gives."""
+    """Whether ``_spoil`` changes the graphs that ranks run, behind all transformations, and not those that the pass returns."""
 
     @property
     def size(self) -> int:
@@ -88,7 +88,7 @@ class PlanOnMesh:
         return self.mesh.size
 
     def step(self, rank: int) -> StepGraph:
-        """The unbucketed step. A model is traced once, for all ranks; a factory is asked on each."""
+        """The unbucketed step. A model is traced once, for all ranks; a factory of graphs is called for each rank."""
         first = self._first_alike(rank)
         if first not in self._steps:
             is_traced = first == 0 or self.plan.graph is not None
@@ -124,7 +124,7 @@ class PlanOnMesh:
             return self._own(capture_plan(plan, self.mesh, rank))
 
     def _own(self, step: StepGraph) -> StepGraph:
-        """``step``; of graphs that came from outside copies, since whoever made them, a pass too, may still have them."""
+        """``step`` with copies of graphs that came from outside: whoever made them, a pass too, may still hold them."""
         if self.plan.graph is None:
             return step
         for phase, module in step.graphs.items():
@@ -192,7 +192,7 @@ class PlanOnMesh:
     def versions(self, rank: int) -> StepVersions:
         """Rank ``rank``'s step through all transformations and the pass, with its process groups in place."""
         if rank not in self._versions:
-            self.step(rank), self.resolution, self.stages, self.staged  # traced with process groups of their own
+            self.step(rank), self.resolution, self.stages, self.staged  # first, since tracing has process groups of its own
             if self._base is not None:
                 self._base.versions(rank)
             with collector.paused(), fresh_state(), fake_mesh(self.mesh, rank):
@@ -200,7 +200,7 @@ class PlanOnMesh:
         return self._versions[rank]
 
     def estimated(self, phase: Phase) -> dict[NodeKey, float]:
-        """Seconds of nodes of the graph ``phase``, by which schedules were found: all ranks go by what the first was told."""
+        """Seconds of nodes of the graph ``phase`` for finding schedules; all ranks use those that the first rank was told."""
         return self._estimated.setdefault(phase, {})
 
     def is_passed(self, rank: int) -> bool:
@@ -234,6 +234,7 @@ class PlanOnMesh:
         before = self._staged(stages.before, begin, state, rank)
         step = before[-1].step if before else begin
         rounding = [one.step for one, stage in zip(before, stages.before, strict=True) if traits_of(stage.function).rounds]
+        # A transformation that rounds otherwise changes bits by design: bitwise begins behind the last of these.
         reference = with_first_state(rounding[-1], captured, state) if rounding else captured
         return BeforePass(reference, tuple(before), with_first_state(step, captured, state), state)
 
@@ -257,6 +258,7 @@ class PlanOnMesh:
                 phase: Bucketed(module.graph, module, None, (*modules, *stages.modules))
                 for phase, module in final_step.graphs.items()
             }
+            # A transformation may have made phases that the pass had no graph of.
             known = next(iter(passed.values())).reading
             last = {phase: passed[phase].reading if phase in passed else known for phase in made}
             final = {phase: self._look(phase, final_step, one, last[phase], final=True) for phase, one in made.items()}
@@ -322,7 +324,7 @@ class PlanOnMesh:
         return list(groups.values())
 
     def alike(self) -> list[tuple[list[int], Mapping[Phase, Passed]]]:
-        """As :meth:`distinct`; where nobody else's code makes graphs, those of a stage are taken for its first rank's."""
+        """Like :meth:`distinct`; if only our own pass makes graphs, one rank of each pipeline stage stands for the others."""
         if self.pass_name != "manual" or self._base is not None or self.plan.graph is not None or self.plan.transform:
             return self.distinct()
         groups: dict[int, list[int]] = {}
@@ -345,9 +347,9 @@ class PlanOnMesh:
         )
 
     def spoiled(self, spoil: Spoil, *, final: bool = False) -> PlanOnMesh:
-        """The same step through the same pass, with what ``spoil`` makes of its graphs; captured, passed and read once.
+        """The same step through the same pass, with graphs changed by ``spoil``; captured, passed and read once.
 
-        Of those that came out of the pass, which transformations behind it are then given, or of the ``final`` ones.
+        ``spoil`` changes the graphs that the pass returned, before the transformations behind it, or else the ``final`` ones.
         """
         other = PlanOnMesh(self.plan, self.mesh, self.pass_name, self.say, self.seconds, self.said, _base=self, _spoil=spoil)
         other._spoils_final = final
@@ -357,7 +359,7 @@ class PlanOnMesh:
             self._sent,
             self._estimated,
         )
-        other._read = dict(self._read)  # a step that only the other has may go, and another one get its identity
+        other._read = dict(self._read)  # a copy: a step of the other world may be freed, and its id used again
         other.__dict__["staged"] = self.staged
         return other
 
@@ -388,7 +390,7 @@ class PlanOnMesh:
     def _look(
         self, phase: Phase, step: StepGraph, bucketed: Bucketed, before: GraphAnalysis | None, final: bool = False
     ) -> Passed:
-        """``bucketed`` as all ranks with the same graph share it; ``before`` is what it was made of, read."""
+        """``bucketed`` as one object for all ranks with the same graph; ``before``: reading of what it was made of."""
         portable = encode(bucketed.graph, bucketed.root, bucketed.modules)
         name, members = digest(portable), members_of_groups(bucketed.graph)
         inputs, outputs = step.inputs[phase], step.outputs[phase]

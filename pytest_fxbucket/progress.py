@@ -35,6 +35,7 @@ class Progress:
     @contextmanager
     def watching(self, what: str) -> Iterator[None]:
         """Watch the work in the block, which ``what`` names in front of each message."""
+        # Within work that is watched already, the outer watcher shows the messages.
         if self._show is None or self._open:
             yield
             return
@@ -53,6 +54,7 @@ class Progress:
         shown = None
         with self._news:
             while self._open:
+                # Something was said in time, so the silence begins anew.
                 if self._news.wait(self._after_s) or not self._open:
                     continue
                 if self._message != shown:

@@ -74,7 +74,7 @@ class PlanRun:
         self.plan, self._on_compare, self._last = plan, on_compare, last_step
         self._settings, self._pools, self._say, self._accept = settings, pools, on_progress, accept_golden
         self._said: set[str] = set()
-        """Why the step could not be captured."""
+        """Why the step could not be captured: the sentences that were said, for all worlds of the plan."""
 
     def check(self, name: str) -> Verdict:
         """Run one check. Raises :class:`FxbucketError` for what could not be run at all."""
@@ -152,6 +152,7 @@ class PlanRun:
 
         None, too, if its graph cannot be read.
         """
+        # Not by the property: it would make the world, only to find that no pass has run there.
         world: PlanOnMesh | None = self.__dict__.get("_mesh_world")
         ranks = () if world is None else world.mesh.ranks(0, "pp")
         if world is None or not all(map(world.is_passed, ranks)):
@@ -177,7 +178,7 @@ class PlanRun:
         from pytest_fxbucket.capture.last_step import LastStep
         from pytest_fxbucket.plan_on_mesh import PlanOnMesh, mesh_of
 
-        # The mesh that is really run is no other row's: it would take the real mesh's place.
+        # Other rows of the matrix can use the step on the real mesh, whose place the smaller mesh of a run must not take.
         last = LastStep() if run or self._last is None else self._last
         mesh, name = mesh_of(self.plan, run=run), self._settings.pass_name or self.plan.pass_name
         return PlanOnMesh(self.plan, mesh, name, self._say, said=self._said, last=last)
@@ -218,7 +219,7 @@ class PlanRun:
             return simulated_step(world, cluster, own_cost(self.plan, world.final_step(0), cluster))
 
     def times_on(self) -> BackendChoice:
-        """What the ranks run on whose steps are timed; none where nothing can be timed."""
+        """The back end on which steps are timed; its ``backend`` is None if nothing can be timed."""
         return self._timing.choice(self.plan)
 
     def ranks_timed(self) -> int:

@@ -33,7 +33,7 @@ LEARNING_RATE = 0.03125
 """Of the fixed SGD update between steps: a power of two, so that the update itself rounds as little as can be."""
 
 KEPT = ("param", "buffer", "held", "state", "hyper")
-"""Roles of what lives on from step to step."""
+"""Roles of the inputs that live on from step to step."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,12 +85,14 @@ def state_and_batches(
     """
     if step.model is None:
         split = [value.role in KEPT for value in step.inputs]
+        # The first input that is not kept must not stand before the last one that is.
         if True in split and False in split and split.index(False) < len(split) - 1 - split[::-1].index(True):
             raise CaptureError("inputs of a traced graph must list parameters and buffers before everything else")
         state = [t.detach() for t, kept in zip(step.example_inputs, split, strict=True) if kept]
         rest = [t.detach() for t, kept in zip(step.example_inputs, split, strict=True) if not kept]
         return state, lambda _: rest
     factory, batch, _ = import_model(step.model, step.where)
+    # All ranks build the same whole model from one seed; each then takes its own parts.
     torch.manual_seed(step.seed)
     model = factory(**step.model.args)
     whole = {fqn: p.detach() for fqn, p in model.named_parameters()} | dict(model.named_buffers())
@@ -99,6 +101,7 @@ def state_and_batches(
     own = {parameter.fqn: parts.of_rank(whole[parameter.fqn], parameter, rank) for parameter in step.parameters}
     kept = {("param", fqn): part for fqn, part in own.items()}
     kept |= {("buffer", fqn): buffer for fqn, buffer in model.named_buffers()}
+    # One graph serves all ranks along cp and tp, so it is told by an input where along them it runs.
     kept |= {("buffer", place_name(dim)): torch.tensor(step.mesh.at(rank, dim)) for dim in ("cp", "tp")}
     here = step.mesh.data_rank(rank)
     if held := [value.fqn for value in step.inputs if value.role == "held"]:
@@ -114,6 +117,7 @@ def state_and_batches(
         kept |= step.optimizing.state(own, {value.fqn for value in step.outputs if value.role == "grad"})
     kept |= {("state", fqn): tensor.clone() for fqn, tensor in step.first_state.items()}
     state = [kept[value.key] for value in step.inputs if value.role in KEPT]
+    # Last, since it takes the parameters away from modules that the graph calls.
     keep_for_calls(model, step.called)
 
     followed = RankBatches(step.model.batch, here, step.inputs)
@@ -123,7 +127,7 @@ def state_and_batches(
 def begun_with(
     start: Sequence[torch.Tensor], task: StepTask, inputs: Sequence[Value], first_state: Mapping[str, torch.Tensor]
 ) -> list[torch.Tensor]:
-    """What ``inputs`` begin with, where those of ``task`` begin with ``start``: others are state, of ``first_state``."""
+    """First tensors of ``inputs``: those that ``task`` has, too, are in ``start``; others are state, from ``first_state``."""
     kept = (value for value in task.inputs if value.role in KEPT)
     known = {value.key: tensor for value, tensor in zip(kept, start, strict=True)}
     wanted = (value.key for value in inputs if value.role in KEPT)
@@ -131,7 +135,7 @@ def begun_with(
 
 
 def placed(start: Sequence[torch.Tensor], inputs: Sequence[Value], numbers: Collection[Key]) -> list[torch.Tensor]:
-    """Copies of what ``inputs`` begin with, where this rank's graphs need them: ``numbers`` on the CPU, the rest on its GPU."""
+    """Copies of the first tensors of ``inputs`` on the device of this rank, but for ``numbers``, which stay on the CPU."""
     kept = (value for value in inputs if value.role in KEPT)
     return [
         tensor.to("cpu" if value.key in numbers else device(), copy=True) for value, tensor in zip(kept, start, strict=True)
@@ -139,7 +143,7 @@ def placed(start: Sequence[torch.Tensor], inputs: Sequence[Value], numbers: Coll
 
 
 def update(state: list[torch.Tensor], results: Sequence[Any], step: StepTask) -> None:
-    """What the step made of parameters and state; of a step without optimizer one SGD step on the local shards."""
+    """Write the step's new parameters and state into ``state``; without an optimizer, take one SGD step on the local shards."""
     made = {v.key: r for v, r in zip(step.outputs, results, strict=True)}
     has_optimizer = any(role == "param" for role, _ in made)
     kept = (value for value in step.inputs if value.role in KEPT)
@@ -171,7 +175,7 @@ class PhaseGraph:
 
 @dataclass(frozen=True, slots=True)
 class StepOutcome:
-    """One step, as if it was the last."""
+    """What one step gave, as if it was the last."""
 
     given: list[torch.Tensor]
     """Every input as the step left it."""
@@ -188,7 +192,7 @@ class StepRun:
         self.watch: Watch | None = None
         """What runs graphs, if they are to be looked at."""
         self.seen: list[Seen] = []
-        """Of each graph that was run so."""
+        """One entry for each graph that was run under ``watch``."""
 
     def step(self, batch: Sequence[torch.Tensor], number: int, count: int) -> StepOutcome:
         """Take step ``number`` of ``count``, from 1."""
@@ -222,7 +226,7 @@ class OneGraph(StepRun):
 
 
 class ThreeGraphs(StepRun):
-    """A step whose work crosses iterations: finished after each step, on copies of the state, and after the last in truth."""
+    """A step whose work crosses iterations: its rest is done on copies of the state, and after the last step in place."""
 
     def __init__(
         self, graphs: Mapping[Phase, fx.GraphModule], described: Sequence[PhaseGraph], state: list[torch.Tensor], task: StepTask
@@ -231,6 +235,7 @@ class ThreeGraphs(StepRun):
         calls = {phase: partial(self.call, phase, graph) for phase, graph in graphs.items()}
         inputs, outputs = {one.phase: one.inputs for one in described}, {one.phase: one.outputs for one in described}
         self.iterating = Iterating(calls, inputs, outputs)
+        # What cleanup gives is what a steady call gives for the step before.
         self.moved = {value.key for value in outputs["cleanup"]}
         self.moved_names = {node.name for node in graphs["cleanup"].graph.nodes}
 
@@ -241,7 +246,9 @@ class ThreeGraphs(StepRun):
         was_pending = self.iterating.pending
         results = by_key(self.iterating.step(lambda values: self.take(values, self.state, batch)))
         self.keep(self.state, results)
+        # What the steady graph gives of moved values is the step before's; this step's come from cleanup below.
         late: dict[Key, Any] = {key: results.pop(key) for key in self.moved if was_pending}
+        # On copies, since the next call does the rest of this step itself.
         state = self.state if number == count else [tensor.clone() for tensor in self.state]
         mark(f"cleanup {of_step}")
         rest = by_key(self.iterating.rest(lambda values: self.take(values, state, batch)))
@@ -289,6 +296,6 @@ def rates_after(task: StepTask, taken: int) -> dict[str, float]:
 
 
 def factors(task: StepTask) -> dict[str, float]:
-    """What each learning rate shrinks by between steps, each by its own: one of another step or group would show."""
+    """The factor by which each learning rate shrinks between steps; all differ, so that one of another step or group shows."""
     rates = [value.fqn for value in task.inputs if value.role == "hyper"]
     return {fqn: 1 - 0.5 / (2 + number) for number, fqn in enumerate(rates)}

@@ -64,6 +64,6 @@ def nearest(word: str, known: list[str]) -> str:
 
 
 MOST_RANKS = 1 << 17
-"""Of a mesh: more than any job has, and what can still be looked at in a minute."""
+"""Most ranks of a mesh: more than any job has, and few enough to be looked at in a minute."""
 LONGEST_S = 1_000_000
 """Twelve days; the kernel's own waits end at twice that."""

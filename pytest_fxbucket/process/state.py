@@ -19,20 +19,20 @@ class ProcessState:
     """What all threads of this process share."""
 
     generators: tuple[Any, ...] | None
-    """States of torch's, the CPU's first; None while nobody has imported torch."""
+    """States of torch's random generators, the CPU's first; None while nobody has imported torch."""
     settings: dict[str, Any] | None
-    """Torch's, by name."""
+    """Torch's settings by name; None while nobody has imported torch."""
     python_random: Any
     numpy_random: Any
     cwd: str
     environ: dict[str, str]
     path: list[str]
     excepthook: Callable[..., object]
-    """Torch hangs one before it with each default group."""
+    """Torch puts a hook of its own in front of it with each default group."""
 
     @classmethod
     def take(cls) -> ProcessState:
-        """What it is now."""
+        """The state of this process now."""
         numpy_random = sys.modules.get("numpy.random")
         settings = _settings()
         return cls(
@@ -49,13 +49,14 @@ class ProcessState:
     def has_drawn(self) -> bool:
         """Whether anybody has drawn random numbers since, in this process, or set what they begin with."""
         now = ProcessState.take()
+        # NumPy's state holds an array, for which == gives no single answer.
         if self.python_random != now.python_random or repr(self.numpy_random) != repr(now.numpy_random):
             return True
         pairs = zip(self.generators or (), now.generators or (), strict=False)
         return any(not bool((one == other).all()) for one, other in pairs)
 
     def put_back(self) -> None:
-        """Let the process have this again."""
+        """Give the process this state again."""
         if settings := _settings():
             settings.put(settings.OF_PROCESS, self.settings)
             if self.generators is None:
@@ -109,14 +110,15 @@ def reset() -> None:
 
 @contextlib.contextmanager
 def fresh_state() -> Iterator[None]:
-    """Run the block as in a new process, and have the state of before again, whatever the block left; for the user's code.
+    """Run the user's code in the block as in a new process, and restore the state of before, whatever the block left.
 
-    Of a plan's step nothing may follow from what ran before it, here or in the ranks.
+    A plan's step must not depend on what ran before it, here or in the ranks.
     """
     state, streams, limit = ProcessState.take(), (sys.stdin, sys.stdout, sys.stderr), sys.getrecursionlimit()
     settings = _settings()
     of_thread = settings.values_of(settings.OF_THREAD) if settings else None
     threads = _threads()
+    # The umask can be read only by setting it.
     mask = os.umask(0)
     os.umask(mask)
     reset()
@@ -136,7 +138,7 @@ def fresh_state() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _no_alarm() -> Iterator[None]:
-    """Have the alarm of before again: one that strikes later would end the process, or another item."""
+    """Take away an alarm and a handler that the block left: it would strike later, and end the process or another item."""
     import signal
 
     if threading.current_thread() is not threading.main_thread():
@@ -146,6 +148,7 @@ def _no_alarm() -> Iterator[None]:
     try:
         yield
     finally:
+        # A timer that ran before the block, as pytest-timeout's may, is not stopped.
         if not was_set:
             signal.setitimer(signal.ITIMER_REAL, 0)
         if before is not None and signal.getsignal(signal.SIGALRM) is not before:

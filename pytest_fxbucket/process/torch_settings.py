@@ -32,7 +32,7 @@ def values_of(settings: Iterable[Setting]) -> Values:
 
 
 def put(settings: Iterable[Setting], values: Values | None = None) -> None:
-    """Set what is otherwise in ``values``; None: as a new process has it."""
+    """Set each of ``settings`` that differs from ``values``, or for None from what a new process has."""
     for one in settings:
         wanted = one.fresh if values is None else values.get(one.name, one.get())
         if one.get() != wanted:
@@ -44,7 +44,7 @@ _FUTURE = torch.__future__
 OF_PROCESS = (
     Setting("default dtype", torch.get_default_dtype, torch.set_default_dtype, torch.float32),
     Setting("float32 matmul precision", torch.get_float32_matmul_precision, torch.set_float32_matmul_precision, "highest"),
-    # As use_deterministic_algorithms, which imports inductor.
+    # Not by use_deterministic_algorithms, which does the same and imports inductor.
     Setting("deterministic algorithms", torch.get_deterministic_debug_mode, torch.set_deterministic_debug_mode, 0),
     Setting("filling of empty tensors", partial(getattr, _DETERMINISTIC, _FILL), partial(setattr, _DETERMINISTIC, _FILL), True),
     Setting(

@@ -12,7 +12,7 @@ __all__ = ["device", "mark"]
 
 
 def __getattr__(name: str) -> Any:
-    """They are for ranks: every pytest that starts would load what they need."""
+    """Load ``mark`` and ``device`` when asked for: only ranks use them, and each pytest would load what they need."""
     if name == "mark":
         from pytest_fxbucket.ranks.flight_recorder import mark
 

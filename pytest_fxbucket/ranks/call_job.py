@@ -1,4 +1,4 @@
-"""How a rank calls a job: its function is found and called, what became of it is said, and what it forks ends with the rank."""
+"""How a rank calls a job: find and call its function, say what became of it, and end what it forks together with the rank."""
 
 from __future__ import annotations
 
@@ -34,9 +34,9 @@ def load(name: str) -> Callable[..., Any]:
 
 
 def call(rank: int, job: Callable[[], object], pack: Callable[[object], Packed]) -> tuple[RankState, Packed]:
-    """What became of ``job``, called as ``rank``, and its result, packed; nothing unless it returned.
+    """Call ``job`` as ``rank``: what became of it, and its packed result, which is empty unless it returned.
 
-    A process that the job forked, and that comes out of it too, ends here.
+    A process that the job forked, and that comes out of the job too, ends here.
     """
     result: Packed = []
     state = RankState(rank, "returned")
@@ -59,7 +59,7 @@ def call(rank: int, job: Callable[[], object], pack: Callable[[object], Packed])
 
 
 def raised(rank: int, error: BaseException) -> RankState:
-    """The state of a rank that ``error`` ended, in words, whatever it makes of being asked for them."""
+    """The state of a rank that ``error`` ended; asking ``error`` for its text or traceback may raise as well."""
     line = line_of(error)
     try:
         text = "".join(traceback.format_exception(_without_our_frames(error)))
@@ -69,7 +69,7 @@ def raised(rank: int, error: BaseException) -> RankState:
 
 
 def _without_our_frames(error: BaseException) -> BaseException:
-    """From the job on; what a job puts around a user's function hides itself, as pytest's own frames do."""
+    """``error`` with its traceback from the job on: our frames go, and frames that hide themselves as pytest's do."""
     trace = error.__traceback__
     while trace is not None and (
         os.path.dirname(trace.tb_frame.f_code.co_filename) in _OURS or trace.tb_frame.f_locals.get("__tracebackhide__") is True
@@ -78,7 +78,7 @@ def _without_our_frames(error: BaseException) -> BaseException:
     return error.with_traceback(trace) if trace is not None else error
 
 
-# Processes that a job forks: they have no part in the rank's conversation, and end where they would go on as the rank.
+# Processes that a job forks: they take no part in the rank's conversation, and end where they would go on as the rank.
 
 
 _rank_pid = 0
@@ -86,14 +86,14 @@ _forks_from_main_thread = False
 
 
 def separate_forks(connection: socket.socket) -> None:
-    """Call it once in a rank: what this process forks from now on has no ``connection``, and dies with it."""
+    """Call once in a rank: processes that it forks from now on close ``connection``, and die when the rank does."""
     global _rank_pid
     _rank_pid = os.getpid()
     os.register_at_fork(before=_before, after_in_child=lambda: _part(connection))
 
 
 def _end(state: RankState) -> NoReturn:
-    """End this process, which the job of a rank forked, as a process of its own would have ended that came to ``state``."""
+    """End this process, which a job forked, with the exit status that a program would have that ended with ``state``."""
     if state.error_type != "SystemExit":
         who = f"fxbucket: process {os.getpid()}, which the job forked, came out of it beside rank {state.rank}"
         sys.stderr.write(f"{state.traceback}{who}, and was ended; end it with os._exit, and look at its exit status\n")
@@ -112,7 +112,8 @@ def _before() -> None:
 
 def _part(connection: socket.socket) -> None:
     connection.close()
-    # The kernel would end it with the thread that forked it; and what a child forks is none of ours.
+    # The kernel would kill it when the thread that forked it ends, and only the main thread lives as long as the rank. What a
+    # child of the rank forks is left alone.
     if _forks_from_main_thread and os.getppid() == _rank_pid:
         with contextlib.suppress(OSError):
             die_with(_rank_pid)
@@ -126,6 +127,7 @@ def die_with(parent: int) -> None:
     libc = ctypes.CDLL(None, use_errno=True)
     if libc.prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0) != 0:
         raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG) failed")
+    # The parent may have ended before the call above: then no signal comes any more.
     if os.getppid() != parent:
         os._exit(0)
 

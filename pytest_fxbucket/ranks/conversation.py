@@ -54,9 +54,9 @@ class _Reader:
 
 
 class Conversation:
-    """Sends each process its frames, then collects its reply to job number ``job``; ``index`` is its place in the processes.
+    """Sends each process its frames, then collects its reply to job number ``job``; ``index`` numbers the processes from 0.
 
-    What a process has to say of another job, or another process on its connection, is dropped.
+    Replies to another job, and those of other processes that write to the same connection, are dropped.
     """
 
     def __init__(
@@ -78,9 +78,9 @@ class Conversation:
         self._selector = selectors.DefaultSelector()
 
     def run(self, deadline: float) -> bool:
-        """Until every rank answered, one failed (and the grace is over), or ``deadline`` (monotonic): False then.
+        """Run until every rank has answered, or one failed and the grace is over; False if ``deadline`` (monotonic) is first.
 
-        ``is_over``, asked every 0.1 s, ends the waiting as a failure here would.
+        ``is_over``, asked every 0.1 s, ends the waiting as a failure would.
         """
         with self._selector:
             self._watch()
@@ -89,6 +89,7 @@ class Conversation:
                     return True
                 if not self._listen(deadline):
                     return False
+            # An effect may arrive before its cause: the peer of a rank that dies can report a lost connection first.
             grace = time.monotonic() + GRACE_S
             while any(state.outcome == "running" for state in self.states) and self._listen(grace):
                 pass
@@ -123,12 +124,14 @@ class Conversation:
         try:
             if self._unsent[index]:
                 self._send(index, connection)
+            # A frame that is not this job's answer is dropped, and the next one read.
             while self._readers[index].read(connection):
                 frame, self._readers[index] = self._readers[index].buffers, _Reader()
                 if self._take(index, frame):
                     self._selector.unregister(connection)
                     return
         except ConnectionError:
+            # No outcome yet: the pidfd tells when the process has ended.
             self._selector.unregister(connection)
         except wire.GarbledFrameError:
             self._selector.unregister(connection)
@@ -149,18 +152,20 @@ class Conversation:
         fds = self._unsent_fds[index]
         if not fds:
             return connection.send(data)
+        # Once, with the first bytes: the kernel hands descriptors over with the bytes that they were sent with.
         sent = connection.sendmsg([data], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", fds))])
         self._unsent_fds[index] = []
         return sent
 
     def _take(self, index: int, buffers: list[wire.Buffer]) -> bool:
-        """Whether this is the process's answer to this job. Raises Garbled for what is nobody's answer."""
+        """Take an answer. False if it is to another job or of another process; raises Garbled for what is no answer at all."""
         try:
             reply = wire.unpack(buffers[:1])
         except wire.Unpicklable as error:
             raise wire.GarbledFrameError from error
         if not isinstance(reply, Reply):
             raise wire.GarbledFrameError
+        # A process that a job forked may come out of the job too, and answer a second time.
         if (reply.job, reply.pid) != (self._job, self._processes.pids[index]):
             return False
         self.states[index] = reply.state

@@ -25,26 +25,27 @@ class Desync:
 
 
 def agree(groups: Mapping[int, Sequence[RecordedGroup]]) -> bool:
-    """Whether the ranks (rank -> its groups) launched the same on every group that they share."""
+    """Whether the ranks (rank -> its groups) launched the same on every group that they share, by counts and checksums."""
     keys = {rank: _keys(own) for rank, own in groups.items()}
     seen: dict[_Key, tuple[int, int]] = {}
+    # The first rank of a group says what all its members must have said.
     for rank, own in groups.items():
         for key, index in keys[rank].items():
             said = (own[index].count, own[index].checksum)
             if rank in key[0] and seen.setdefault(key, said) != said:
                 return False
-    # A group that a member never made, or one of no members that are here, is no concern as long as nothing was launched on it.
+    # A member that never made a group agrees as long as nothing was launched on it. Members that are not here do not count.
     return all(not count or key in keys[rank] for key, (count, _) in seen.items() for rank in key[0] if rank in groups)
 
 
 def desyncs(places: Mapping[int, RankPosition]) -> list[Desync]:
-    """Where the ranks part, a group after the other; ranks that left no flight record are not in ``places``."""
+    """Where the ranks part, at most one place for each group; ranks that left no flight record are not in ``places``."""
     keys = sorted({key for where in places.values() for key in _keys(where.groups)})
     return [desync for key in keys for desync in _on_group(key, places)]
 
 
 def wait_for_ever(places: Mapping[int, RankPosition], running: Sequence[int]) -> bool:
-    """Whether each of ``running`` waits for a collective that some member has not launched: nobody is left who could."""
+    """Whether each of ``running`` waits for a collective that some member has not launched, so that none of them can go on."""
     return bool(running) and all(rank in places and _lacks_a_member(places[rank], places) for rank in running)
 
 
@@ -57,7 +58,7 @@ def _lacks_a_member(where: RankPosition, places: Mapping[int, RankPosition]) -> 
 
 def _on_group(key: _Key, places: Mapping[int, RankPosition]) -> Iterator[Desync]:
     launched = {rank: _launches(places[rank], key) for rank in key[0] if rank in places}
-    # The ring keeps the last launches only: what some rank forgot cannot be compared.
+    # The ring keeps the last launches only: those before the first that all ranks still have cannot be compared.
     first = max((count - len(launches) for count, launches in launched.values()), default=0)
     for index in range(first, max((count for count, _ in launched.values()), default=0)):
         said = {rank: launches.get(index) for rank, (_, launches) in launched.items()}
@@ -70,7 +71,7 @@ def _desync(said: Mapping[int, RecordedLaunch | None], index: int, members: tupl
     missing = tuple(rank for rank, launch in said.items() if launch is None)
     there = {rank: launch.what for rank, launch in said.items() if launch is not None}
     where = f"collective {index + 1} of the job on {ranks_text(members)}"
-    # The odd one out is named first: those that few ranks say.
+    # What the fewest ranks launched is named first: they are the odd ones out.
     counts = Counter(there.values())
     whats = sorted(counts, key=lambda what: (counts[what], min(rank for rank, one in there.items() if one == what)))
     parts = [f"{_of(there, what)} launched {what}" for what in whats]
@@ -89,6 +90,7 @@ def _keys(groups: Sequence[RecordedGroup]) -> dict[_Key, int]:
     seen: Counter[tuple[int, ...]] = Counter()
     keys = {}
     for index, group in enumerate(groups):
+        # A rank may have several groups of the same members, which all members make in one order.
         keys[group.members, seen[group.members]] = index
         seen[group.members] += 1
     return keys

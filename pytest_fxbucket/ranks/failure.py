@@ -79,9 +79,9 @@ class RankState:
 class RankFailure(RankError):
     """A job that did not return on every rank, or in which the ranks launched different collectives.
 
-    ``kind``: raised, died, timeout, mismatch, unpicklable, garbled, deadlock. ``rank``: the first to fail. ``states``: all
-    ranks, or that one where what it was given or gave could not be read. ``parted``: where the ranks' collectives part.
-    ``buckets``: rank -> the bucket of the collective at hand, put in by who knows it.
+    ``kind``: raised, died, timeout, mismatch, unpicklable, garbled, deadlock. ``rank``: the first to fail. ``states``: of all
+    ranks; of that rank alone if its payload or result cannot be pickled. ``parted``: sentences that say where the ranks'
+    collectives part. ``buckets``: rank -> the bucket of the collective at hand, filled in by the check that knows the buckets.
     """
 
     sentence: str
@@ -163,7 +163,7 @@ class RankFailure(RankError):
         return next((state for state in self.states if state.rank == self.rank), None)
 
     def _raised(self) -> Iterator[RankState]:
-        """Who raised, the first to fail first; of those that raised at one place only one, and none that only lost a peer."""
+        """Ranks whose tracebacks are shown, the first to fail on top: one for each place, and none that only lost a peer."""
         seen = set()
         for state in sorted(self.states, key=lambda state: (state.rank != self.rank, state.at)):
             if state.traceback and state.raised_at not in seen and (state.rank == self.rank or not state.is_effect):
@@ -192,6 +192,8 @@ def has_failed(states: Sequence[RankState]) -> bool:
 
 def failure_of(states: Sequence[RankState], *, task: str, timed_out_s: float | None) -> RankFailure:
     """The failure behind ``states``, of which some failed or, when ``timed_out_s`` is given, did not end within that time."""
+    # Who failed first, by outcomes; then where the flight records part. Records that part come before the outcomes where these
+    # say only that ranks were late, or lost a peer: that is what becomes of ranks that wait in different collectives.
     places = {state.rank: state.where for state in states if state.outcome not in ("unpicklable", "garbled", "gone")}
     parted = desyncs(places)
     first = _first_to_fail(states)
@@ -230,10 +232,11 @@ def _failure_late(states: Sequence[RankState], first: RankState) -> str:
 
 
 def _first_to_fail(states: Sequence[RankState]) -> RankState:
-    """Failures before effects before those that are late; a stopped or busy rank holds up those that wait, not they it."""
+    """The rank that failed first: own failures before effects before late ranks; of the late a stopped or busy one first."""
 
     def order(state: RankState) -> tuple[int, float, int]:
         if state.outcome == "running":
+            # A stopped or busy rank holds up those that wait for it, and not they it. Stopped, running, asleep, all others.
             return 2, "TRS".find(state.process) % 4, state.rank
         return (3 if state.outcome == "returned" else int(state.is_effect)), state.at, state.rank
 

@@ -38,9 +38,9 @@ class _Launch(Structure):
 
 
 class _Record(Structure):
-    """``kept``: groups that stay from job to job. ``doing``: the launch at hand, from 1, and what it ``does``.
+    """``kept``: groups that stay from job to job. ``doing``: number of the launch at hand, from 1; ``does``: its state.
 
-    ``acting``, in the first record: one more than the rank that wrote act_as last.
+    ``acting``, in the first record only: one more than the rank that ``act_as`` was called for last.
     """
 
     _fields_ = (
@@ -70,7 +70,7 @@ class RecordedLaunch:
 
     @property
     def agreed(self) -> str:
-        """What all members must say alike."""
+        """The part of a launch that must be equal on all members."""
         return self.what if self.is_compared else self.kind
 
 
@@ -85,7 +85,7 @@ class RecordedGroup:
 
 @dataclass(frozen=True, slots=True)
 class RankPosition:
-    """What one rank's flight record says. ``does``: launched, waits for, is past; of ``at``, the collective at hand, if any."""
+    """What one rank's flight record says. ``at``: the collective at hand; ``does``: launched, waits for or is past it."""
 
     mark: str = ""
     at: RecordedLaunch | None = None
@@ -108,7 +108,7 @@ class RankPosition:
 
 
 class FlightRecords:
-    """The parent's side: those of ``world`` ranks in an anonymous file, whose descriptor ``fd`` goes to the ranks."""
+    """The parent's side: the records of ``world`` ranks in an anonymous file, whose descriptor ``fd`` goes to the ranks."""
 
     def __init__(self, world: int) -> None:
         self.fd = os.memfd_create("fxbucket-records", os.MFD_CLOEXEC)
@@ -124,7 +124,7 @@ class FlightRecords:
         return _groups(self._records[rank])
 
     def acting(self) -> int | None:
-        """Of a world whose ranks are all in one process: the rank that it plays, or played last; None before the first."""
+        """The rank that the one process of all ranks plays now, or played last; None before the first."""
         number = int(self._records[0].acting)
         return number - 1 if number else None
 
@@ -132,6 +132,7 @@ class FlightRecords:
         """Forget the mark, all launches, and the process groups that came after ``settle``."""
         record = self._records[rank]
         record.mark_length = record.launch_count = record.doing = 0
+        # The kept groups begin again from 0; later groups are overwritten by those of the next job.
         record.group_count = record.kept
         for index in range(record.kept):
             group = record.groups[index]
@@ -146,6 +147,7 @@ class FlightRecords:
 
 def _position(record: _Record) -> RankPosition:
     """What a record says."""
+    # A mark is cut by bytes, which may be in the middle of a character.
     doing, count = record.doing, record.launch_count
     return RankPosition(
         bytes(record.mark[: min(record.mark_length, MARK_BYTES)]).decode("utf-8", "replace"),
@@ -174,7 +176,7 @@ def _mapped(fd: int, world: int) -> Any:
 _all: Sequence[_Record] = ()
 """The records that this process may write."""
 _own: _Record | None = None
-"""The one that it writes now."""
+"""The record that it writes now."""
 
 
 def adopt(fd: int, world: int) -> None:
@@ -232,11 +234,12 @@ def launch(handle: int, kind: str, dtype: str = "", numel: int = 0, *, compared:
     said = (f"{kind} {dtype} {numel}" if compared else kind).encode()
     group = _own.groups[handle]
     count, number = group.launches, _own.launch_count
+    # Two members' counts and checksums tell whether all their launches agree, though the ring has only the last of them.
     group.checksum = zlib.crc32(said, group.checksum)
     group.launches = count + 1
     texts = kind.encode()[:29], dtype.encode()[:15]
     _own.ring[number % _RING] = _Launch(count, count + 1 - group.at_mark, handle, compared, *texts, numel)
-    # The doing goes last: who reads in between sees the launch before.
+    # ``doing`` is written last: who reads in between sees the launch before.
     _own.launch_count = number + 1
     _own.does, _own.doing = _LAUNCHED, number + 1
     return int(number) + 1

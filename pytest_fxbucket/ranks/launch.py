@@ -38,12 +38,14 @@ class ForkServer:
         self._connection, self._ready = ours, False
         with theirs:
             self._process = subprocess.Popen(
+                # Without -P, -m would put the working directory in front of the parent's own path.
                 [sys.executable, "-P", "-m", "pytest_fxbucket.ranks.server", str(theirs.fileno()), str(os.getpid()), *warm],
                 stdin=subprocess.DEVNULL,
                 stdout=self._log,
                 stderr=self._log,
                 pass_fds=[theirs.fileno()],
                 env={**os.environ, **_ONE_THREAD, "PYTHONPATH": os.pathsep.join(import_path())},
+                # Out of the terminal's process group: Ctrl-C is for the parent, which ends the ranks.
                 start_new_session=True,
             )
 
@@ -53,7 +55,7 @@ class ForkServer:
         return self._process.poll() is None
 
     def late(self, what: str, limit_s: float, guess: str) -> RankError:
-        """That it did not do ``what`` within ``limit_s`` seconds, with what the kernel says of it, or else a guess."""
+        """The error that the server did not ``what`` within ``limit_s`` seconds: it is stopped, or else ``guess``."""
         pid = self._process.pid
         why = "it is stopped (SIGSTOP, a debugger)" if process_state(pid) in ("T", "t") else guess
         return RankError(f"the rank server (process {pid}) did not {what} within {limit_s:g} s: {why}")
@@ -73,6 +75,7 @@ class ForkServer:
         """End the server and every rank of it; idempotent."""
         self._connection.close()
         try:
+            # The server ends when its connection does, but one that is stopped never would.
             self._process.wait(0 if process_state(self._process.pid) in ("T", "t") else _END_LIMIT_S)
         except subprocess.TimeoutExpired:
             self._process.kill()
@@ -86,6 +89,7 @@ class ForkServer:
         if self._ready:
             return
         message = receive(self._connection, ServerReady, START_LIMIT_S)
+        # A silent connection means that the limit is over; a closed one is readable, and the log says why.
         if message is None and self.is_alive and not is_ready(self._connection.fileno()):
             raise self.late("start", START_LIMIT_S, "importing torch takes too long")
         problem = self._last_words() if message is None else message.problem
@@ -121,6 +125,7 @@ class PoolProcesses:
             descriptors += [theirs.fileno(), stacks]
         try:
             server.fork(request, descriptors)
+            # As long as we have a copy of a rank's end, we cannot see that the rank hung up.
             for end in (control, *(theirs for _, theirs in pairs)):
                 end.close()
             self._receive_pids(server)
@@ -230,6 +235,7 @@ def workers(environ: Mapping[str, str]) -> int:
 def available_memory() -> int:
     """Bytes that new processes may take: what the machine has free, and no more than the control group allows."""
     free = _number(Path("/proc/meminfo"), "MemAvailable:") * 1024 or 1 << 62
+    # Where there is no limit the file says "max", which reads as 0.
     limit, used = _number(Path("/sys/fs/cgroup/memory.max")), _number(Path("/sys/fs/cgroup/memory.current"))
     return min(free, max(0, limit - used)) if limit else free
 

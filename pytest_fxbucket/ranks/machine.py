@@ -72,9 +72,9 @@ def has_mps() -> bool:
 def gpus(environ: Mapping[str, str] = os.environ) -> tuple[str, ...]:
     """UUIDs of the GPUs that CUDA_VISIBLE_DEVICES leaves, in its order; without it all, in nvidia-smi's (PCI) order.
 
-    A GPU in MIG mode is none of them, a slice of it is one where CUDA_VISIBLE_DEVICES names that.
+    A GPU in MIG mode is left out; a slice of it counts as a GPU if CUDA_VISIBLE_DEVICES names the slice.
 
-    It neither imports torch nor starts CUDA, after which no process could be forked.
+    This neither imports torch nor starts CUDA, after which no process could be forked.
     """
     there = _UUID.findall(nvidia_smi())
     parted = _parted(there)
@@ -82,12 +82,12 @@ def gpus(environ: Mapping[str, str] = os.environ) -> tuple[str, ...]:
 
 
 def _parted(there: Sequence[str]) -> list[str]:
-    """Those of ``there`` in MIG mode, as slices are listed below them: CUDA uses one slice of such a GPU, or nothing."""
+    """GPUs of ``there`` in MIG mode, which have slices listed below them: CUDA uses one slice of such a GPU, or nothing."""
     return [gpu for gpu, below in pairwise(there) if gpu.startswith("GPU-") and below.startswith("MIG-")]
 
 
 def _left_out(found: Sequence[str], environ: Mapping[str, str]) -> str:
-    """A clause about GPUs that are there and not among those ``found``; "" if none is, or CUDA_VISIBLE_DEVICES left some."""
+    """Why GPUs of this machine cannot be used, as a clause: MIG mode, or CUDA_VISIBLE_DEVICES leaves none; "" otherwise."""
     there, said = _UUID.findall(nvidia_smi()), environ.get("CUDA_VISIBLE_DEVICES")
     if parted := set(_parted(there)).intersection(_visible(there, said)):
         return f"{min(parted)} is in MIG mode: name one of its slices in CUDA_VISIBLE_DEVICES"
@@ -95,7 +95,7 @@ def _left_out(found: Sequence[str], environ: Mapping[str, str]) -> str:
 
 
 def _exclusive(found: Sequence[str]) -> tuple[str, ...]:
-    """Those of ``found`` that take one process, by their compute mode; none where that is the Multi-Process Service."""
+    """GPUs of ``found`` whose compute mode admits one process; none if that process is the Multi-Process Service."""
     said = nvidia_smi("--query-gpu=uuid,compute_mode", "--format=csv,noheader") if found else ""
     modes = dict(line.split(", ") for line in said.splitlines() if line.count(", ") == 1)
     exclusive = tuple(gpu for gpu in found if modes.get(gpu, "").startswith("Exclusive"))
@@ -104,12 +104,12 @@ def _exclusive(found: Sequence[str]) -> tuple[str, ...]:
 
 @functools.cache
 def nvidia_smi(*asked: str) -> str:
-    """What nvidia-smi prints when it is ``asked``, or else for -L; "" where there is no such program, or no driver."""
+    """What nvidia-smi prints for the arguments ``asked``, by default -L; "" where there is no such program, or no driver."""
     return _answer("nvidia-smi", *(asked or ["-L"])) or ""
 
 
 def _answer(*command: str, said: str = "") -> str | None:
-    """What ``command`` prints when it is told ``said``; None where there is no such program, or it fails."""
+    """What ``command`` prints, with ``said`` as its input; None where there is no such program, or it fails."""
     try:
         done = subprocess.run(command, input=said, capture_output=True, text=True, timeout=_ANSWER_LIMIT_S, check=False)
     except (OSError, subprocess.TimeoutExpired):
@@ -123,7 +123,7 @@ def device() -> str:
 
 
 def use_device(name: str) -> None:
-    """Say so, once in a rank's process."""
+    """Set what :func:`device` returns; called once in a rank's process."""
     global _device
     _device = name
 
@@ -203,6 +203,7 @@ def take(
                 waiting.go_on("others wait before us")
             line.callback(_unlock, queue)
         while True:
+            # All or nothing: locks that are too few, or more than needed, are given back before the next try.
             free = {gpu: locks for gpu in gpus if (locks := _some_places(folder, gpu, places))}
             kept = tuple(free)[:count] if len(free) >= count else ()
             for gpu in free.keys() - kept:

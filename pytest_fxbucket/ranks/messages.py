@@ -23,12 +23,12 @@ class StoreAddress:
 
 @dataclass(frozen=True, slots=True)
 class PoolRequest:
-    """Parent to server, with the descriptors of control, records, and of each rank its socket and its stack file.
+    """Parent to server: fork a pool. With it go the descriptors of control and records, and each rank's socket and stack file.
 
-    ``ranks`` of a world of ``world`` are to be forked, which meet at ``store``, or in memory of their own if all are here.
-    ``backend`` is the one whose default process group they join, if it has one. ``gpus``: on GPUs, the UUID
-    of the one that each of ``ranks`` sees, as its device "cuda:0"; ``ranks_per_gpu``: how many shall share one at most, 0: as
-    many as must. ``module``: what the server imports before it forks, since each of them would.
+    ``ranks`` are forked, of a world of ``world``. They meet at ``store``; None: all ranks are forked here, and meet in a file
+    in memory. ``backend`` names the back end whose default process group they join, if it has one. ``gpus``: the UUID of the
+    GPU that each of ``ranks`` sees as its device "cuda:0"; empty off GPUs. ``ranks_per_gpu``: how many ranks may share a GPU;
+    0: as many as must. ``module``: imported by the server before it forks, so that the ranks need not.
     """
 
     world: int
@@ -73,7 +73,7 @@ class RankExited:
 class Job:
     """Parent to rank, followed by the payload's frame; with it go the descriptors that take the output of its ranks.
 
-    ``number``: which of this rank's jobs it is, 1 the first.
+    ``number`` counts the jobs of the pool from 1.
     """
 
     number: int
@@ -86,7 +86,7 @@ class Job:
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """Rank to parent, before the result's buffers: what became of job number ``job``, and ``pid``, who says so.
+    """Rank to parent, before the result's buffers: what became of job number ``job``; ``pid`` is the process that says so.
 
     Once the group is up, ``state.outcome`` is "ready" and ``job`` is 0.
     """

@@ -11,19 +11,19 @@ from types import TracebackType
 from typing import Self
 
 KEPT_BYTES = 1 << 16
-"""The end of each rank's output that is kept, and shown."""
+"""Bytes of the end of each rank's output that are kept, and shown."""
 LOG_BYTES = 16 << 20
-"""The beginning of each rank's output that its log has; the end follows when the job is over."""
+"""Bytes of the beginning of each rank's output that its log has; the end follows when the job is over."""
 _WORD_BYTES = 80
-# At most so much at once, or who prints without end would keep the reader for ever; more than a pipe holds.
+# Most reads at once, or a rank that prints without end would keep the reader for ever; together more than a pipe holds.
 _READS = 32
 
 
 class Output:
-    """Output of ranks, whose names are given for each process in turn: ``targets`` of a process take what its ranks print.
+    """A pipe for the output of each rank. ``names`` has the names of each process's ranks, ``targets`` the ends they write to.
 
-    ``sources``, one for each name, must be read through ``take``. With a folder, each has a file there, ``<name>.log``, which
-    no other user can read.
+    ``sources`` are the ends to read, one for each name in order; they must be read through ``take``. With a folder, each name
+    has a file ``<name>.log`` there, which no other user can read.
     """
 
     def __init__(self, log_dir: Path | None, names: Sequence[Sequence[str]]) -> None:
@@ -71,6 +71,7 @@ class _Printed:
 
     def add(self, data: bytes) -> None:
         self._size += len(data)
+        # A read that fills the whole end needs no copy of what was there before.
         self._end = data if len(data) == KEPT_BYTES else (self._end + data)[-KEPT_BYTES:]
         if self._log is not None:
             self._write(data[: max(0, LOG_BYTES - self._logged)])
@@ -78,6 +79,7 @@ class _Printed:
     def tail(self) -> str:
         if self._size <= KEPT_BYTES:
             return self._end.decode("utf-8", "replace")
+        # Room for the note about what is left out, so that text and note together are no longer than what is kept.
         kept = self._end[_WORD_BYTES - KEPT_BYTES :]
         return f"... ({self._size - len(kept):,} bytes before this are left out)\n" + kept.decode("utf-8", "replace")
 
@@ -86,6 +88,7 @@ class _Printed:
             return
         rest = self._size - self._logged
         if rest > 0:
+            # What the log does not have yet, as far as it is kept: if the job printed more than both hold, the middle is lost.
             end = self._end[-rest:]
             left_out = f"\n... ({rest - len(end):,} bytes left out: a log has the first {LOG_BYTES >> 20} MiB and the end)\n"
             self._write((left_out.encode() if rest > len(end) else b"") + end)
@@ -104,20 +107,20 @@ def _open(path: Path) -> int:
     return os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND | os.O_CLOEXEC, 0o600)
 
 
-# Where the output of a process goes that plays several ranks: into the rank's own pipe, as long as it is that rank's turn.
+# A process that plays several ranks: its output goes into the pipe of the rank whose turn it is.
 
 
 _given: Sequence[int] = ()
 
 
 def give(fds: Sequence[int]) -> None:
-    """Say once a job, before it runs, where output of the ranks after rank 0 goes, whose is what the process has already."""
+    """Set, before a job runs, the pipes of the ranks after rank 0; the process already writes into that of rank 0."""
     global _given
     _given = fds
 
 
 class Outlets:
-    """What was given, in rank order."""
+    """The pipes of all ranks that this process plays, in rank order; on exit descriptors 1 and 2 are as before."""
 
     def __init__(self) -> None:
         self._first = (os.dup(1), os.dup(2))
@@ -125,6 +128,7 @@ class Outlets:
 
     def lead_to(self, rank: int) -> None:
         """Let output go to ``rank``'s pipe from now on."""
+        # What is still buffered was printed by the rank before.
         _flush()
         os.dup2(self._fds[rank], 1)
         os.dup2(self._fds[rank], 2)

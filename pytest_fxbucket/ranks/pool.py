@@ -24,12 +24,12 @@ Packed = TypeVar("Packed")
 __all__ = ["Attempt", "RankFailure", "RankPool"]
 
 LONGEST_S = 30.0 * 24 * 3600
-"""A longer limit is taken for this one; the ranks' process groups have it too."""
+"""A job's limit is cut to this. The ranks' process groups wait longer still (see worker.py): the parent's clock decides."""
 
 
 @dataclass(frozen=True, slots=True)
 class JobCall:
-    """A job to be run, as RankPool.run is asked; ``task`` names it in messages."""
+    """The arguments of RankPool.run as one value; ``task`` names the job in messages."""
 
     job: str
     payloads: Sequence[object]
@@ -41,9 +41,9 @@ class JobCall:
 
 @dataclass(frozen=True, slots=True)
 class Attempt:
-    """What became of one job: a state for each process's rank, their results as they came, and whether all was in time.
+    """The outcome of one job by process: a state and the packed result of each, and whether all answered in time.
 
-    ``outputs``: the end of what each rank printed, also of those that have no process of their own.
+    ``outputs``: the end of what each rank printed; a process that plays several ranks has one for each.
     """
 
     states: list[RankState]
@@ -62,7 +62,7 @@ class JobOutcome:
 
 
 class PoolKeeper(Protocol):
-    """Who keeps the pools of a session, as a pool asks for it."""
+    """What a pool needs of the object that keeps all pools of a session."""
 
     def use(self, pool: RankPool) -> None:
         """Note that ``pool`` is at work now."""
@@ -98,7 +98,7 @@ class RankPool:
 
     @property
     def is_well(self) -> bool:
-        """Whether there are ranks that live, and that no job has made useless to the next."""
+        """Whether all processes are alive and no job has left one of them useless to the next job."""
         return self._processes is not None and not self._is_spent and self._processes.is_whole()
 
     @property
@@ -150,7 +150,7 @@ class RankPool:
         return failure_of(outcome.states, task=call.task, timed_out_s=None if outcome.in_time else call.timeout_s)
 
     def attempt(self, call: JobCall, is_over: Callable[[], bool] | None = None) -> Attempt:
-        """Have the processes run ``call``, whose payloads are theirs, and say what became of it. ``is_over``: see Talk.run."""
+        """Run ``call`` on this pool's processes, one payload for each, and return how it went. ``is_over``: see Talk.run."""
         try:
             frames = self._frames(call)
             self.start(is_over, call.job)
@@ -170,9 +170,10 @@ class RankPool:
             lease.release()
 
     def start(self, is_over: Callable[[], bool] | None = None, job: str = "") -> None:
-        """Have the ranks up and in their group. Raises RankError when that fails, or is over (see Talk.run) before.
+        """Start the ranks if none are up, and wait until they are in their group. Raises RankError if that fails or is over.
 
-        Those that start are forked with the module of ``job`` loaded if it is ours; a user's may do anything when imported.
+        The server imports the module of ``job`` before it forks if it is ours; a user's module may do anything when imported.
+        ``is_over``: see Talk.run.
         """
         if not self.is_well:
             self.close()
@@ -199,6 +200,7 @@ class RankPool:
         order = wire.pack(Job(self._jobs, call.job, tuple(call.paths), sys_path, os.getcwd(), dict(os.environ)))
         packed: dict[int, list[wire.Buffer]] = {}
         for rank, payload in zip(self._request.ranks, call.payloads, strict=True):
+            # Ranks that get the same object have it pickled once. ``call`` holds every payload, so no id is used again.
             if id(payload) not in packed:
                 packed[id(payload)] = packed_payload(wire.pack, payload, rank, call.task)
         return [_frame(order) + _frame(packed[id(payload)]) for payload in call.payloads]
@@ -208,16 +210,19 @@ class RankPool:
         assert processes is not None
         output = Output(call.log_dir, self._log_names)
         try:
+            # Before the job is sent, so that none of its entries is lost.
             for rank in range(self.world):
                 processes.records.clear(rank)
             talk = Conversation(processes, self._jobs, frames, output, is_over)
             in_time = talk.run(time.monotonic() + min(call.timeout_s, LONGEST_S))
             for state in talk.states:
                 state.where = processes.records.read(state.rank)
+            # The results of such a job are good; ``start`` replaces the processes before the next one.
             self._is_spent = any(state.lost for state in talk.states)
             if not in_time or has_failed(talk.states):
                 _look_at(processes, talk.states)
             outputs = output.tails()
+            # A process that plays several ranks has one state here, and an output for each rank.
             for state, text in zip(talk.states, outputs, strict=False):
                 state.output = text
             return Attempt(talk.states, talk.results, outputs, in_time)
@@ -225,6 +230,7 @@ class RankPool:
             output.close()
 
     def _await_ready(self, processes: PoolProcesses, is_over: Callable[[], bool] | None) -> None:
+        # Nothing is sent: once it is in its group a rank says so unasked, with job number 0.
         talk = Conversation(processes, 0, [()] * len(processes.ranks), None, is_over)
         in_time = talk.run(time.monotonic() + START_LIMIT_S)
         if in_time and all(state.outcome == "ready" for state in talk.states):
@@ -254,8 +260,10 @@ def _look_at(processes: PoolProcesses, states: Sequence[RankState]) -> None:
     dead = [index for index, state in enumerate(states) if state.outcome == "died"]
     for index, status in processes.exit_statuses(dead).items():
         states[index].status = status
+        # The kernel's counter names no process: a SIGKILL while it grew is taken for the kernel's.
         states[index].is_out_of_memory = status == -9 and oom_kills() > processes.oom_kills
     for index in dead:
+        # What faulthandler wrote at a crash; SIGKILL leaves nothing.
         states[index].stack = stacks.read_from(processes.stack_files[index])
     alive = [index for index, state in enumerate(states) if state.outcome != "died"]
     found = stacks.collect_stacks([(processes.pids[i], processes.pidfds[i], processes.stack_files[i]) for i in alive])

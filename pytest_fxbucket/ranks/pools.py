@@ -29,9 +29,9 @@ class Pools:
         self._warm = tuple(warm)
         self._server: ForkServer | None = None
         self._pools: dict[tuple[int, str, int], RankPool] = {}
-        self._alive: list[RankPool] = []  # the one that was used last at the end
+        self._alive: list[RankPool] = []  # in the order of their last use: the pool at work is the last
         self.say: Callable[[str], None] = lambda _: None
-        """Told what is waited for."""
+        """Called with a sentence that says what a run waits for."""
 
     def start(self) -> None:
         """Start the fork server, and return at once: it imports torch by itself. Call it from the main thread. Idempotent."""
@@ -68,7 +68,7 @@ class Pools:
         return RankPool(self, PoolRequest(world, threads, ranks, row.name, ranks_per_gpu=ranks_per_gpu))
 
     def use(self, pool: RankPool) -> None:
-        """Note that ``pool`` is at work now: others make room before it does."""
+        """Note that ``pool`` is at work now: where room is needed, the others are closed and not this one."""
         self._alive = [*(one for one in self._alive if one.pids and one is not pool), pool]
 
     def fork(self, request: PoolRequest) -> PoolProcesses:
@@ -98,7 +98,7 @@ class Pools:
         try:
             return take(count, machine.gpus, places=places, limit_s=0)
         except RankError:
-            # Who waits must keep none, or two runs could wait for each other.
+            # A run that waits must hold no GPUs, or two runs could wait for each other.
             for pool in self._alive[:-1]:
                 if pool.has_gpus:
                     pool.close()
@@ -112,6 +112,7 @@ class Pools:
 
     def close(self) -> None:
         """End every rank and the server, and wait for it; idempotent."""
+        # A forked copy of this process has the exit handler too, and must not end its parent's ranks.
         if os.getpid() != self._owner:
             return
         for pool in self._alive:

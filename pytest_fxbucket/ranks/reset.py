@@ -1,4 +1,4 @@
-"""Before each job a rank looks like a new process: paths, environment, torch's global state, and the user's changed modules."""
+"""Make a rank look like a new process before each job: paths, environment, torch's global state, the user's changed modules."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _OURS = __name__.partition(".")[0]
 
 
 class JobEnvironment:
-    """One rank's surroundings: what they are between jobs, and which modules of the user's are loaded."""
+    """What a job finds in its rank's process, and which of the user's modules earlier jobs have loaded there."""
 
     def __init__(self, request: PoolRequest, settings: Mapping[str, str]) -> None:
         self._request, self._settings = request, settings
@@ -38,11 +38,12 @@ class JobEnvironment:
         self._stamps: dict[str, tuple[str, int, int]] = {}
 
     def enter(self, job: Job) -> None:
-        """Take on the job's directory, environment, import path and fresh state."""
+        """Enter the job's directory, environment and import path, with fresh state."""
         os.environ.clear()
         os.environ.update(job.environ)
         if self._request.is_at_home:
             os.environ["GLOO_SOCKET_IFNAME"] = "lo"
+        # After the job's own variables: a rank's GPU and its repeatable sums are not for a job to choose.
         os.environ.update(self._settings)
         os.chdir(job.cwd)
         roots = tuple(os.path.realpath(path) for path in job.paths)
@@ -50,6 +51,7 @@ class JobEnvironment:
         if roots != self._roots or any(_stamp(path) != (size, time) for path, size, time in self._stamps.values()):
             self._forget_users()
         self._roots = roots
+        # The path finders remember what folders held: a module that was written since the last job would not be found.
         importlib.invalidate_caches()
         if torch.get_num_threads() != self._request.threads:
             torch.set_num_threads(self._request.threads)
@@ -99,10 +101,10 @@ def _stamp(path: str) -> tuple[int, int]:
     return (found.st_size, found.st_mtime_ns)
 
 
-# What a job may change of the interpreter in its rank, to be put back when it is through.
+# State of the interpreter that a job may change in its rank, put back after the job.
 #
-# Nothing but the rank uses it: where others have timers, tracers and handlers of their own, as in pytest's process, it would
-# take them away (see process/state.py for what is put back there).
+# For ranks only. In a process where others have timers, tracers and handlers, such as pytest's, it would take these away; what
+# is put back there is in process/state.py.
 
 
 _TIMERS = (signal.ITIMER_REAL, signal.ITIMER_VIRTUAL, signal.ITIMER_PROF)
@@ -122,7 +124,7 @@ class Interpreter:
 
     @classmethod
     def take(cls) -> Interpreter:
-        """That of this process as it is now. Call it from the main thread."""
+        """The state of this process as it is now. Call it from the main thread."""
         return cls(
             tuple(getattr(sys, name) for name in _OF_SYS),
             threading.excepthook,
@@ -133,10 +135,11 @@ class Interpreter:
         )
 
     def put_back(self, install_faulthandler: Callable[[], None]) -> None:
-        """Let the process have this state again, and no timer or tracer; call it from the main thread.
+        """Give the process this state again, and no timer or tracer; call it from the main thread.
 
-        ``install_faulthandler`` is called if a job had signal handlers of its own, which may have been in its place.
+        ``install_faulthandler`` is called if a job installed signal handlers, which may have replaced those of faulthandler.
         """
+        # Before handlers are put back: an alarm of the job's that strikes then would end the rank.
         for timer in _TIMERS:
             signal.setitimer(timer, 0)
         faulthandler.cancel_dump_traceback_later()
@@ -175,7 +178,7 @@ def _flush(stream: Any) -> None:
         stream.flush()
 
 
-# What all jobs of a rank stand on, and no job can be given back once another has taken it away.
+# State that all jobs of a rank depend on, and that cannot be restored once a job has changed it.
 
 
 _LIMITS = tuple(sorted(getattr(resource, name) for name in dir(resource) if name.startswith("RLIMIT_")))
@@ -191,7 +194,7 @@ class SharedState:
         self._limits = [resource.getrlimit(one) for one in _LIMITS]
 
     def lost(self) -> str:
-        """What has changed since, so that the process is of no use to other jobs; "" if nothing has."""
+        """What a job has changed, so that the process is of no use to other jobs; "" if nothing."""
         changed = [str(fd) for fd, file in self._files.items() if _file(fd) != file]
         if changed:
             return f"descriptor {', '.join(changed)} was closed or replaced"

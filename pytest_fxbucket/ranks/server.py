@@ -81,11 +81,13 @@ class Server:
 
     def _step(self) -> bool:
         ready = self._wait()
+        # One module for each look at the sockets, so that a request waits for one import at most.
         if not ready and self._idle:
             _import(self._idle.pop(0))
         for pool in list(self._pools):
             for pidfd in [fd for fd in pool.processes if fd in ready]:
                 pool.reap(pidfd)
+            # A pool sends nothing here: the socket is readable once the pool has closed its end, or died.
             if pool.control.fileno() in ready:
                 pool.kill()
                 self._pools.remove(pool)
@@ -121,6 +123,7 @@ class Server:
     def _fork_all(self, pool: _ForkedPool, request: PoolRequest, records_fd: int, fds: list[int]) -> None:
         # Opened by name in each rank, so that it vanishes with the last of them.
         store_fd = os.memfd_create("fxbucket-store", os.MFD_CLOEXEC)
+        # Frozen objects are not visited by the ranks' collectors, which would write to their pages and so copy them.
         gc.collect()
         gc.freeze()
         parent = os.getpid()
@@ -134,6 +137,7 @@ class Server:
 
     def _become(self, parent: int, index: int, request: PoolRequest, keep: list[int]) -> NoReturn:
         try:
+            # Ends by os._exit in any case: the server's loop, its finally blocks and exit handlers are not for this process.
             die_with(parent)
             _close_all_but([0, 1, 2, *keep])
             from pytest_fxbucket.ranks.worker import WorkerConfig, serve
@@ -160,7 +164,7 @@ def _why_not_fork() -> str:
 
 
 def _import(name: str) -> str:
-    """Import ``name``; a sentence if there is no such module. Other errors are for a rank to tell, where its job needs it."""
+    """Import ``name``. Returns a sentence if there is no such module; other errors are left to a rank, whose job imports it."""
     try:
         importlib.import_module(name)
     except ModuleNotFoundError as error:
@@ -172,7 +176,7 @@ def _import(name: str) -> str:
 
 
 def _import_torch(warm: list[str]) -> str:
-    """Import what ranks need, and ``warm``, which must not be left to each of them; why that failed, or ""."""
+    """Import torch, the worker and the modules ``warm`` once for all ranks. Returns why that failed, or ""."""
     try:
         import torch
         import torch.distributed as dist

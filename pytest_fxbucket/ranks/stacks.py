@@ -1,4 +1,4 @@
-"""Ranks looked at from outside: what the kernel says of them, and the Python stacks of what they do, made readable."""
+"""Ranks seen from outside: their state by the kernel, and their Python stacks, made readable."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from pathlib import Path
 from pytest_fxbucket.ranks.flight_recorder import ranks_text
 
 _POLL_S = 0.01
-# How a whole dump ends: the oldest thread comes last, and the bottom of its stack is where Python was started with -m. The
-# others are what faulthandler writes where a stack is too deep or threads are too many.
+# The last lines of a complete dump. The oldest thread comes last, and the bottom of its stack is where Python was started with
+# -m; the other two are what faulthandler writes if a stack is too deep, or threads are too many.
 _LAST_LINES = ("in _run_module_as_main\n", "  ...\n", "...\n")
 
 
@@ -25,16 +25,16 @@ def process_state(pid: int) -> str:
         text = Path(f"/proc/{pid}/stat").read_text()
     except OSError:
         return ""
+    # The name of the program comes first, in brackets, and may have brackets and spaces itself.
     return text.rpartition(")")[2].split()[0]
 
 
 def collect_stacks(processes: Sequence[tuple[int, int, int]], limit_s: float = 1.5) -> list[str]:
     """The Python stacks of all threads of each process (pid, pidfd, file), which faulthandler writes into that file.
 
-    "" where none came in time.
-
-    A stopped rank is woken for it, and last: once it runs, the others go on. Faulthandler does not say when it is done, so the
-    end of the text tells; a rank that is descheduled in the middle of its dump is waited for.
+    "" for a process whose stacks did not come in time. A stopped rank has to be woken for its dump, which comes last: as soon
+    as it runs, the ranks that wait for it go on. Faulthandler does not say when it is done, so the end of the text tells; a
+    rank that is descheduled in the middle of its dump is waited for.
     """
     dumps = [_Dump(file) for _, _, file in processes]
     stopped = [process_state(pid) == "T" for pid, _, _ in processes]
@@ -44,7 +44,7 @@ def collect_stacks(processes: Sequence[tuple[int, int, int]], limit_s: float = 1
         else:
             send(pidfd, signal.SIGUSR1)
     deadline = time.monotonic() + limit_s
-    # Half of the time at most: one that cannot answer must not cost the stack of the one that holds up all.
+    # Half of the time at most: a rank that cannot answer must not cost the stack of a stopped one, which holds up all.
     running = [dump for dump, stands in zip(dumps, stopped, strict=True) if not stands]
     _await(running, deadline - limit_s / 2 if any(stopped) else deadline)
     for (_, pidfd, _), stands in zip(processes, stopped, strict=True):
@@ -84,7 +84,10 @@ def send(pidfd: int, number: signal.Signals) -> None:
 
 
 def _send_to_main_thread(pid: int, number: signal.Signals) -> None:
-    """A process wakes with it: a signal for any thread may be another's, while the main one goes on from where it stood."""
+    """Send a signal to the main thread of ``pid``, which handles it first when the process is woken.
+
+    A signal to the process may be handled by another thread, while the main one goes on from where it stood.
+    """
     ctypes.CDLL(None).tgkill(pid, pid, number)
 
 
@@ -92,7 +95,7 @@ def _send_to_main_thread(pid: int, number: signal.Signals) -> None:
 
 
 _THREAD = re.compile(r"^(Current thread|Thread) 0x[0-9a-f]+( \[[^]]*\])?( \(most recent call first\))?:$")
-# Below this frame is how the rank came to run the job; the file is the rank's own loop.
+# The frame in which a rank calls its job: the frames below it are the rank's own loop, and not shown.
 _JOB_BEGINS = re.compile(r'File ".*[/\\]pytest_fxbucket[/\\]ranks[/\\]worker\.py", line \d+ in _run$')
 _RANK_LOOP = re.compile(r'File ".*[/\\]pytest_fxbucket[/\\]ranks[/\\]worker\.py", line \d+ in ')
 _IDLE = "  has no job"
@@ -118,7 +121,7 @@ def readable(stack: str) -> str:
 
 
 def folded(stacks: Mapping[int, str]) -> Iterator[str]:
-    """All stacks, those of ranks that stand at the same place once; nothing if no rank is in its job any more."""
+    """All stacks, equal ones once with all their ranks; nothing if no rank is in its job any more."""
     same: dict[str, list[int]] = {}
     for rank, stack in sorted(stacks.items()):
         same.setdefault(stack, []).append(rank)

@@ -86,6 +86,7 @@ def frame(most_bytes: int = _MOST_BYTES) -> Generator[bytearray, None, list[Buff
     first = bytearray(HEAD.size)
     yield first
     begin, count = HEAD.unpack(first)
+    # Checked before any memory is taken: bytes of something else may claim any length.
     if begin != BEGIN or not 0 < count <= min(_MOST_BUFFERS, most_bytes):
         raise GarbledFrameError
     second = bytearray(count * _LENGTH_BYTES)
@@ -103,16 +104,18 @@ def frame(most_bytes: int = _MOST_BYTES) -> Generator[bytearray, None, list[Buff
 def is_plain_tensor(value: Any) -> bool:
     """Whether ``value`` is a tensor or parameter that is nothing but its numbers."""
     torch = sys.modules.get("torch")
+    # torch is not imported for this: where nobody has imported it there are no tensors.
     if torch is None or type(value) not in (torch.Tensor, torch.nn.Parameter):
         return False
     return bool(value.layout == torch.strided and value.device.type in ("cpu", "cuda") and not value.is_quantized)
 
 
 def reduce_tensor(tensor: torch.Tensor) -> tuple[Callable[..., torch.Tensor], tuple[Any, ...]]:
-    """``rebuild_tensor``, and its arguments for a copy of a plain tensor; the first shares its memory, if that is possible."""
+    """``rebuild_tensor`` and its arguments for a copy of a plain tensor; the first of these shares its memory if it can."""
     import torch
 
     plain = tensor.detach().resolve_conj().resolve_neg().cpu()  # what was on a GPU arrives on the CPU
+    # Only a view of a part, or an expanded tensor, is copied, and arrives contiguous; a dense tensor keeps its strides.
     if not _is_dense(plain):
         plain = plain.contiguous()
     buffer = pickle.PickleBuffer(_bytes_of(plain))
@@ -135,6 +138,7 @@ def _is_dense(tensor: torch.Tensor) -> bool:
 
 
 def _bytes_of(tensor: torch.Tensor) -> Any:
+    # Not by way of NumPy, which has no bfloat16.
     array = (ctypes.c_char * (tensor.numel() * tensor.element_size())).from_address(tensor.data_ptr())
     array.owner = tensor  # type: ignore[attr-defined]  # keeps the memory alive as long as the buffer
     return array
@@ -151,6 +155,7 @@ def rebuild_tensor(
         flat = torch.frombuffer(data, dtype=torch.uint8).view(kind)
         tensor = flat.as_strided(shape, stride)
     else:
+        # torch.frombuffer refuses an empty buffer.
         tensor = torch.empty_strided(shape, stride, dtype=kind, device="cpu")
     if is_parameter:
         return torch.nn.Parameter(tensor, requires_grad=requires_grad)
@@ -162,7 +167,7 @@ MOST_OF_LINE, MOST_OF_TEXT = 1 << 11, 1 << 16
 
 
 def line_of(error: BaseException) -> str:
-    """The first line of the exception's message, as far as it can be had and a person reads it."""
+    """The first line of the exception's message, cut to a length that a person reads; a note if it cannot be had."""
     try:
         line = str(error).strip().partition("\n")[0]
     except BaseException as second:

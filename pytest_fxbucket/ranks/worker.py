@@ -32,7 +32,7 @@ _NEVER = timedelta(days=31)
 
 @dataclass(frozen=True, slots=True)
 class WorkerConfig:
-    """What a process is given at its start: which of a pool's it is, and its descriptors."""
+    """What a process is given at its start: the pool's request, its index in the pool, and its descriptors."""
 
     request: PoolRequest
     index: int
@@ -58,7 +58,7 @@ class WorkerConfig:
 
     @property
     def settings(self) -> dict[str, str]:
-        """What its environment holds whatever a job's says."""
+        """Environment variables that this process keeps, whatever environment a job brings."""
         gpus = self.request.gpus
         return nccl.settings(self.request.backend, gpus[self.index] if gpus else "", self.sharers)
 
@@ -75,16 +75,19 @@ class _HungUp(Exception):
 
 def serve(config: WorkerConfig) -> None:
     """Answer jobs over ``config.connection``; returns when the parent hangs up."""
+    # Python takes .pyc files for current by size and mtime in seconds: a user's module may change twice within one.
     sys.dont_write_bytecode = True
     _install_faulthandler(config)
     call_job.separate_forks(config.connection)
     flight_recorder.adopt(config.records_fd, config.world)
     flight_recorder.act_as(config.rank)
     use_device("cuda:0" if config.request.gpus else "cpu")
+    # Before the first use of CUDA and NCCL, which read their variables then.
     os.environ.update(config.settings)
     try:
         if config.backend.join:
             _join(config)
+        # The default group stays from job to job; groups that jobs make are forgotten with them.
         flight_recorder.settle()
         environment = JobEnvironment(config.request, config.settings)
         interpreter = Interpreter.take()
@@ -117,7 +120,7 @@ def _one_job(config: WorkerConfig, environment: JobEnvironment, interpreter: Int
     buffers, outputs = _receive(config.connection)
     payload, _ = _receive(config.connection)
     job = cast(Job, wire.unpack(buffers))
-    # Only now is it sure that every rank is through with them.
+    # The last job's groups end only now: a new job is sent once all ranks have answered, so nobody uses them any more.
     destroy_subgroups()
     sums.add_by()
     output.give(outputs[1:])
@@ -126,6 +129,7 @@ def _one_job(config: WorkerConfig, environment: JobEnvironment, interpreter: Int
     state, result = call_job.call(config.rank, partial(_run, config, environment, job, payload), wire.pack)
     interpreter.put_back(partial(_install_faulthandler, config))
     state.lost = shared.lost()
+    # Else these numbers may be other files by now, and the parent replaces this process anyway.
     if not state.lost:
         for fd in outputs[1:]:
             os.close(fd)
@@ -138,17 +142,20 @@ def _run(config: WorkerConfig, environment: JobEnvironment, job: Job, payload: l
     function = call_job.load(job.function)
     with nccl.WatchedLaunches(config.rank) if config.backend.is_watched else contextlib.nullcontext():
         value = function(config.rank, config.world, wire.unpack(payload))
+    # Not after an error, since that ends this process.
     environment.leave()
     return value
 
 
 def _install_faulthandler(config: WorkerConfig) -> None:
     faulthandler.enable(file=config.stacks_fd, all_threads=True)
-    faulthandler.unregister(signal.SIGUSR1)  # or register leaves a handler there that took its place
+    # Unregistered first: otherwise register does nothing, even if a job has put a handler of its own in the place.
+    faulthandler.unregister(signal.SIGUSR1)
     faulthandler.register(signal.SIGUSR1, file=config.stacks_fd, all_threads=True)
 
 
 def _send_output_to(target: int | None) -> None:
+    # What is still buffered was printed for the old target, and an answer must not overtake it.
     sys.stdout.flush()
     sys.stderr.flush()
     fd = os.open(os.devnull, os.O_WRONLY) if target is None else target
@@ -166,6 +173,7 @@ def _send(connection: socket.socket, state: RankState, result: Sequence[wire.Buf
 
 def _receive(connection: socket.socket) -> tuple[list[wire.Buffer], list[int]]:
     """One frame, and the descriptors that came with it."""
+    # Descriptors come with the first bytes of a job (see Talk._send_some), so only this read asks for them.
     data, ancillary, _, _ = connection.recvmsg(wire.HEAD.size, socket.CMSG_SPACE(4 * MAX_RANKS))
     if not data:
         raise _HungUp

@@ -1,6 +1,6 @@
-"""Graphs that this rank decoded last: it is sent the same again, for another check of a plan or another row.
+"""Graphs that this rank decoded before: the same ones are sent again for another check of a plan, or another row of its matrix.
 
-To decode the graph of a small model takes as long as three of its steps do.
+Decoding the graph of a small model takes as long as three of its steps.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ _MOST_NODES = 30_000
 
 
 class DecodedGraphs(threading.local):
-    """What was decoded, by what it was decoded from; the oldest are forgotten first.
+    """Decoded graphs by a digest of what was sent; the oldest are forgotten first.
 
-    Of each thread its own: ranks of one process are threads of it, and each fills in attributes of its own.
+    Each thread has its own: ranks of one process are threads of it, and each fills in attributes of its own.
     """
 
     def __init__(self) -> None:
@@ -46,7 +46,7 @@ class DecodedGraphs(threading.local):
 
     def _found(self, key: bytes, portable: PortableGraph) -> fx.GraphModule | None:
         rows, module = self._kept.pop(key, (None, None))
-        # A pickle has the names of functions alone, also of a user's module that was imported anew.
+        # Pickles hold functions by name only, so those of a user's module that was imported anew have the same key.
         if module is None or rows != portable.rows:
             return None
         fill(module, portable.attributes)
@@ -54,5 +54,5 @@ class DecodedGraphs(threading.local):
 
 
 def _key(portable: PortableGraph) -> bytes:
-    """Of all but attributes, with names and types of numbers: 1 and 1.0 are equal, and not the same argument."""
+    """Digest of all but attributes; of a pickle, since 1 and 1.0 are equal but not the same argument."""
     return hashlib.sha256(pickle.dumps((portable.rows, portable.modules))).digest()

@@ -29,7 +29,7 @@ _Key = tuple[str, ...]
 HANDED: tuple[Role, ...] = ("whole", "unreduced", "crossing")
 """Roles of what a graph hands to a later one."""
 ORDER: tuple[Phase, ...] = ("joint", "unshard", "forward", "backward", "input", "weight", "reduce")
-"""In which graphs of a step run."""
+"""The order in which the graphs of a step run."""
 _WORDS = {"whole": "the whole parameter", "unreduced": "the unreduced gradient of", "crossing": "the value"}
 _FIRST = ("param", "buffer", "held", "state", "hyper")
 
@@ -40,10 +40,14 @@ def is_handed_on(step: StepGraph) -> bool:
 
 
 def refuse_unfitting(inputs: Sides, outputs: Sides, where: str) -> None:
-    """Raise :class:`CaptureError`, beginning with ``where``, for what a graph takes that no graph before it gives as that."""
+    """Raise :class:`CaptureError`, beginning with ``where``, unless what a graph takes is given before, once and in that form.
+
+    An unreduced gradient must be taken by some graph, too.
+    """
     given: dict[_Key, tuple[Phase, Value]] = {}
     read: set[_Key] = set()
     for phase in inputs:
+        # Graphs come in the order in which they run, so ``given`` has what those before this one hand on.
         for value in _handed(inputs[phase]):
             key, what = value.key, f"{_WORDS[value.role]} {value.fqn!r}"
             if key not in given:
@@ -109,6 +113,7 @@ class _Joined:
                 if value.role not in HANDED:
                     self.tensors.setdefault(key, next(tensors, None))
                     self.values.setdefault(key, value)
+        # Ranks refuse a graph that lists parameters and buffers behind other inputs (see step_runner.py).
         first = [key for key, value in self.values.items() if value.role in _FIRST]
         self.inputs = [*first, *(key for key in self.values if key not in first)]
         self.nodes = {key: self.graph.placeholder(f"input_{number}") for number, key in enumerate(self.inputs)}
@@ -138,6 +143,7 @@ class _Joined:
         args, kwargs = fx.map_arg((node.args, dict(node.kwargs)), copies.__getitem__)
         target = node.target
         if node.op == "get_attr":
+            # Constants of two graphs may have one name.
             target = f"{phase}_{node.target}".replace(".", "_")
             self.constants[target] = attrgetter(str(node.target))(root)
         made = self.graph.create_node(node.op, target, args, kwargs, f"{phase}_{node.name}", node.type)
@@ -157,7 +163,8 @@ class _Joined:
 
 
 def _keyed(phase: Phase, values: Sequence[Value]) -> Iterator[tuple[_Key, Value]]:
-    """Each value with what tells it from all others: graphs that take one role and name take one tensor."""
+    """Each value with the key of its tensor: graphs that take the same role and name take the same tensor."""
+    # In one graph the same role and name stand for two tensors. Of role ``value`` nothing is known, so graphs share none.
     seen: Counter[_Key] = Counter()
     for value in values:
         key: _Key = value.key

@@ -40,7 +40,7 @@ class Iterating:
 
     @property
     def behind(self) -> list[Value]:
-        """Parameters and state that are those of the call before, as long as work is left."""
+        """Parameters and state that are one call behind as long as work is left."""
         return [value for value in self._outputs["cleanup"] if value.role in ("param", "state")]
 
     @property
@@ -49,9 +49,9 @@ class Iterating:
         return "steady" if self.pending else "setup"
 
     def step(self, take: Take) -> Results:
-        """Run one step; what moved of the step before is done first, and what moved of this one is left to the next.
+        """Run one step: do the moved work of the step before first, and leave the moved work of this one to the next call.
 
-        Its results are new values of this step, and of what moved those of the step before.
+        Results are new values of this step; those that the moved work makes are of the step before.
         """
         phase = self.phase
         with torch.no_grad():
@@ -65,8 +65,9 @@ class Iterating:
         return [carried[value.fqn] if value.role == "carried" else next(given) for value in inputs]
 
     def took(self, phase: Phase, made: Sequence[Any]) -> Results:
-        """The results of a step, of what the graph ``phase`` made in it; what is carried is kept for the next."""
+        """The results of a step whose graph ``phase`` gave ``made``; carried values are kept for the next call."""
         results = list(zip(self._outputs[phase], made, strict=True))
+        # Only behind the call, so that one that raises leaves what was carried.
         self._carried = {value.fqn: one for value, one in results if value.role == "carried"}
         return [(value, one) for value, one in results if value.role != "carried"]
 

@@ -23,7 +23,7 @@ _WITH_CP = {"dp_shard_cp": ("dp_shard", "cp"), "dp_replicate_cp": ("dp_replicate
 _PARTS = {"dp_shard": ("dp_shard", "dp_shard_mod_ep", "ep"), **_WITH_CP}
 """Dimensions that a name stands for, as far as a mesh has them."""
 GROUPED = ("pp", "dp_replicate", "dp_replicate_cp", "dp_shard", "dp_shard_cp", "dp_shard_mod_ep", "ep", "cp", "tp")
-"""What groups are made along, and what may be asked of any mesh; one that it does not have is of one rank."""
+"""Dimensions that groups are made along, and that any mesh may be asked for; one that a mesh does not have is of one rank."""
 _LONE = tuple(name for name in GROUPED if name not in _WITH_CP)
 
 
@@ -32,7 +32,7 @@ class Group:
     """A process group along dimensions of a mesh, as one rank sees it."""
 
     name: str
-    """Under which collectives find it."""
+    """Name under which collectives find the group."""
     size: int
 
 
@@ -55,6 +55,7 @@ class Mesh:
         """Index of ``rank`` along the dimension ``name``; 0 if the mesh does not have it."""
         along, index = self._along(name), 0
         for dim, place in zip(self.dims, _place(rank, self.dims), strict=True):
+            # A name may stand for several dimensions, whose places are the digits of one number.
             if dim in along:
                 index = index * dim.size + place
         return index
@@ -84,7 +85,7 @@ class Mesh:
     def group(self, name: str) -> Group:
         """The group along the dimension ``name`` that this process is in; the default one if it spans all ranks.
 
-        Where it would be this process alone among others there is none: its name is empty.
+        A group of one process in a larger mesh is not made: its name is empty.
         """
         from pytest_fxbucket.compat.c10d import DEFAULT
 
@@ -102,6 +103,7 @@ class Mesh:
         """Ranks of every group but the default one that ``rank`` is in, by the group's name, in one order on all ranks."""
         found: dict[str, tuple[int, ...]] = {}
         for name in GROUPED:
+            # A dimension with cp has a group of its own only if the mesh has both parts; else it is one of these.
             is_own = name not in _WITH_CP or self.data_parallel(name.removesuffix("_cp")) == name
             if is_own and 1 < self.degree(name) < self.size:
                 found[self.group(name).name] = self.ranks(rank, name)
@@ -130,6 +132,7 @@ def mesh_with(degrees: Mapping[str, int], ep: int = 1) -> Mesh:
     """The mesh of ``degrees``, the outermost first; ``ep`` ranks of ``dp_shard`` share the experts."""
     sizes = dict(degrees)
     if ep > 1:
+        # No plan has cp beside ep, so it has no place in this order.
         shard = sizes.pop("dp_shard")
         order = {"dp_shard_mod_ep": shard // ep, "ep": ep}
         sizes = {"pp": sizes.get("pp", 1), "dp_replicate": sizes.get("dp_replicate", 1), **order, "tp": sizes.get("tp", 1)}
@@ -173,6 +176,7 @@ def dims_text(ranks: Sequence[int], mesh: Sequence[MeshDim]) -> str:
     """
     places = [_place(rank, mesh) for rank in ranks]
     spanned = [dim for at, dim in enumerate(mesh) if len({place[at] for place in places}) > 1]
+    # Ranks that differ along these dimensions fill them only if there are as many of them as the dimensions have together.
     if ranks and ranks[-1] < prod(dim.size for dim in mesh) and prod(dim.size for dim in spanned) == len(ranks) > 1:
         return " x ".join(dim.name for dim in spanned)
     if len(ranks) < 2:

@@ -35,17 +35,17 @@ class Crossing:
     """A tensor that goes from stage to stage."""
 
     name: str
-    """Of its node in the graph; of a tensor of the batch its path in the arguments, such as ``labels``."""
+    """Name of its node in the graph; for a tensor of the batch its path in the arguments, such as ``labels``."""
     module: str
     """FQN of the module that makes it; empty for the root, and for a tensor of the batch."""
     stage: int
     """The stage that makes it; 0 for a tensor of the batch, which the first stage is given."""
     shape: tuple[int, ...]
     strides: tuple[int, ...]
-    """As the model has it. Kernels may round otherwise where a copy has others."""
+    """As the model has them: kernels may round otherwise if a copy has others."""
     dtype: torch.dtype
     bytes: int
-    """Of its elements, one by one: it is a value of its own, even if it is a view where it is made."""
+    """Bytes of its elements and not of a storage: it is sent as a tensor of its own, even if it is a view where it is made."""
 
     @classmethod
     def of(cls, name: str, module: str, stage: int, value: torch.Tensor) -> Crossing:
@@ -78,5 +78,5 @@ class Pipelined:
         return len(self.places)
 
     def runs_of(self, phase: str) -> int:
-        """How often a step runs the graph ``phase``: for each microbatch, but what is gathered, summed and updated once."""
+        """How often a step runs the graph ``phase``: for each microbatch, but once if it gathers, sums or updates."""
         return self.microbatches if phase.rpartition(" ")[2] in ("forward", "backward", "input", "weight") else 1

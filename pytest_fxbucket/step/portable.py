@@ -98,7 +98,7 @@ def decode(portable: PortableGraph) -> fx.GraphModule:
 
 
 def fill(root: torch.nn.Module, attributes: Mapping[str, Any]) -> None:
-    """Give ``root`` those of a portable graph, in the place of what it has by their names."""
+    """Give ``root`` the attributes of a portable graph, in place of what it has by these names."""
     for name, value in attributes.items():
         *path, last = name.split(".")
         holder = root
@@ -155,6 +155,7 @@ def _function(node: fx.Node) -> Any:
     name = getattr(target, "__qualname__", "")
     if "<locals>" in name:
         raise PassError(f"{node.name} calls {name}, a function inside a function, which no rank can import")
+    # A rank imports it by module and name, so these must lead back to the same object.
     found: Any = sys.modules.get(getattr(target, "__module__", None) or "")
     for part in name.split("."):
         found = getattr(found, part, None)
@@ -168,6 +169,7 @@ def _callable(target: Any) -> Any:
         return target
     namespace, name = target.name.split("::")
     if namespace == "fxbucket":
+        # Operators of our own are registered when these modules are imported.
         own = "compat.fx" if name == "after" else "capture.override.calls"
         importlib.import_module(f"pytest_fxbucket.{own}")
     if namespace == "prims" and not hasattr(torch.ops.prims, name):
@@ -221,6 +223,7 @@ def _mapped(value: Any, node: Callable[[Any], Any]) -> Any:
 def own_copy(module: fx.GraphModule) -> fx.GraphModule:
     """``module`` with a graph, constants and graphs within it of its own; nodes have the same names and fake values."""
     made = fx.GraphModule(module, copy.deepcopy(module.graph))
+    # GraphModule has taken the attributes over as they are.
     memo: dict[int, Any] = {}
     for name in dict.fromkeys(str(node.target) for node in made.graph.nodes if node.op == "get_attr"):
         *path, last = name.split(".")
@@ -233,11 +236,12 @@ def own_copy(module: fx.GraphModule) -> fx.GraphModule:
 
 
 def _copied(held: Any, memo: dict[int, Any]) -> Any:
-    """Constants that share memory do so in the copy; a fake one has nothing to be changed."""
+    """A copy of a constant or graph. Leaves that share memory do so in the copy; a fake tensor has nothing to be changed."""
     if isinstance(held, fx.GraphModule):
         return own_copy(held)
     if isinstance(held, FakeTensor):
         return held
     if held.is_leaf:
         return copy.deepcopy(held, memo)
+    # deepcopy refuses tensors that autograd has made.
     return held.detach().clone()

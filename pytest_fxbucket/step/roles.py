@@ -26,7 +26,7 @@ where somebody split FSDP's collectives off, as :mod:`pytest_fxbucket.step.graph
 
 
 Key = tuple[str, str]
-"""Role and name of a value, by which graphs have it in common."""
+"""Role and name of a value, by which the graphs of a step share it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +45,7 @@ class Value:
 
     @property
     def key(self) -> Key:
-        """By which graphs have it in common."""
+        """Role and name; see :data:`Key`."""
         return self.role, self.fqn
 
 
@@ -57,17 +57,17 @@ class Parameter:
     aliases: tuple[str, ...]
     """Other FQNs of the same tensor."""
     shape: tuple[int, ...]
-    """Full shape, before it is parted."""
+    """Full shape, before it is sharded."""
     shard_shape: tuple[int, ...]
-    """Of a rank's part; of a shard with dimension 0 padded to ceil(rows / ranks)."""
+    """Shape of a rank's part; of a shard with dimension 0 padded to ceil(rows / ranks)."""
     dtype: torch.dtype
     trainable: bool
     local_shape: tuple[int, ...] = ()
-    """Of what the data-parallel ranks of one tp and ep rank hold together, which is what modules read."""
+    """Shape of what the data-parallel ranks of one tp and ep rank hold together, which is what modules read."""
     tp_dim: int | None = None
-    """Dimension that is parted over tp; None if every tp rank has all of it."""
+    """Dimension that is sharded over tp; None if every tp rank has all of it."""
     is_expert: bool = False
-    """Whether dimension 0 is parted over ep."""
+    """Whether dimension 0 is sharded over ep."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,7 +117,7 @@ class StepGraph:
     optimizing: OptimizerBuilder | None = None
     """What makes the optimizers whose update the step has; None if it has none."""
     notes: tuple[str, ...] = ()
-    """What was traced otherwise than the model has it, one clause each: it makes no difference to its numbers."""
+    """One clause for each thing that was traced in another way than the model has it, with the same numbers."""
     transformed: tuple[Transformed, ...] = ()
     """What transformations say they did, in their order."""
     first_state: Mapping[str, torch.Tensor] = field(default_factory=dict)
@@ -125,7 +125,7 @@ class StepGraph:
     example_inputs: Mapping[Phase, tuple[torch.Tensor, ...]] = field(default_factory=dict)
     """Real inputs that came with a graph that somebody else traced; none of what graphs hand to each other."""
     copies: Mapping[str, Sequence[Sequence[int]]] = field(default_factory=dict)
-    """Sets of ranks that its maker says hold the same of a parameter and its gradient, by FQN, or have one loss (no name)."""
+    """By FQN, sets of ranks that hold the same part of a parameter and its gradient, as the maker says; "": of the loss."""
     pipelined: Pipelined | None = None
     """How the graphs of its pipeline stages are run; None for a step without."""
 

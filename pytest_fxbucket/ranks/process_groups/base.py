@@ -1,6 +1,6 @@
-"""What torch calls of a process group, for groups of ours that reduce in an order of their own.
+"""The methods of a process group that torch calls, for our groups, which reduce in an order of their own.
 
-Torch's overloads, old and new names, and options in all their forms come to the few methods that a subclass has.
+Torch's overloads, its old and new names, and options in all their forms lead to the few methods that a subclass defines.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class ReducingWork(c10d.Work):
         raise NotImplementedError
 
     def wait(self, timeout: timedelta | None = None) -> bool:
-        """True when the outputs are filled; raises what keeps them from it."""
+        """Wait until the outputs are filled; returns True, and raises what prevents that."""
         flight_recorder.waits(self._token)
         self._arrive(timeout)
         self._finish_once()
@@ -52,6 +52,8 @@ class ReducingWork(c10d.Work):
         return self._result
 
     def _finish_once(self) -> None:
+        # A future may finish this in the back end's thread while another thread waits. How the outputs are filled must not be
+        # seen by autograd, nor by a dispatch mode of whoever waits.
         with self._lock, torch.no_grad(), c10d.without_dispatch_modes():
             if not self._finished:
                 self._finish()
@@ -144,7 +146,7 @@ class ReducingGroup(c10d.ProcessGroup):
         return flight_recorder.launch(self._recorded, kind, dtype_of(tensors), numel_of(tensors), compared=compared)
 
     def _record_alone(self, kind: str, tensors: Sequence[torch.Tensor]) -> int:
-        """Enter what this member alone does: two do not do the same when they talk to one another."""
+        """Enter a send or a receive, on a recorded group of this member alone: the peer does the opposite, not the same."""
         if self._recorded_alone is None:
             self._recorded_alone = flight_recorder.group((self._ranks[self.rank()],))
         return flight_recorder.launch(self._recorded_alone, kind, dtype_of(tensors), numel_of(tensors))

@@ -2,8 +2,8 @@
 
 By default NCCL chooses algorithm, protocol and channels by message size, so a bucketed sum adds in another order than separate
 ones. On a ring of one channel the order of a reduce-scatter depends on nothing but who gets an element. That of an all-reduce
-depends on where it lies in its message, too, from three ranks on. On two that was seen of averages in a step on edge values:
-most likely denormals, of which each rank's share is rounded but the last one's.
+depends on where it lies in its message, too, from three ranks on. On two ranks this was seen of averages, in a step on edge
+values: most likely with denormals, where each rank's share is rounded except the last one's.
 """
 
 from __future__ import annotations
@@ -52,20 +52,20 @@ _SHARING = {
     "NCCL_MAX_CTAS": "1",
 }
 _FOR_TENSORS = 0.9
-"""Of a rank's share of its GPU's memory; the rest is for CUDA's context and NCCL's buffers."""
+"""Part of a rank's share of its GPU's memory that tensors may take; the rest is for CUDA's context and NCCL's buffers."""
 
 
 def settings(backend: str, gpu: str = "", sharers: int = 1) -> dict[str, str]:
     """The environment of a rank, to be set before CUDA starts, and kept. Empty off GPUs.
 
-    ``gpu``: the UUID of the only one that it sees; ``sharers``: among how many ranks, of any run, that one is divided.
+    ``gpu``: UUID of the only GPU that the rank sees; ``sharers``: among how many ranks, also of other runs, it is divided.
     """
     if not BACKENDS[backend].gpus:
         return {}
     ours = {"CUDA_VISIBLE_DEVICES": gpu, **_REPEATABLE}
     if backend != "nccl":
         return ours
-    # Read where the Multi-Process Service runs, and nowhere else.
+    # CUDA_MPS_ACTIVE_THREAD_PERCENTAGE has an effect only under the Multi-Process Service.
     shared = {**_SHARING, "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE": str(100 // sharers)} if sharers > 1 else {}
     return {**ours, **_ONE_RING, **_AT_HOME, **shared}
 
@@ -120,15 +120,15 @@ def join(store: c10d.Store, rank: int, world: int, timeout: timedelta) -> None:
     """
     if torch.version.cuda is None or not dist.is_nccl_available():
         raise RuntimeError("back end nccl needs a torch that was built with CUDA and NCCL")
-    c10d.leave_groups_unwrapped()  # they are timed, too
+    c10d.leave_groups_unwrapped()  # these groups are timed, too
     torch.cuda.set_device(0)
-    # Without device_id, by which torch would split the groups of a job off this one: by a collective of all ranks at the first
-    # use of each, while ranks of other pipeline stages use other groups first.
+    # No device_id: with it torch splits the groups of a job off this one, by a collective of all ranks at the first use of each
+    # group, but ranks of different pipeline stages use different groups first.
     dist.init_process_group("nccl", store=store, rank=rank, world_size=world, timeout=timeout)
     c10d.connect(dist.group.WORLD)
 
 
-# NCCL's groups enter nothing in a rank's flight record: their collectives are noticed by the operators that launch them.
+# NCCL's groups enter nothing in a rank's flight record: a dispatch mode sees the operators that launch their collectives.
 
 
 _NAMESPACES = ("c10d", "c10d_functional", "_c10d_functional", "_c10d_functional_autograd")
@@ -180,6 +180,7 @@ class WatchedLaunches(TorchDispatchMode):
         kind = next((kind for beginning, kind in _KINDS.items() if word.startswith(beginning)), None)
         members = _members(given)
         sent = [] if kind == "barrier" else _sent(given)
+        # A step that is traced, on fake or meta tensors, launches nothing.
         if kind is None or not members or any(tensor.is_meta or isinstance(tensor, FakeTensor) for tensor in sent):
             return
         compared = kind not in _MAY_DIFFER and word != "allgather"  # the one with a list of outputs
@@ -213,7 +214,7 @@ def _reduction(op: Any) -> str:
 
 
 def _sent(given: dict[str, Any]) -> list[torch.Tensor]:
-    """The tensors that this rank gives, where there are others for what it gets."""
+    """The tensors that this rank sends: arguments called input, or else the first argument."""
     name = next((name for name in given if name.startswith("input")), None) or next(iter(given), None)
     return list(_tensors(given[name])) if name is not None else []
 

@@ -65,9 +65,10 @@ class OrderedGloo(ReducingGroup):
 
     def __init__(self, store: c10d.Store, rank: int, size: int, timeout: timedelta, ranks: Sequence[int] = ()) -> None:
         super().__init__(rank, ranks or range(size))
-        # Now: the default group, which lives from job to job, must have it before groups of a job.
+        # Entered now and not at the first send: that of the default group has to stay from job to job (flight_recorder.settle).
         self._recorded_alone = flight_recorder.group((self._ranks[rank],))
         self._gloo: Any = c10d.ProcessGroupGloo(store, rank, size, timeout)
+        # As torch does with each gloo group that it makes.
         self._gloo._set_sequence_number_for_group()
         for kind in {"cpu", torch.device(device()).type}:
             self._register_backend(torch.device(kind), c10d.ProcessGroup.BackendType.GLOO, self._gloo)
@@ -149,6 +150,7 @@ class OrderedGloo(ReducingGroup):
         return OrderedWork(token, [work], partial(bring_back, *back), list(result))
 
     def _all_reduce(self, kind: str, tensors: Tensors, operation: ReduceOperation, owner: int | None) -> c10d.Work:
+        # The order of sums is taken at the launch; the wait adds. Every member gets all addends, for reduce too.
         add, token = sums.current(), self._record(f"{kind}({operation.label})", tensors)
         with torch.no_grad(), c10d.without_dispatch_modes():
             pairs = [(tensor, *self._gather(tensor)) for tensor in tensors if tensor.numel()]
@@ -179,6 +181,7 @@ class OrderedGloo(ReducingGroup):
         return OrderedWork(token, exchanges, finish, outputs)
 
     def _scatter(self, row: list[torch.Tensor]) -> tuple[torch.Tensor, Any]:
+        # Member m receives everybody's piece m and no other: an all-to-all, in which all send as much as one's own piece has.
         pieces = [_as_bytes(piece) for piece in row]
         own = pieces[self.rank()].numel()
         received = torch.empty(self.size() * own, dtype=torch.uint8, device=pieces[0].device)
@@ -197,8 +200,9 @@ def join(store: c10d.Store, rank: int, world: int, timeout: timedelta) -> None:
 
 
 def join_plain_gloo(store: c10d.Store, rank: int, world: int, timeout: timedelta) -> None:
-    """Make it one over gloo as it is, which is to be timed."""
-    # Wrapped gloo stands still where it is launched with the interpreter lock held.
+    """Make the default process group of this process one over gloo as it is, to be timed."""
+    # At TORCH_DISTRIBUTED_DEBUG=DETAIL torch wraps the group, and wrapped gloo stands still if it is launched with the
+    # interpreter lock held.
     c10d.leave_groups_unwrapped()
     c10d.gather_one_by_one()
     dist.init_process_group("gloo", store=store, rank=rank, world_size=world, timeout=timeout)
@@ -214,7 +218,7 @@ def _as_bytes(tensor: torch.Tensor) -> torch.Tensor:
     return flat.as_strided((flat.numel(),), (1,)).view(torch.uint8)  # one element counts as contiguous whatever its stride
 
 
-# Tensors on a GPU for a group that works on the CPU: copied there to be sent, and what arrives copied back.
+# Tensors on a GPU in a group that works on the CPU: they are copied to the CPU to be sent, and what arrives is copied back.
 #
 # Containers may be nested lists; they come back as lists of the same nesting. A tensor on the CPU is its own stand-in.
 

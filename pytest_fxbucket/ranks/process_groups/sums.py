@@ -51,7 +51,7 @@ def in_rank_order(
 ) -> torch.Tensor:
     """All ``parts``, in their order, combined into the first, which is returned.
 
-    It makes no difference of which ``ranks`` they are, nor who owns the result.
+    ``ranks`` and ``owner`` make no difference to this order.
     """
     parts = addends(parts, operation)
     total, combine = parts[0], combining(operation)
@@ -61,9 +61,9 @@ def in_rank_order(
 
 
 def addends(parts: Sequence[torch.Tensor], operation: ReduceOperation) -> Sequence[torch.Tensor]:
-    """What ``operation`` combines; of an average each part by 1/ranks, in its own dtype, as NCCL and DDP add averages up.
+    """The addends that ``operation`` combines. For an average each is multiplied by 1/ranks in its dtype, as in NCCL and DDP.
 
-    Of other dtypes than float32 and bfloat16 FSDP2 averages no addends: it divides their sum.
+    This holds for float32 and bfloat16. Of other dtypes FSDP2 adds up the parts as they are, and divides the sum.
     """
     is_premultiplied = operation.name == "AVG" and parts[0].dtype in _PREMULTIPLIED
     factor = 1 / len(parts) if is_premultiplied else operation.factor
@@ -74,7 +74,7 @@ def addends(parts: Sequence[torch.Tensor], operation: ReduceOperation) -> Sequen
 
 
 def averaged(total: torch.Tensor, operation: ReduceOperation, ranks: int) -> torch.Tensor:
-    """``total`` of all addends of ``operation``; divided by ``ranks`` where that is still to be done of an average."""
+    """``total`` of all addends of ``operation``, divided by ``ranks`` if it is an average whose addends were not scaled."""
     return total.div_(ranks) if operation.name == "AVG" and total.dtype not in _PREMULTIPLIED else total
 
 
@@ -87,7 +87,7 @@ def operation_of(opts: Any, tensors: Sequence[torch.Tensor]) -> ReduceOperation:
         if name in ("AVG", "PREMUL_SUM") and not (tensor.is_floating_point() or tensor.is_complex()):
             what = "an average" if name == "AVG" else "a sum of products"
             raise ValueError(f"{what} of {tensor.dtype}; expected a floating dtype")
-    # what FSDP2's set_gradient_divide_factor makes; only as it is pickled does it say the factor
+    # FSDP2's set_gradient_divide_factor makes PREMUL_SUM, which tells its factor in its pickled state only.
     return ReduceOperation(name, opts.reduceOp.__getstate__()[1] if name == "PREMUL_SUM" else None)
 
 
@@ -105,7 +105,7 @@ def require_same_size(output: torch.Tensor, piece: torch.Tensor) -> None:
         raise ValueError(f"reduce_scatter into an output of {have}, where {want} are due")
 
 
-# In which order the ranks' addends are added: in rank order, unless the job at hand asks for another one.
+# The order in which the ranks' addends are added: rank order, unless the job at hand asks for another one.
 
 
 class Sums(Protocol):
@@ -131,11 +131,11 @@ def add_by(sums: Sums = in_rank_order) -> None:
 
 
 def current() -> Sums:
-    """How a launch at hand is to add, also when that is done later."""
+    """How a collective that is launched now adds, though it may do so later."""
     return _now
 
 
-# Sums in the order of NCCL's ring, where what an element's addends are added in depends on where it lies in its message.
+# Sums in the order of NCCL's ring, where the order of an element's addends depends on the element's place in its message.
 #
 # A ring sends partial sums from rank to rank: whoever has a piece in the end adds its own addend last, and the rank behind it
 # in the ring begins. NCCL splits a message over channels, each with a ring of its own; of an all-reduce a channel splits its
@@ -150,7 +150,7 @@ def current() -> Sums:
 
 
 _CELL_BYTES = 16
-"""What channels and chunks are multiples of."""
+"""A channel's part of a message, and a chunk, are multiples of this."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,7 +161,7 @@ class RingOrder:
     chunk_bytes: int
     """Largest piece of an all-reduce that ends at one rank."""
     ranks_per_node: int
-    """Global ranks 0 to this one are the first node's, and so on."""
+    """How many ranks a node has: the first so many global ranks are on the first node, and so on."""
 
     def __call__(
         self, parts: Sequence[torch.Tensor], operation: ReduceOperation, ranks: Sequence[int], owner: int | None
@@ -179,6 +179,7 @@ class RingOrder:
                 [(ring.index(owner), begin, end)] if owner is not None else self._chunks(total, begin, end, ring)
             ):
                 piece = total[low:high]
+                # The rank at place ``last`` of the ring adds last, so the one behind it begins.
                 first, *others = [ring[(last + step) % len(ring)] for step in range(1, len(ring) + 1)]
                 piece.copy_(parts[first][low:high])
                 for place in others:
@@ -194,6 +195,7 @@ class RingOrder:
         for _, of_node in groupby(range(len(ranks)), lambda place: ranks[place] // self.ranks_per_node):
             places = list(of_node)
             count = len(places)
+            # Only a width without a common factor with the number of places comes by all of them.
             widths = [width for width in range(1, count + 1) if gcd(width, count) == 1]
             found += [places[(channel + step * widths[channel % len(widths)]) % count] for step in range(count)]
         return found

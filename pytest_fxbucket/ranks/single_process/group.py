@@ -33,7 +33,7 @@ class MemberCall:
 
 
 class Exchange:
-    """One collective of the group of ``ranks``; ``index`` counts on it from 0, and is -1 where two ranks talk to each other."""
+    """One collective of ``ranks``; ``index``: its number on their group, from 0, or -1 for a send and its receive."""
 
     def __init__(self, ranks: Sequence[int], index: int) -> None:
         self._ranks, self._index = tuple(ranks), index
@@ -71,6 +71,7 @@ class Exchange:
         if not self._is_done:
             members = range(len(self._ranks))
             self._result = compute([self._brought[member] for member in members])
+            # The tensors can go; that all members came stays known by the keys.
             self._brought = dict.fromkeys(members)
             self._is_done = True
         return self._result
@@ -90,6 +91,7 @@ class ExchangeTable:
             self.under_way[key] = Exchange([self.ranks[one] for one in members], index)
         exchange = self.under_way[key]
         exchange.join(members.index(member), said, brought)
+        # Works hold their exchange. The table has only those that members are still to come to.
         if exchange.is_whole:
             del self.under_way[key]
         return exchange
@@ -109,7 +111,7 @@ class Tables:
         return self._tables.setdefault((name, ranks, self._made[made]), ExchangeTable(ranks))
 
 
-# What each kind of collective makes of the tensors that members sent: ``sent[m]`` are member m's; results are flat copies.
+# What each kind of collective computes of the tensors that members sent. ``sent[m]`` are member m's; results are flat copies.
 
 
 def reduction(
@@ -262,7 +264,7 @@ class LocalGroup(ReducingGroup):
     def _get_backend(self, device: torch.device) -> Any:
         return self
 
-    # With base.py, every method that torch lets a Python group override: ordered.py says what becomes of others.
+    # Together with base.py these are all that torch lets a Python group override: ordered.py says why none may be left out.
 
     def all_gather_single_coalesced(self, outputs: Tensors, inputs: Tensors, opts: Any = None) -> c10d.Work:
         """Gather each of ``inputs`` of all members, one after the other, into the output beside it."""
@@ -355,6 +357,7 @@ class LocalGroup(ReducingGroup):
 
     def _reduce_rows(self, kind: str, outputs: Tensors, rows: list[Tensors], operation: ReduceOperation) -> c10d.Work:
         sent = [piece for row in rows for piece in row]
+        # All rows in one list: member m's i-th output is number i * size + m of the totals.
         own = slice(self.rank(), None, self.size())
         compute = reduction(operation, self._ranks, lambda index: index % self.size())
         return self._launch(kind, sent, sent, outputs, compute, lambda into, totals: fill(into, totals[own]))
@@ -389,6 +392,7 @@ class LocalGroup(ReducingGroup):
         said = MemberCall(f"{kind} {_what(tensors)}", _sizes(tensors))
         token = self._record_alone(kind, tensors)
         self._talks[pair, tag] += 1
+        # The n-th send from one member to another with a tag meets the n-th receive; each of the two counts for itself.
         key = (*pair, tag, self._talks[pair, tag])
         exchange = self._table.join(key, pair, self.rank(), said, [] if into else tensors)
         spoil(into, [])

@@ -64,7 +64,7 @@ def _import_first(order: JobOrder) -> None:
         call_job.load(order.function)
 
 
-# What of a process's state a rank may take for its own, to be changed when the process goes on as another rank.
+# State of the process that each rank takes for its own: it is exchanged when the process goes on as another rank.
 #
 # Thread-local state (grad mode, autocast, the default device) needs no change, since each rank has a thread. Modules, and what
 # they keep in their globals, are shared.
@@ -92,7 +92,7 @@ BACKEND = "fxbucket_local"
 
 
 class _Stage:
-    """What the ranks of one job share."""
+    """What the ranks of one job share, and the state of each rank whose turn it is not."""
 
     def __init__(self, world: int, outlets: Outlets) -> None:
         self.world = world
@@ -150,7 +150,7 @@ def play_local(rank: int, world: int, order: JobOrder) -> list[Answer]:
             stage.leave()
             _stage = None
     for stuck, stack in stage.scheduler.stacks.items():
-        answers[stuck] = RankState(stuck, stack=stack), []  # whatever such a rank made of it
+        answers[stuck] = RankState(stuck, stack=stack), []  # whatever the rank made of Deadlock
     return answers
 
 
@@ -171,7 +171,7 @@ def play_fake(rank: int, world: int, order: JobOrder) -> list[Answer]:
     _import_first(order)
     start = Surroundings.take()
     world = len(order.payloads)
-    # Later than any that has failed.
+    # A rank that was not begun counts as later than any that has failed.
     answers: list[Answer] = [(RankState(one, "was not begun", math.inf), []) for one in range(world)]
     for one in range(world):
         flight_recorder.act_as(one)

@@ -20,10 +20,10 @@ from pytest_fxbucket.ranks.pool import JobCall, JobOutcome, PoolKeeper, RankPool
 from pytest_fxbucket.ranks.single_process.play import Answer, JobOrder
 from pytest_fxbucket.ranks.stacks import process_state
 
-# The name of a rank's thread in a dump, and the frames from which on they are all alike.
+# The frame that names a rank's thread in a dump, and the frame below which all their threads are alike.
 _RANK = re.compile(r'scheduler\.py", line \d+ in rank_(\d+)$', re.M)
 _JOB_BEGINS = re.compile(r'^  File "[^"]*play\.py", line \d+ in _called$', re.M)
-# No letter of the kernel's: such ranks come last when it is asked who holds up the others.
+# No letter of the kernel's, so that these ranks come last among those that may hold up the others.
 _WAITS_ITS_TURN = "-"
 _NEXT_THREAD = re.compile(r"^(?=(?:Current thread|Thread) 0x)", re.M)
 
@@ -65,7 +65,7 @@ class SingleProcessPool(RankPool):
         return failure
 
     def _states_of_process(self, process: RankState, outputs: Sequence[str]) -> list[RankState]:
-        """What became of each rank when their process died, or went on for too long: it is the doing of the rank it played."""
+        """The states of all ranks if their process died or was late, which is put down to the rank that it played then."""
         assert self._processes is not None
         acting = self._processes.records.acting() or 0
         stacks = _by_rank(process.stack)
@@ -83,7 +83,7 @@ class SingleProcessPool(RankPool):
         return states
 
     def _is_through(self, rank: int, acting: int, where: RankPosition) -> bool:
-        """Whether ``rank``, whose turn it is not, has ended: only a wait lets the next rank go on."""
+        """Whether ``rank``, whose turn it is not, is taken for ended: under ``local`` unless its record has a wait at hand."""
         return bool(where.groups) and where.does != "waits for" if self._takes_turns else rank < acting
 
 
@@ -94,7 +94,7 @@ def _by_rank(stack: str) -> dict[int, str]:
 
 
 def _letter(pid: int, letter: str) -> str:
-    """What the kernel says of a process that it calls sleeping by its first thread, which only waits for the ranks'."""
+    """R if any thread of the process runs, else ``letter``, of its first thread, which only waits for the ranks'."""
     tasks = os.listdir(f"/proc/{pid}/task") if letter == "S" and os.path.exists(f"/proc/{pid}/task") else ()
     return "R" if any(process_state(int(task)) == "R" for task in tasks) else letter
 
@@ -103,7 +103,8 @@ def _mismatch(states: list[RankState], task: str) -> RankFailure | None:
     wrong = next((state for state in states if state.error_type == "CollectiveMismatch"), None)
     if wrong is None:
         return None
-    # As other back ends say it, where the flight records show it: they have no sizes that may differ.
+    # In the words of other back ends if the flight records show it, too: they have no sizes of collectives whose members may
+    # have different ones.
     parted = [one for one in desyncs({state.rank: state.where for state in states}) if not one.is_missing]
     rank, sentence = (parted[0].rank, parted[0].sentence) if parted else (wrong.rank, wrong.error)
     return RankFailure(f"{sentence}{states[rank].place()} ({task})", "mismatch", rank, tuple(states))

@@ -1,4 +1,4 @@
-"""Whose turn it is: several ranks in one process, one at a time, in rank order; and the store that makes them wait.
+"""Turns of several ranks in one process, one at a time, in rank order; and a store in which ranks wait by giving up the turn.
 
 So a run is the same each time, and a deadlock is plain at once: nobody is left who could take the scheduler.
 """
@@ -21,13 +21,13 @@ class Deadlock(BaseException):
 
 
 class TurnScheduler:
-    """``on_switch(old, new)`` is called between two ranks' turns; ``stacks`` has those of ranks that were stuck."""
+    """Gives one rank after the other its turn, with ``on_switch(old, new)`` between; ``stacks``: of ranks that were stuck."""
 
     def __init__(self, world: int, on_switch: Callable[[int, int], None]) -> None:
         self.holder = 0
         self.stacks: dict[int, str] = {}
         self._on_switch = on_switch
-        # Each is locked but for the holder's: a lock is the quickest way to wake one certain thread.
+        # A lock for each rank, all locked but the holder's: a lock is the quickest way to wake one certain thread.
         self._turns = [threading.Lock() for _ in range(world)]
         self._waiting: dict[int, _Ready] = {}
         self._left = set(range(world))
@@ -76,6 +76,8 @@ class TurnScheduler:
         return types.FunctionType(code, play.__globals__, code.co_name, closure=play.__closure__)
 
     def _pass_on(self, rank: int) -> None:
+        # The turn goes round from ``rank`` to the next rank that has not begun or whose condition holds, ``rank`` itself the
+        # last. If there is none, all that are left wait for each other: each gets a turn, only to raise Deadlock.
         world = len(self._turns)
         order = [(rank + step) % world for step in range(1, world + 1)]
         left = [one for one in order if one in self._left]
@@ -83,7 +85,7 @@ class TurnScheduler:
             return
         able = next((one for one in left if one not in self._waiting or self._waiting[one]()), None)
         if able is None:
-            # They raise one after the other, the lowest first.
+            # The lowest raises first, and the next when that one has ended.
             self._is_stuck = True
             able = min(left)
         if able != self.holder:
@@ -102,11 +104,11 @@ def _stack() -> str:
     return "\n".join(lines) + "\n"
 
 
-# The store of a process that plays several ranks: who waits for a key lets the others go on.
+# The store of a process that plays several ranks: a rank that waits for a key lets the others go on.
 
 
 class LocalStore(c10d.Store):
-    """Keys and values in this process's memory; waiting raises Deadlock when no rank can go on. There is no time to run out."""
+    """Keys and values in this process's memory. Waiting has no timeout: it raises Deadlock as soon as no rank can go on."""
 
     def __init__(self, scheduler: TurnScheduler) -> None:
         super().__init__()

@@ -69,13 +69,14 @@ def machine() -> tuple[str, str, str]:
     return boot, os.readlink("/proc/self/ns/net"), os.readlink("/proc/self/ns/pid")
 
 
-# Names for the moments at which processes meet, in an order that tells who is ahead.
+# Names for the moments at which processes meet, whose order as strings tells who is ahead: "!" and "#" come before digits, and
+# "~" after them.
 
 
 HELLO, ITEMS, DIFFERENCES, END = "!hello", "#items", "#items.differences", "~end"
-"""Before, and after, all that an ItemProgress names."""
+"""Moments before, and after, all that an ItemProgress names."""
 LEFT = "~end.left"
-"""Where a process is that will not even come to the end."""
+"""The moment of a process that will not come to any other, the end included."""
 
 
 class ItemProgress:
@@ -94,6 +95,7 @@ class ItemProgress:
 
     def enter(self, phase: int) -> None:
         """Go on to a phase of the item: 0 set-up, 1 call, 2 teardown; an earlier one than before begins the item again."""
+        # An item that was not begun yet is in phase 0 without a report: its first set-up is no second beginning.
         self._begun += phase <= self._phase and (self._reports > 0 or phase < self._phase)
         self._phase, self._reports, self._runs = phase, 0, 0
 
@@ -110,4 +112,5 @@ class ItemProgress:
 
     @property
     def _prefix(self) -> str:
+        # Padded with zeros, so that strings compare as the numbers do.
         return f"{self._item:08d}.{self._begun:03d}.{self._phase}.{self._reports:06d}"

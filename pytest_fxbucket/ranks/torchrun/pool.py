@@ -28,7 +28,7 @@ _LOOK_S = 5.0
 
 @dataclass(frozen=True, slots=True)
 class _Coming:
-    """What a process is about to run, and the process group of its living rank, by where it was made; "": it has none."""
+    """What a process is about to run. ``group``: the topic at which its living rank's group was made; "" if it has none."""
 
     job: str
     world: int
@@ -40,7 +40,8 @@ class _Coming:
 class MemberOutcome:
     """What became of one process's rank: ``problem`` says why it could not be started.
 
-    ``state`` beside a problem: what it raised looks as if it had only lost a peer.
+    ``state`` beside a problem: of a rank that raised what looks as if it had only lost a peer. ``is_effect``: somebody else
+    had failed before the problem came up.
     """
 
     state: RankState | None
@@ -53,7 +54,7 @@ class MemberOutcome:
 class TorchrunPools(Pools):
     """As Pools, for a process that holds one rank of each world over gloo.
 
-    Worlds in one process (``local``, ``fake``) are this process's own: all come to the same without a word.
+    Worlds in one process (``local``, ``fake``) are run by each process for itself: all come to the same result unasked.
     """
 
     has_gpus = False
@@ -102,6 +103,7 @@ class TorchrunPool(RankPool):
         __tracebackhide__ = True
         topic = self._torchrun_pools.progress.run()
         self._come_together(f"{topic}.come", call)
+        # A group that is named after this topic is new: its ranks are started first, within a limit of their own.
         limit_s = min(call.timeout_s, LONGEST_S) + _LOOK_S + (START_LIMIT_S if self._group == f"{topic}.come" else 0)
         latest = time.monotonic() + limit_s
         done = self._play(topic, call) if self._is_player else None
@@ -128,6 +130,7 @@ class TorchrunPool(RankPool):
                 raise RankError(
                     f"the processes do not run the same: {who} {_wants(one)}, rank 0 {_wants(said[0])} ({call.task})"
                 )
+        # All read the same round and decide alike: the ranks are kept if they are in one group, else all are started anew.
         groups = {said[rank].group for rank in range(self.world)}
         if len(groups) > 1 or "" in groups:
             self.close()
@@ -145,6 +148,7 @@ class TorchrunPool(RankPool):
         try:
             attempt = self.attempt(replace(call, payloads=[call.payloads[meeting.rank]]), lambda: meeting.is_alarmed(alarm))
         except RankError as error:
+            # Asked before our own alarm, which ends the waiting of all others at once.
             is_effect = meeting.is_alarmed(alarm)
             meeting.alarm(alarm)
             problem, lost = str(error), None
@@ -161,12 +165,12 @@ class TorchrunPool(RankPool):
             result = _plain_result(attempt, state)
         if not attempt.in_time or has_failed(attempt.states):
             meeting.alarm(alarm)
-        # Clocks of two machines have nothing in common but this moment.
+        # Counted from the beginning of the job, the one moment that the clocks of two machines have in common.
         state.at = max(0.0, state.at - start)
         return MemberOutcome(state, result, attempt.in_time)
 
     def _judge(self, said: RendezvousRound) -> JobOutcome:
-        """What every process makes of the same words."""
+        """The outcome by what all processes said, which is the same on each of them."""
         __tracebackhide__ = True
         done = {rank: one for rank, one in said.entries.items() if isinstance(one, MemberOutcome)}
         states = [self._state(rank, done, said) for rank in range(self.world)]
@@ -186,14 +190,15 @@ class TorchrunPool(RankPool):
         if rank in done and (state := done[rank].state) is not None:
             return state
         why = said.missing.get(rank) or said.missing.get(0, "did not say what became of it")
-        # Who left did so because of another, or is late; who is gone comes before all.
+        # A rank that is gone counts as the first to fail. One that left did so because of another, or is late.
         return RankState(rank, "gone", 0.0 if why.startswith(GONE) else math.inf, why.removeprefix(GONE))
 
 
 def not_started(done: Mapping[int, MemberOutcome], states: Sequence[RankState]) -> tuple[int, str] | None:
-    """A rank that could not be started, and why; None: all could, or did not since a peer had begun the job and failed."""
+    """A rank that could not be started, and why; None if there is none, or if the known failure of a peer explains each."""
     began = [state for state in states if not (state.rank in done and done[state.rank].problem)]
     is_cause_known = any(state.outcome not in ("returned", "running") and not state.is_effect for state in began)
+    # Problems of a rank's own come before effects of another's. Where a cause is known, effects tell nothing.
     problems = [
         (one.is_effect or one.state is not None, rank)
         for rank, one in done.items()

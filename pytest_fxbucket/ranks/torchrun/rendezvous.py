@@ -21,14 +21,14 @@ from pytest_fxbucket.ranks.torchrun.store import Store, StoreLost
 PATIENCE_S = 600.0
 """How long the slowest process may be behind where nothing else sets a limit."""
 GONE = "is gone: "
-"""How a reason for silence begins that is a death."""
+"""The beginning of a reason for silence if the process is gone."""
 _START_LIMIT_S = 120.0
 _SILENCE_S = 30.0
 _BEAT_S = 1.0
 _ENDED = "its process has ended"
 _SHORTEST_S, _LONGEST_S = 0.001, 0.05
 _LOOK_S = 0.1
-# What rank 0 needs to say that somebody is late, after its own limit.
+# How long the others wait for rank 0 after the limit: it waits for the limit itself before it says who is late.
 _ANSWER_S = 3.0
 
 
@@ -38,7 +38,7 @@ class RendezvousLost(RankError):
 
 @dataclass(frozen=True, slots=True)
 class RendezvousRound:
-    """What all said: a value for each rank, and for those that said nothing why."""
+    """What all processes said: a value for each rank, and for each rank that said nothing the reason."""
 
     entries: dict[int, object]
     missing: dict[int, str]
@@ -87,6 +87,7 @@ class Rendezvous:
         self._stopped = threading.Event()
         self._store = Store(member, is_server=member.serves_store)
         self._store.note(f"at/{self.rank}", "")
+        # With a connection of its own: a call of the other one that takes long must not hold up the signs of life.
         threading.Thread(target=self._beat, args=(Store(member),), daemon=True).start()
         self.is_on_one_machine = self._meet()
 
@@ -148,9 +149,9 @@ class Rendezvous:
         self.over = self.over or why
 
     def leave(self, note: str) -> None:
-        """Say, as far as that can still be said, that this process will come to nothing any more, and who is gone.
+        """Note in the store, if it still answers, that this process will come to no topic any more, and who is gone.
 
-        ``note`` tells those who wait for it why.
+        ``note`` gives the reason to those who wait for this process.
         """
         with contextlib.suppress(StoreLost):
             self.look()
@@ -197,7 +198,12 @@ class Rendezvous:
                     self._neighbours[rank] = os.pidfd_open(pid)
                 except ProcessLookupError:
                     self._tell_gone(rank, _ENDED)
+        # Loopback reaches all processes of one machine and network namespace, also where they do not share process ids.
         return all(there[:2] == here[:2] for _, _, there in said.values())
+
+    # A round at a topic: each process notes where it is (``at/RANK``) and puts its value at ``TOPIC/RANK``; all but rank 0 then
+    # count up ``TOPIC/said``. Rank 0 waits until that counter is full, or until it knows that the silent will not come, and
+    # puts the values at ``TOPIC/all``. The others read that, so all have the same round, whatever each of them could see.
 
     def _go_on(self, topic: str, note: str) -> None:
         if self.over:
@@ -234,14 +240,14 @@ class Rendezvous:
         return round_
 
     def _silent(self, topic: str, *, in_detail: bool = True) -> list[int]:
-        """Who has said nothing at ``topic`` yet; not in detail it is all if it is any."""
+        """Ranks that have said nothing at ``topic`` yet; not in detail, by the counter alone, all but rank 0 or none."""
         others = range(1, self.world)
         if self._store.count(f"{topic}/said") == self.world - 1:
             return []
         return [rank for rank in others if not in_detail or not self._store.has(f"{topic}/{rank}")]
 
     def _excused(self, topic: str, silent: list[int]) -> dict[int, str]:
-        """Those of the silent that will not come, and why."""
+        """Ranks of the silent that will not come, and why."""
         found = {}
         for rank in silent:
             if rank in self.gone:
@@ -262,6 +268,7 @@ class Rendezvous:
             self.look()
             if 0 in self.gone:
                 raise RendezvousLost(f"{self.who(0)} {GONE}{self.gone[0]}")
+            # Rank 0 puts the round before it goes on, so only now it is sure that there is none.
             if (why := self._passed(0, topic)) and not self._store.has(f"{topic}/all"):
                 return RendezvousRound(mine, {0: why})
         return RendezvousRound(mine, {0: f"did not answer within {limit_s:g} s"})
@@ -279,11 +286,12 @@ class Rendezvous:
 
     def _tell_gone(self, rank: int, why: str) -> None:
         self.gone.setdefault(rank, why)
+        # Counted first and noted then: who reads the counter in between waits for the note (see ``look``).
         number = self._store.count("leavers", 1)
         self._store.note(f"leaver/{number}", f"{rank} {why}")
 
     def _listen(self) -> None:
-        """Rank 0 listens to all, the others to rank 0."""
+        """Find out who gives no signs of life: rank 0 listens to all of whom it has no pidfd, the others to rank 0."""
         others = range(1, self.world) if self.rank == 0 else (0,)
         ranks = [rank for rank in others if rank not in self._neighbours and rank not in self.gone]
         ranks = [rank for rank in ranks if self._store.has(f"beat/{rank}")]

@@ -36,7 +36,7 @@ _CONTAINERS: dict[str, Callable[[list[Any]], Any]] = {"list": list, "tuple": tup
 
 
 class NotPlainDataError(Exception):
-    """A value that cannot be sent; the text says what it has that is no plain data."""
+    """A value that cannot be sent; the text says what in it is no plain data."""
 
 
 class RefusedDataError(RankError):
@@ -118,6 +118,7 @@ def _ours(name: str, values: list[Any]) -> object:
     module, _, path = name.partition(":")
     found: Any = importlib.import_module(module) if module.startswith(f"{_OURS}.") else _no(f"class {name}")
     for part in path.split("."):
+        # By vars, which calls no __getattr__.
         found = vars(found)[part]
     if not isinstance(found, type) or not dataclasses.is_dataclass(found) or found.__module__ != module:
         _no(f"class {name}")
@@ -135,10 +136,10 @@ def _no(what: str) -> NoReturn:
 
 
 _PART_BYTES = 4 << 20
-# A key that was seen is there at once; the time is for a server that is slow or gone.
+# Only keys that were seen are asked for, and those are there at once: the time is for a server that is slow or gone.
 _ANSWER_S = 60
 LIMIT_S = 90.0
-"""For any answer of the store; torch itself has a limit for few."""
+"""The limit for any answer of the store, since torch has one for few of them."""
 _BACKLOG = 1024
 
 
@@ -158,7 +159,7 @@ class Store:
         self._lost = ""
         self._asked: _Asked = SimpleQueue()
         self.prefix = f"fxbucket/{member.run}"
-        # A call that does not return must not keep this process: it has a thread of its own.
+        # Calls run on a daemon thread, since one that does not return must not keep this process from ending.
         threading.Thread(target=_answer, args=(self._asked,), daemon=True).start()
         weakref.finalize(self, self._asked.put, None)
         self._store = self._ask(lambda: _connected(member, self.prefix, is_server))
@@ -167,6 +168,7 @@ class Store:
         """Let ``key`` have a value of plain data; it is seen whole or not at all. Raises NotPlain."""
         buffers = pack(value)
         data = b"".join([wire.head(buffers), *buffers])
+        # The key has the number of further parts, and the first part. It is set last, so whoever finds it finds all parts.
         starts = range(_PART_BYTES, len(data), _PART_BYTES)
         for index, start in enumerate(starts):
             self._set(f"{key}/part{index}", data[start : start + _PART_BYTES])
@@ -214,6 +216,7 @@ class Store:
         self._ask(lambda: self._store.set(key, value))  # type: ignore[arg-type]  # takes bytes, though torch's stub says text
 
     def _ask(self, call: Callable[[], _T]) -> _T:
+        # What is lost stays lost: the thread may still be in the call that did not return.
         future: Future[_T] = Future()
         if not self._lost:
             self._asked.put((future, call))
@@ -265,13 +268,13 @@ def _listen(member: Member) -> int | None:
 
 
 def _parts(first: bytes) -> int:
-    """How many values belong to one that begins with ``first``."""
+    """How many further parts the value has whose key holds ``first``."""
     begin, parts = wire.HEAD.unpack_from(first) if len(first) >= wire.HEAD.size else (b"", 0)
     return int(parts) if begin == wire.BEGIN else 0
 
 
 def _split(data: bytearray) -> list[wire.Buffer]:
-    """The buffers of a frame, which own their memory; of what is no frame, itself."""
+    """The buffers of the frame ``data``, which own their memory; ``data`` itself if it is no frame."""
     start, parts = 0, wire.frame(len(data))
     while True:
         try:
