@@ -135,7 +135,7 @@ def test_what_a_module_sets_when_it_is_imported_holds_for_each_plan_that_names_i
 
 ENDS = {
     "sys.exit(0)": "SystemExit: 0",
-    "os._exit(0)": "Left: os._exit(0)",
+    "os._exit(0)": "HardExit: os._exit(0)",
     "pytest.skip('not here')": "Skipped: not here",
     "pytest.xfail('known')": "XFailed: known",
     "pytest.exit('enough', returncode=0)": "Exit: enough",
