@@ -81,7 +81,7 @@ FOLDER = Path(__file__).parent / "clusters"
 """Has a file for each built-in preset."""
 _MEGA, _GIGA, _TERA, _MICROSECONDS = 1e6, 1e9, 1e12, 1e6
 _DIGITS = 6
-"""What a measurement is good for, and more."""
+"""Digits of a written figure: more than a measurement is good for."""
 
 
 def cluster_of(plan: Plan) -> Cluster | None:
@@ -103,9 +103,9 @@ def cluster_named(name: str, folder: Path) -> Cluster:
 
 
 def figures_of(table: Table, folder: Path, where: str) -> Cluster:
-    """Figures of ``table`` over those of its preset, whose path begins at ``folder``.
+    """Figures of ``table``, and of its preset where it has none itself; a preset's file is looked for below ``folder``.
 
-    Raises PlanError, beginning with ``where``, for what neither has.
+    Raises PlanError, beginning with ``where``, for a figure that neither has.
     """
     whole = _with_preset(table, folder)
     if missing := lacking(whole):
@@ -177,7 +177,7 @@ def _link(table: TableLink | None) -> Link:
 
 
 def _name(table: Table) -> str:
-    """As people know it."""
+    """What messages call the cluster."""
     if table.preset is None:
         return "the plan's own cluster"
     name = table.preset.removesuffix(".toml")

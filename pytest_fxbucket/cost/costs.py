@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from pytest_fxbucket.step.roles import StepGraph
 
 CostModel = Callable[["fx.Node"], float]
-"""Seconds that a node takes on its stream; of a launch those that its collective is in flight when nothing else is."""
+"""Seconds that a node takes on its stream; for a launch, how long its collective is in flight if nothing else is."""
 _IDLE = ("placeholder", "get_attr", "output")
 
 
@@ -35,6 +35,7 @@ def is_free(node: fx.Node) -> bool:
     return node.op in _IDLE or is_part(node) if found is None else found
 
 
+# None for what calls no operator, so that the node itself is asked.
 _UNKNOWN: bool | None = None
 _is_free = by_operator(lambda op: flight(op) == "wait" or is_view_operator(op), _UNKNOWN)
 
@@ -76,14 +77,14 @@ class Roofline:
         return max(seconds, cluster.least)
 
     def _moved(self, node: fx.Node) -> int:
-        """Bytes of what ``node`` gives; most nodes are read several times."""
+        """Bytes of what ``node`` gives; kept, since most nodes are read several times."""
         found = self._bytes.get(node)
         if found is None:
             found = self._bytes[node] = bytes_of(node)
         return found
 
     def _flops(self, node: fx.Node) -> float:
-        """Of nodes of one operator on equal shapes those of the first."""
+        """Floating point operations of ``node``, counted once for equal operators on equal shapes and constants."""
         of = [one for source in (*inputs_of(node), node) for one in tensors(source.meta.get("val"))]
         numbers = [one for one in (*node.args, *node.kwargs.values()) if not isinstance(one, fx.Node)]
         key = ("flops", node.target, tuple([one.shape for one in of]), str(numbers))
@@ -111,9 +112,9 @@ def enqueue_seconds(size: int, cluster: Cluster) -> float:
 
 
 def checked(model: Callable[[fx.Node], float | None], name: str, fallback: CostModel | None = None) -> CostModel:
-    """``model``, a user's own, called ``name``; what it does not know, None, ``fallback`` tells.
+    """A user's cost model ``model``, called ``name``, with its answers checked; where it gives None, ``fallback`` is asked.
 
-    What it gives raises :class:`SimulationError` where ``model`` raises, or gives what is no number of seconds.
+    The result raises :class:`SimulationError` where ``model`` raises, or gives something else than a number of seconds.
     """
 
     def seconds(node: fx.Node) -> float:
@@ -217,7 +218,7 @@ def groups_of(step: StepGraph) -> _Groups:
 
 @dataclass(frozen=True)
 class _Groups:
-    """Gives ranks by a group's name; of one that nobody knows as many as the launch says, side by side."""
+    """Gives the ranks of a group by its name; a group that nobody knows has ranks 0 to ``count`` - 1."""
 
     known: Mapping[str, Sequence[int]]
 

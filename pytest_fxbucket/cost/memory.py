@@ -104,7 +104,8 @@ class Liveness:
         return max(self.at, default=0)
 
     def most(self, first: int, last: int) -> int:
-        """Most bytes that live at once while the nodes from ``first`` to ``last`` run; many may ask."""
+        """Most bytes that live at once while the nodes from ``first`` to ``last`` run; cheap to ask often."""
+        # Whole blocks are known; only what sticks out at either end is looked at node by node.
         begin, end = -(-first // _BLOCK), (last + 1) // _BLOCK
         if begin >= end:
             return max(self.at[first : last + 1])
@@ -147,10 +148,11 @@ def liveness_of(graph: fx.Graph, inputs: Sequence[Value], outputs: Sequence[Valu
 
 
 _Shares = Literal["all", "some"]
-"""A result has all storages of what it may share, or those that its fake values have, too."""
+"""Which storages of an input a result lives in: all, or those alone that its own fake value has, too."""
 
 
 def _by_schema(op: torch._ops.OpOverload) -> _Shares:
+    # A wait, or an operator that returns what it writes, gives its very input, whatever fake value it was given.
     returns = [one.alias_info for one in op._schema.returns]
     if flight(op) == "wait" or (len(returns) == 1 and returns[0] is not None and returns[0].is_write):
         return "all"
@@ -159,6 +161,7 @@ def _by_schema(op: torch._ops.OpOverload) -> _Shares:
 
 _HOLD = ("all_gather", "reduce_scatter", "all_to_all")
 """Kinds of launches that read what they are given until their wait; others work in place, on it or on a copy."""
+# These give a view where they can, and else a copy.
 _MAYBE_VIEWS = frozenset({"aten::reshape", "aten::contiguous", "aten::flatten", "aten::to", "aten::view_as"})
 _SOME: _Shares = "some"
 _how = by_operator(_by_schema, _SOME)
@@ -167,7 +170,8 @@ _how = by_operator(_by_schema, _SOME)
 class Walk:
     """Meets nodes in order; notes who makes a storage, and who needs it last.
 
-    Values share a storage by operators first: fake values of a node that was copied are those of the node that it is a copy of.
+    Operators decide first which values share a storage, fake values only what operators leave open: a copy of a node has the
+    fake value of its original, and still makes a storage of its own.
     """
 
     def __init__(self, inputs: Iterator[Value | None]) -> None:
@@ -175,11 +179,11 @@ class Walk:
         self._inputs = inputs
         self.of: dict[fx.Node, tuple[Storage, ...]] = {}
         self._begins: dict[fx.Node, list[int]] = {}
-        """Of a node that gives a list: where the tensors of each item begin among all of it, and how many they are."""
+        """Of a node that gives a list: where each item's tensors begin among all in the list, and at the end their number."""
         self._held: dict[object, Storage] = {}
         """Storages of inputs and attributes."""
         self._sent: dict[Storage, list[Storage]] = {}
-        """By what launches bring, until it is waited for, what they send."""
+        """For each storage that a launch brings and that was not waited for: the storages that this launch sends."""
 
     def meet(self, place: int, node: fx.Node) -> None:
         """Note what ``node`` makes and needs."""
@@ -205,7 +209,7 @@ class Walk:
         storage.last, storage.ender = place, node
 
     def end(self, output: fx.Node, place: int, outputs: Sequence[Value]) -> tuple[tuple[Storage, ...], ...]:
-        """Inputs are held to the end, and so is what nobody waited for; outputs are what they are."""
+        """Hold to the end inputs, and what was sent and never waited for; give the storages of outputs, with roles noted."""
         unwaited = (storage for sent in self._sent.values() for storage in sent)
         for storage in (*self._held.values(), *unwaited):
             self.need(storage, place, output)
@@ -242,6 +246,7 @@ class Walk:
         for source in shared:
             known.update(zip(map(storage_key, _leaves(source.meta.get("val"))), self.of[source], strict=False))
         found = [known.get(storage_key(one)) for one in _leaves(value)]
+        # Such an operator copies only what lies otherwise than it should, even if fake values name two storages.
         if found == [None] and operator_name(node) in _MAYBE_VIEWS and _lies_the_same(shared[0].meta.get("val"), value):
             return self.of[shared[0]]
         return tuple([one or self._made(tensor, place, node) for one, tensor in zip(found, _leaves(value), strict=True)])
@@ -277,7 +282,7 @@ def _lies_the_same(source: object, value: object) -> bool:
 
 
 class StorageNeeds(Walk):
-    """Each storage with all that need it, as :func:`liveness_of` walks a graph: what lives in another order is sums alone."""
+    """Like :func:`liveness_of`, but keeps all nodes that need a storage: then any other order of the nodes takes only sums."""
 
     def __init__(self, graph: fx.Graph, rounding: int = 1) -> None:
         super().__init__(repeat(None))
@@ -309,7 +314,7 @@ class StorageNeeds(Walk):
         return list(accumulate(change))[:-1]
 
     def peak(self, order: Sequence[int]) -> int:
-        """Most bytes that live at once; of an order that was asked for before it is known."""
+        """Most bytes that live at once in ``order``; kept, since orders are asked for again."""
         key = tuple(order)
         if key not in self._peaks:
             self._peaks[key] = max(self.at(key))

@@ -54,6 +54,7 @@ def parts(text: str) -> tuple[Path, str | None]:
     found = _NAMED.fullmatch(text)
     if found is None:
         return Path(text), None
+    # ``FILE::ROW`` looks like the node id of an item without a row: what is no check's name is taken for a row.
     item, row = found["item"], found["row"]
     if item is not None and row is None and item.partition("@")[0] not in CHECKS:
         row = item

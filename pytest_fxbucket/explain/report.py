@@ -1,5 +1,5 @@
-"""A plan through a pass, as data to be told: reports, also of a pass that gives none, what people call
-their buckets, and how exposed each is on a cluster."""
+"""What a pass made of a plan, as data: a report of each graph, read off the graph if the pass gives none, labels of buckets,
+and how exposed each bucket is on a cluster."""
 
 from __future__ import annotations
 
@@ -183,6 +183,8 @@ def _entries(bucket: Bucket, entry_of: Mapping[str, str]) -> list[str]:
 
 def _launches_before(before: GraphAnalysis, planned: list[Bucket]) -> Iterator[int]:
     """Of each bucket how many launches brought its members before, those of its own direction first."""
+    # Each member takes the first launch of its parameter that no bucket has taken: launches and buckets are both in order, so
+    # that rounds meet their own.
     found: dict[tuple[str, str, str], deque[str]] = {}
     for bucket in before.buckets:
         for fqn in bucket.fqns:
@@ -221,7 +223,7 @@ class GraphReport:
     updates: tuple[EntryUpdates, ...] = ()
     """Which reductions feed the updates of each entry; empty without an optimizer."""
     kept: tuple[str, ...] = ()
-    """Entries, or of what is in none the parameters, whose gathers backward reads too, instead of gathering again."""
+    """Entries whose forward gather backward reads, too, instead of gathering again; a parameter that has no entry itself."""
     simulated: Mapping[str, NamedFlight] = field(default_factory=dict)
     """Each launch by the name of its node, on the plan's cluster; empty without one."""
 

@@ -1,6 +1,7 @@
 """What ``fxbucket explain`` prints for people: at most 120 columns, equal layers in one line.
 
-Equal layers are rows that differ in nothing but the number of their layer, and so in those of its neighbours.
+Rows are of equal layers if they differ in nothing but their layer's number, and in numbers of layers that stand equally far
+from it.
 """
 
 from __future__ import annotations
@@ -37,11 +38,13 @@ class TextRow:
 
 
 def fold(rows: Sequence[TextRow]) -> list[TextRow]:
-    """``rows``, those of equal layers with neighbouring numbers as one, where its first was.
+    """``rows``, with one row in place of those of equal layers with consecutive numbers, where the first of them was.
 
-    ``layers.3`` becomes ``layers.[3-7]`` in the entry and in the cells, ``layers.2`` beside it ``layers.[2-6]``: in each row
-    they stood as far apart.
+    ``layers.3`` becomes ``layers.[3-7]`` in the entry and in the cells. ``layers.2`` beside it becomes ``layers.[2-6]``, if the
+    cells of all these rows name the layer before their own.
     """
+    # Rows of equal layers get the same key, since it has each layer's number as the distance from the row's own. Sorted,
+    # numbers of one run grow by one with their index, so their difference tells the runs apart.
     alike: dict[tuple[str, ...], list[tuple[int, int]]] = {}
     singles: list[tuple[int, TextRow]] = []
     for place, row in enumerate(rows):
@@ -76,7 +79,8 @@ def _stem(entry: str) -> tuple[str, int] | None:
 def _marked(text: str, stem: str, number: int, bare: bool = False) -> str:
     """``text`` with each number behind ``stem``, and each range of them, as the distance from ``number``.
 
-    With nothing before it, only a number that a name follows (``0.weight``) is no count, unless ``bare``.
+    Where ``stem`` is empty, only a number before a name (``0.weight``) is a layer's, since others count something. With
+    ``bare`` every number is.
     """
     pattern = rf"(?<![\w.]){re.escape(stem)}(?:(\d+)|\[(\d+)-(\d+)\])" + (r"(?!\w)" if stem or bare else r"(?=\.[A-Za-z_])")
 
@@ -198,6 +202,7 @@ def _table(buckets: Sequence[BucketReport], graph: GraphReport) -> Iterator[str]
             text.rjust(size) if column in (1, 2, 3) else text.ljust(size)
             for column, (text, size) in enumerate(zip(row[:-1], width, strict=True))
         )
+        # The last column is wrapped beside the others, or below them if one of its words is too long for that.
         start = "  " + "  ".join(cells) + "  "
         fits = max(map(len, row[-1].split())) <= WIDTH - len(start)
         lines = list(wrapped(row[-1], " " * len(start) if fits else " " * 6))
@@ -239,7 +244,7 @@ def _members(graph: GraphReport) -> Iterator[str]:
 
 
 def below(label: str, members: Sequence[str]) -> Iterator[str]:
-    """``members`` without what their entry, in the ``label`` of a bucket, says already; all whole if one is not below it."""
+    """``members`` without the entry that a bucket's ``label`` begins with; all in full if one of them is not below it."""
     stem = label.partition(" #")[0] + "."
     whole = not all(fqn.startswith(stem) for fqn in members)
     return (fqn if whole else "." + fqn.removeprefix(stem) for fqn in members)

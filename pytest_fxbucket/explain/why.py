@@ -22,7 +22,7 @@ class Reason:
     """Why, and what would have to be changed."""
 
     reason: str
-    """As in the report's splits; ``left_alone`` of a launch that was."""
+    """One of the report's reasons for a split; ``left_alone`` of a launch that was left alone."""
     why: str
     change: str
 
@@ -46,16 +46,16 @@ class BucketPlace:
     """Label of its bucket; None if it was left alone."""
     launch: str | None
     first_byte: int | None
-    """Where it begins in a rank's part of the launch; None if that is not known."""
+    """Where the parameter begins in a rank's part of the launch; None if that is not known."""
     bytes: int | None
-    """Of it in a rank's part."""
+    """Of the parameter in a rank's part of the launch."""
     of_bytes: int | None
-    """Of all members in a rank's part."""
+    """Of all members in a rank's part of the launch."""
     members: tuple[str, ...]
     """Of the bucket, in byte order."""
     apart: tuple[OtherBucket, ...]
     reasons: tuple[Reason, ...]
-    """What parted them; if it was left alone, why that is."""
+    """What parted this bucket from those of ``apart``; of a launch that was left alone, why it was."""
     simulated: str | None = None
     """How much of it is exposed on the plan's cluster, and why; None without one."""
 
@@ -197,7 +197,7 @@ def _where(place: BucketPlace) -> str:
 
 
 def _neighbours(place: BucketPlace, fqn: str) -> Iterator[str]:
-    """With which others it is in one bucket, and with which of its entry it is not."""
+    """Which parameters are in the same bucket, and which of the same entry are in others."""
     if place.bucket is None:
         return
     label = place.bucket

@@ -23,7 +23,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    """What is for ``torch.compile`` brings inductor in, which takes seconds: only where it is asked for."""
+    """Import what is for ``torch.compile`` when it is first asked for: it imports inductor, which takes seconds."""
     if name in __all__:
         from pytest_fxbucket.passes import compiled
 

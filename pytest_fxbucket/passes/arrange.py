@@ -22,11 +22,14 @@ if TYPE_CHECKING:
 
 
 def arranged(edges: Edges, wishes: Sequence[float]) -> list[int]:
-    """The items of ``edges`` in an order that keeps them, as near to ``wishes`` (by item) as that lets them.
+    """The items of ``edges``, each behind all that it depends on, and as near to its wish (``wishes``, by item) as that allows.
 
     Equal wishes stand in order of dependence, then of number. O(edges + items log items), near-linear where most
     wishes ascend. Raises :class:`PassError` for items that form a circle.
     """
+    # An item's place is the latest wish among itself and all that it depends on. So no item has an earlier place than what it
+    # depends on, and sorting by place is enough. Items of one place keep the order in which they got it, which is one of
+    # dependence.
     place: dict[int, float] = {}
     opened: set[int] = set()
     stack = sorted(edges, reverse=True)
@@ -78,7 +81,7 @@ def readers(order: Order) -> list[list[int]]:
 
 
 def _needs(order: Order, starts: Iterable[int], place: float) -> list[int]:
-    """``starts`` and what they need, as far as it stands at or behind ``place``; what may not move is not looked behind."""
+    """``starts`` and what they need at or behind ``place``; what stands behind a needed node that may not move is left out."""
     first = set(starts)
 
     def onward(index: int) -> Iterable[int]:
@@ -90,6 +93,7 @@ def _needs(order: Order, starts: Iterable[int], place: float) -> list[int]:
 
 def relink(graph: fx.Graph, nodes: Sequence[fx.Node]) -> None:
     """Put the nodes of ``graph`` in the order of ``nodes``, all of them; those that stand right already are not touched."""
+    # All nodes before ``at`` stand in the new order already, so a node that is ``at`` itself is right where it is.
     at = next(iter(graph.nodes))
     for node in nodes:
         if node is at:
@@ -117,8 +121,8 @@ Edges = Mapping[int, Collection[int]]
 def without_circles(order: Order, groups: Sequence[Group]) -> list[list[tuple[Group, tuple[Group, ...]]]]:
     """The parts of each of ``groups``, so that no circle is left; only what lies on one is parted.
 
-    With each part stand the other groups on its circles, nothing if its group stayed whole. Members of a group must not depend
-    on each other.
+    Each part comes with the other groups on its circles, with none if its group stayed whole. Members of a group must not
+    depend on each other.
     """
     edges = drawn_together(order.before, drawn(order, groups))
     if is_acyclic(edges):
@@ -128,6 +132,8 @@ def without_circles(order: Order, groups: Sequence[Group]) -> list[list[tuple[Gr
     circles = networkx.strongly_connected_components(networkx.DiGraph(edges))
     circle_of = {item: number for number, circle in enumerate(circles) if len(circle) > 1 for item in circle}
     on = [{circle_of[head] for head in drawn(order, [group]).values() if head in circle_of} for group in groups]
+    # Groups on no circle stay whole. The others join them one by one, and each is split only where it would close a circle with
+    # what has joined before. The largest come first, so that the smaller ones are split.
     kept = [group for group, circles in zip(groups, on, strict=True) if not circles]
     parts_of = {number: [group] for number, group in enumerate(groups)}
     for number in sorted(
@@ -160,7 +166,10 @@ def _parted(order: Order, others: Sequence[Group], group: Group) -> list[Group]:
 
 
 def drawn(order: Order, groups: Iterable[Group]) -> dict[int, int]:
-    """Nodes that become one, by index: the launches of a bucket, and its waits; each to the smallest index among them."""
+    """By index, each launch of a bucket with the index of the bucket's first launch, and each wait with that of its first wait.
+
+    Merging makes one node of these launches, and one of these waits.
+    """
     found: dict[int, int] = {}
     for group in groups:
         if len(group) > 1:

@@ -33,7 +33,7 @@ class NodePlace:
 
 
 def launches(scheduler: Scheduler, gathers: Iterable[Merged]) -> list[NodePlace]:
-    """Places of the launches of ``gathers``, each behind the one that it is placed before.
+    """Places of the launches of ``gathers``. One that is before another of these launches comes later in the list than that.
 
     Raises :class:`PlanError` for what is no node of the graph, and for launches in a circle.
     """
@@ -68,7 +68,7 @@ def _places(scheduler: Scheduler, name: str, key: str, buckets: Iterable[Merged]
 
 
 def _in_turn(places: Sequence[NodePlace]) -> list[NodePlace]:
-    """``places``, those whose node is another's launch behind that one."""
+    """``places``, sorted so that one before another bucket's launch comes behind the place of that launch."""
     left = {place.bucket.launch: place for place in places}
     turn: list[NodePlace] = []
     while left:

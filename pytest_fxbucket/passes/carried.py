@@ -34,12 +34,13 @@ class LaunchContents(NamedTuple):
     """Parameters that it carries, or whose gradients it reduces; where nobody says which those are, names of the graph's inputs
     that it sends, or of the outputs that it reduces for."""
     place: int
-    """Of the first of them in the order of registration, or among the graph's inputs, or outputs."""
+    """Index of the first of them: in the order of registration, or among the graph's inputs or outputs."""
     direction: Direction
     reason: str = ""
-    """Why it belongs to no entry, or would not if none names it."""
+    """Why it belongs to no entry; means nothing if ``entry`` is given."""
     level: int = 0
-    """As :attr:`MergeTarget.level <pytest_fxbucket.passes.targets.MergeTarget.level>`, which is told from it."""
+    """Launches before it on the way of its data: :attr:`MergeTarget.level <pytest_fxbucket.passes.targets.MergeTarget.level>`
+    is made from it."""
     again: bool = False
     """Of a gather: whether what it sends was gathered over its own group before."""
     entry: str | None = None
@@ -125,6 +126,7 @@ def _reduction(node: fx.Node, outputs: dict[fx.Node, int], products: _Products, 
         further = collectives.launch_kind(one) in collectives.REDUCTIONS  # over another dimension of the mesh
         return one.users if further or collectives.is_wait(one) or moves_or_pads(one) else ()
 
+    # A gradient that the graph does not return, as it goes to the optimizer, has its place behind all that it returns.
     place = next((outputs[one] for one in reached(node.users, onward) if one in outputs), None)
     return (
         LaunchContents((), len(outputs) + index, direction)
@@ -134,11 +136,11 @@ def _reduction(node: fx.Node, outputs: dict[fx.Node, int], products: _Products, 
 
 
 class _Products:
-    """Products with a weight (a graph input or a gather, moved and cast too); few reductions lead to any."""
+    """Finds products with a weight: a graph input or what a gather brings, moved and cast too. Few reductions lead to any."""
 
     def __init__(self) -> None:
         self._clear: set[fx.Node] = set()
-        """Nodes whose values reach none."""
+        """Nodes whose values reach no such product: a later search stops at them."""
 
     def reached_from(self, launch: fx.Node) -> bool:
         """Whether what ``launch`` brings reaches such a product, through any path."""

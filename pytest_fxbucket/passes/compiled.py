@@ -98,6 +98,7 @@ class BucketingBackend:
     def _compile(self, gm: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
         of = compilers.compile_id()
         if self._compiler == "inductor":
+            # Inductor may have the graph in its cache, and then never calls the pass: its modules are noted here.
             self._graphs.look_at(gm.graph, of)
             apart = BucketingPostGradPass(self._graphs, is_checked_elsewhere=True)
             return compilers.inductor(gm, inputs, apart, apart.options)
@@ -114,6 +115,7 @@ class BucketingBackend:
 
         def run(*args: Any) -> Any:
             results = compiled(*args)
+            # Autograd takes a callback for the end of a backward only while one runs, so it is queued from its first hook.
             if not self._is_checked:
                 _before_backward(results, lambda: compilers.at_end_of_backward(self._check_once))
             return results
@@ -147,15 +149,16 @@ class BucketingPostGradPass(CustomGraphPass):
     def check(self) -> None:
         """Raise :class:`PlanError` for an entry that no graph so far has matched.
 
-        The pass does so itself at the end of the first backward, if that is compiled when it runs, and when it gets the
-        backward graph, if ``fullgraph=True``. Otherwise it cannot know which graphs are to come: it warns, and this is for you
-        to call after the first step. So it is if all graphs come from inductor's cache.
+        The pass calls it itself at the end of the first backward, if the backward graph is compiled only when it runs. With
+        ``fullgraph=True`` it calls it when it gets the backward graph. Otherwise it cannot know which graphs are to come: it
+        warns, and you should call this after the first step, as also if all graphs come from inductor's cache.
         """
         self._graphs.check()
 
     def __call__(self, graph: fx.Graph) -> None:
         """Bucket ``graph`` in place."""
         self._warn_of_order()
+        # Inductor has broken down operators before its post-grad passes, so the pass's own nodes are broken down here.
         before = set(graph.nodes)
         in_backward = self._graphs.apply(graph, compilers.compile_id())
         decompose(graph, [node for node in graph.nodes if node not in before], compilers.inductor_decompositions())
@@ -182,14 +185,15 @@ class BucketingPostGradPass(CustomGraphPass):
             )
 
     def uuid(self) -> str | None:
-        """Of the plan, its options, this package's code and the names of the modules in the graph; None: not to be cached."""
+        """Key of the plan, its options, this package's code and the modules in the graph; None: inductor is not to cache it."""
         graph, compilation = compilers.graph_of_dynamo(), compilers.compilation()
         if compilation is None:
             return None
         if graph is not None:
             self._graphs.look_at(graph, compilers.compile_id())
             self._keys[compilation] = self._graphs.key(graph)
-        return self._keys.get(compilation)  # of a backward that is compiled later, what its forward had
+        # A backward that is compiled later has no graph of dynamo's: it has the key of its forward.
+        return self._keys.get(compilation)
 
 
 def _before_backward(results: object, do: Callable[[], None]) -> None:
@@ -248,6 +252,7 @@ def plan_of(entries: object, options: Mapping[str, Any], where: str) -> Plan:
         tables["bucket"]["plan"] = entries
     if tables["bucket"].get("by") != "size" and (entries or tables["bucket"].get("by") != "overlap"):
         tables["bucket"].setdefault("unplanned", "allow")
+    # A plan file must have a model and a mesh; nobody reads these.
     raw = {"graph": {"factory": "compiled:graph"}, "parallel": {"dp_shard": 2}, **tables}
     plan = read_plan(raw, Path(where), None, where)
     if plan.cluster is not None and plan.cluster.cost is not None:
@@ -293,6 +298,7 @@ def _replace(graph: fx.Graph, node: fx.Node, parts: fx.GraphModule) -> None:
     result: Any = torch.fx.node.map_arg(parts.graph.output_node().args[0], made.__getitem__)
     if isinstance(result, torch.fx.Node):
         node.replace_all_uses_with(result)
+    # Of an operator that gives several values, each getitem becomes the value itself.
     for user in list(node.users):
         assert user.target is getitem, user
         user.replace_all_uses_with(result[user.args[1]])

@@ -29,7 +29,10 @@ _OTHER: dict[str, Direction] = {"forward": "backward", "backward": "forward"}
 
 
 class FirstComputes:
-    """First compute of each entry, by direction; ``computes`` is in order, empty if nobody knows."""
+    """First compute of each entry, by direction.
+
+    ``computes`` is in order. If it is empty, compute is told by what buckets gather and reduce.
+    """
 
     def __init__(self, order: Order, buckets: Sequence[Merged], computes: Computes) -> None:
         self.order, self.buckets = order, buckets
@@ -58,7 +61,7 @@ class FirstComputes:
         if self.places:
             return min(self._known(direction, entry, number), default=None)
         own = [bucket for bucket in self.buckets if bucket.first.entry == entry]
-        several = any(bucket.first.round for bucket in own)  # whose compute cannot be told apart
+        several = any(bucket.first.round for bucket in own)  # the compute of several rounds cannot be told apart
         return min(self._told_by(own, direction), default=None) if not several else None
 
     def turn(self, direction: Direction, place: int) -> int:
@@ -80,6 +83,7 @@ class FirstComputes:
         gathers = [bucket for bucket in here if bucket.first.kind == "all_gather"]
         places = [self.order.index[node] for bucket in gathers for node in readers_of(bucket.results)]
         places += [self.order.index[n] for bucket in here if bucket not in gathers for n in makers_of([bucket.launch])]
+        # Without a gather of its own, this direction may compute on what the other one gathered.
         if not gathers:
             kept = [node for bucket in own if bucket.first.kind == "all_gather" for node in readers_of(bucket.results)]
             places += [self.order.index[node] for node in kept if direction_of(node) == direction]
@@ -162,13 +166,13 @@ class _Timeline:
         self._places = [place for place, _ in ordered]
         self._names = [name for _, name in ordered]
         self._next = list(range(1, len(ordered) + 1))
-        """For each where the next name begins."""
+        """For each place where the next other name begins: a bucket may hide behind thousands of nodes of few names."""
         for index in range(len(ordered) - 2, -1, -1):
             if self._names[index] == self._names[index + 1]:
                 self._next[index] = self._next[index + 1]
 
     def between(self, first: int, last: int) -> Iterator[str]:
-        """Names at ``first`` and behind it, before ``last``; the same again only behind another."""
+        """Names from ``first`` up to, not with, ``last``; a name that stands there several times in a row is given once."""
         index, end = bisect_left(self._places, first), bisect_left(self._places, last)
         while index < end:
             yield self._names[index]
@@ -176,6 +180,6 @@ class _Timeline:
 
 
 def _module(target: MergeTarget) -> str:
-    """Where no entry says whose it is: the module of its first parameter."""
+    """Name of a launch that has no entry: the module of its first parameter."""
     name = target.fqns[0] if target.fqns else target.launch.name
     return name.rpartition(".")[0] or name

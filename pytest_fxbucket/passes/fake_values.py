@@ -1,4 +1,4 @@
-"""What nodes say of the tensors that they give, ``meta["val"]``, beside what their operators give."""
+"""Compares what nodes say that they give, ``meta["val"]``, with what their operators give."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ if TYPE_CHECKING:
 
 
 def wrong_values(nodes: Iterable[fx.Node]) -> Iterator[str]:
-    """Of each of ``nodes`` whose value is not what its operator gives for those of its inputs, what it says and what that is.
+    """A sentence for each of ``nodes`` whose value is not what its operator gives for the values of its inputs.
 
-    ``nodes`` are in the order of their graph. Of one that says nothing its operator's value counts for those that read it.
+    ``nodes`` are in the order of their graph. If a node carries no value, its readers are given what its operator gives.
     """
     unsaid: dict[fx.Node, Any] = {}
     for node in nodes:

@@ -77,7 +77,7 @@ def _called(name: str, foreign: ForeignPass, given: fx.GraphModule, plans: Plans
 
 
 def _refuse_python(name: str, before: fx.GraphModule, after: fx.GraphModule) -> None:
-    """What a function in Python does in a later step, no check of a first step sees."""
+    """Refuse Python functions that the pass put into the graph: no check of a first step sees what they do in a later one."""
     known = {node.target for node in before.graph.nodes}
     for node in after.graph.nodes:
         target = node.target
@@ -96,11 +96,15 @@ def _refuse_python(name: str, before: fx.GraphModule, after: fx.GraphModule) -> 
 def _of_circumstances(
     name: str, foreign: ForeignPass, root: fx.GraphModule, plans: Plans, first: str, modules: tuple[str, ...]
 ) -> list[str]:
-    """What the pass goes by that it may; of the names of nodes only those of inputs say what they are."""
+    """Clauses on what the pass goes by beside the graph's structure, as far as it may; raises for the rest.
+
+    It may read names of nodes, though only those of inputs say anything: these stay as they are in all runs.
+    """
 
     def again(given: fx.GraphModule) -> str:
         return _digest(_called(name, foreign, given, plans), modules)
 
+    # One run under all other circumstances at once clears most passes. Only if it differs, single ones are told apart.
     with _untested():
         if again(_renamed(root)) == first:
             return []
@@ -125,6 +129,7 @@ def _untested() -> Iterator[None]:
 
 def _renamed(root: fx.GraphModule) -> fx.GraphModule:
     """A copy of ``root`` whose nodes have other names, in the same alphabetical order; those of inputs stay."""
+    # In that order, so that a pass that only sorts by names makes the same graph.
     module = own_copy(root)
     made, of = fx.Graph(), dict[fx.Node, fx.Node]()
     places = {node: place for place, node in enumerate(sorted(module.graph.nodes, key=lambda node: node.name))}

@@ -37,7 +37,10 @@ class HiddenWhenMerged(Protocol):
     """Knows what stays hidden as one launch."""
 
     def parts(self, groups: Sequence[Group], cap: float) -> list[list[Group]]:
-        """Each of ``groups``, whose members may share a launch, in parts that stay hidden; ``cap``: bytes of a part, 0: any."""
+        """Split each of ``groups``, whose members may share a launch, into parts that stay hidden as one launch.
+
+        ``cap`` is the most bytes that a part may have; 0: no cap.
+        """
         ...
 
 
@@ -51,7 +54,7 @@ class _Key:
     ranks: int
     dtype: str
     round: str
-    """Which gather of its parameters in its direction."""
+    """Which gather of its parameters in its direction it is: a round, or a gather of what was gathered."""
     alone: str
     """Node of a launch that stays as it is; empty if it may be merged."""
     together: str
@@ -59,7 +62,7 @@ class _Key:
 
 
 def named(targets: Sequence[MergeTarget], bucketer: Bucketer) -> tuple[MergeTarget, ...]:
-    """``targets`` with the names that ``bucketer`` gives them; a name that several entries share is their entry then.
+    """``targets`` with the names that ``bucketer`` gives them. A name that launches of several entries get becomes their entry.
 
     Raises :class:`PlanError` for what is no name.
     """
@@ -80,13 +83,14 @@ def grouping_of(
     entries: Sequence[str],
     hiding: HiddenWhenMerged | None = None,
 ) -> list[Part]:
-    """Sort ``targets``, in order of launch, into buckets, as ``bucketer`` asks for, in order of their first launch.
+    """Sort ``targets``, in order of launch, into the buckets that ``bucketer`` asks for, in order of their first launch.
 
     ``targets`` are as :func:`named` gives them, ``entries`` in the plan's order; ``hiding`` says for ``by = "overlap"`` what
-    stays hidden as one launch. With each bucket stands what parted it from those of the other direction, too.
+    stays hidden as one launch. Each bucket comes with the reasons that parted it from others, those of the other direction too.
 
-    Members of a bucket do not depend on each other, and buckets form no circle: both hold in as few launches as possible for
-    the first, and split only buckets on a circle for the second. Raises :class:`PlanError` for an order that is none.
+    Members of a bucket do not depend on each other: a bucket is split into the fewest launches for which that holds. Buckets do
+    not wait for each other in a circle: only buckets that lie on one are split. Raises :class:`PlanError` for a
+    :meth:`Bucketer.in_order` that does not give each member once.
     """
     parts = _parts(order, targets, bucketer, entries, hiding) if bucketer.rules.enabled else _apart(targets)
     parts.sort(key=lambda part: min(order.index[target.launch] for target in part[0]))
@@ -97,6 +101,8 @@ def grouping_of(
 def _parts(
     order: Order, targets: Sequence[MergeTarget], bucketer: Bucketer, entries: Sequence[str], hiding: HiddenWhenMerged | None
 ) -> list[Part]:
+    # Each step splits what the step before left together, and adds its reason. Circles come last, since they can only be looked
+    # for between buckets whose own members do not depend on each other.
     keyed = _by_key(targets, bucketer.rules)
     if hiding is None:
         capped = [(part, (*splits, *more)) for group, splits in keyed for part, more in _capped(group, bucketer, entries)]
@@ -124,7 +130,7 @@ def _family(target: MergeTarget) -> Family:
 
 
 def _directions(targets: Sequence[MergeTarget]) -> dict[Family, tuple[SplitReason, ...]]:
-    """Of each family that its entry has in the other direction too: that it is apart from that."""
+    """The reason "direction" for each family whose entry has launches of the same kind in the other direction, too."""
     families = dict.fromkeys(_family(target) for target in targets)
     other = {"forward": "backward", "backward": "forward"}
     return {
@@ -160,14 +166,14 @@ _DIFFERENCES: tuple[Reason, ...] = ("group", "op", "device", "dtype", "round", "
 
 
 def _have(keys: Sequence[_Key]) -> dict[str, list[str]]:
-    """What the keys of one family have between them."""
+    """All values that the keys of one family have, by field."""
     have: dict[str, list[str]] = {f: sorted({str(getattr(key, f)) for key in keys}) for f in _DIFFERENCES}
     have["alone"] = ["alone"] if any(key.alone for key in keys) else []
     return have
 
 
 def _differences(key: _Key, have: Mapping[str, Sequence[str]]) -> Iterator[SplitReason]:
-    """In what ``key`` is another than others of its family; ``have`` is empty if there are none."""
+    """The fields in which ``key`` differs from others of its family; ``have`` is empty if there are no others."""
     if not have:
         return
     if key.alone and key.dtype == "several dtypes":
@@ -188,6 +194,8 @@ def _capped(group: Group, bucketer: Bucketer, entries: Sequence[str]) -> Iterato
         cap = rules.cap_mb[min(place, len(rules.cap_mb) - 1)]
         yield from _filled(_laid_out(group, bucketer), [cap])
     else:
+        # By size, neighbours in order of launch fill a bucket, and only then its members are laid out. With entries a bucket is
+        # laid out as a whole, and cut in that order.
         yield from ((_laid_out(part, bucketer), splits) for part, splits in _filled(group, rules.cap_mb))
 
 
@@ -215,24 +223,25 @@ def _filled(group: Group, caps_mb: Sequence[float]) -> Iterator[Part]:
             part, size, parts = [], 0, parts + 1
         part.append(target)
         size += target.bytes
+    # No cap closed the last part: what parted it is the cap that closed the one before.
     cap_mb = caps_mb[min(parts, len(caps_mb) - 1)]
     yield tuple(part), (_above(part, size, cap_mb) or full) if parts else ()
 
 
 def _above(part: Sequence[MergeTarget], size: int, cap_mb: float) -> tuple[SplitReason, ...]:
-    """Said of a member that no bucket could hold."""
+    """The reason of a part whose one member is larger than the cap."""
     if len(part) == 1 and cap_mb and size > cap_mb * MB:
         return (SplitReason("above_cap", called(part[0]), (), size, 0, cap_mb),)
     return ()
 
 
 def _laid_out(group: Group, bucketer: Bucketer) -> Group:
-    """A member alone has no order to ask for."""
+    """``group`` in the bucketer's order, which is not asked about a single member."""
     return laid_out(bucketer, group) if len(group) > 1 else group
 
 
 def _circle(others: Sequence[Group]) -> tuple[SplitReason, ...]:
-    """Said of a part of a bucket that lay on a circle with ``others``."""
+    """The reason of a part whose bucket lay on a circle with ``others``."""
     names = (f"the {group[0].kind} of {group[0].entry or called(group[0])}" for group in others)
     return (SplitReason("circle", "", tuple(sorted(dict.fromkeys(names)))),) if others else ()
 
@@ -266,7 +275,10 @@ def leveled(order: Order, groups: Sequence[Group]) -> list[Leveled]:
         needed.append(known)
 
     def why(number: int, level: int, member: MergeTarget) -> SplitReason:
-        """A member one level below that ``member`` needs: every node with the bit has one behind it, so no step is in vain."""
+        """Why ``member`` is not one level lower: the member there that it needs.
+
+        A node has the bit of that level only if it depends on a member of it, so following nodes with the bit finds one.
+        """
         bit, index = bits[number, level - 1], order.index[member.launch]
         while True:
             index = max(earlier for earlier in order.before[index] if needed[earlier] & bit)
@@ -277,7 +289,7 @@ def leveled(order: Order, groups: Sequence[Group]) -> list[Leveled]:
     for number, group in enumerate(groups):
         parts = _parted(group, [level_of[order.index[target.launch]] for target in group])
         reasons = [why(number, level, parts[level][0]) for level in range(1, len(parts))]
-        # The first part is told by what made the second.
+        # Nothing keeps the first part from a lower level, so it gets the reason that made the second part.
         reasons = [*reasons[:1], *reasons]
         found.append([(part, tuple(reasons[level : level + 1])) for level, part in enumerate(parts)])
     return found

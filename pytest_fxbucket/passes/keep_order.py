@@ -41,6 +41,7 @@ def keep_order(graph: fx.Graph, pairs: Iterable[Pair], meta_of: Mapping[fx.Node,
             wanted.setdefault(later, []).append(earlier)
         else:
             impossible.append((earlier, later))
+    # Each later node reads its first input through one ``after``, which takes all that must come before that node.
     for later, needed in wanted.items():
         source = _input_of(later)
         assert source is not None
@@ -62,6 +63,7 @@ def forget_order(graph: fx.Graph) -> None:
             item.replace_all_uses_with(source)
             graph.erase_node(item)
         graph.erase_node(node)
+        # Items that _pinned made, to have one tensor of a list.
         for item in done:
             if item.target is getitem and not item.users:
                 graph.erase_node(item)
@@ -77,9 +79,9 @@ def without_kept_order(graph: fx.Graph) -> fx.Graph:
 
 
 def _hold_what_is_sent(graph: fx.Graph, launched: fx.Node, wait: fx.Node, meta: dict[str, Any]) -> None:
-    """Let readers of ``wait`` need what was sent, too: a compiler that sees no launch before a wait gives that memory away.
+    """Let readers of ``wait`` need what was sent, too, which a collective reads until its wait is over.
 
-    Inductor does; a collective reads its input until the wait is over.
+    Inductor frees that memory earlier where it does not see the launch right before the wait, but ``after`` in between.
     """
     launch = launched if collectives.launch_kind(launched) else next(iter(launched.all_input_nodes), launched)
     inputs = collectives.tensors_sent(launch)
@@ -100,7 +102,10 @@ def _input_of(later: fx.Node) -> fx.Node | None:
 
 
 def _pinned(graph: fx.Graph, node: fx.Node, pins: dict[fx.Node, fx.Node], meta: dict[str, Any]) -> fx.Node:
-    """``node``, or for a launch a reader of it that stands right behind it and is nobody's to move; of several tensors one."""
+    """A tensor that is there once ``node`` has run: its own, or one of its list.
+
+    For a launch it is an ``after`` right behind it, so that no compiler moves the launch down to its wait.
+    """
     is_one = isinstance(node.meta["val"], torch.Tensor)
     if is_one and collectives.launch_kind(node) is None:
         return node
@@ -111,7 +116,7 @@ def _pinned(graph: fx.Graph, node: fx.Node, pins: dict[fx.Node, fx.Node], meta: 
 
 
 def _behind(graph: fx.Graph, source: fx.Node, done: list[fx.Node], meta: dict[str, Any]) -> fx.Node:
-    """``source`` once ``done`` are there, at the graph's insertion point."""
+    """A node at the graph's insertion point that gives ``source`` once all of ``done`` are computed."""
     node = graph.call_function(after, (source, done))
     node.meta = {**meta, "val": [source.meta["val"]]}
     with graph.inserting_after(node):

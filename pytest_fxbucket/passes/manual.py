@@ -81,7 +81,7 @@ class ManualPass:
         """Change ``graph`` in place as :meth:`apply` does, and say what was done."""
         bucketer = self.bucketer(self.bucket)
         targets = replace(targets, planned=named(targets.planned, bucketer))
-        # of what cannot be told any more when launches are merged
+        # Taken before launches are merged, since afterwards nobody can tell.
         names, labels = [node.name for node in graph.nodes], labels_of(targets.planned)
         gathers = ((one.launch, [part.waits[0] for part in one.parts], [one]) for one in targets.planned)
         gathered_before = peak_bytes(gathered_lives(graph, gathers))
@@ -117,8 +117,10 @@ class ManualPass:
         hides = self.bucket.enabled and self.bucket.by == "overlap"
         hiding = hiding_of(targets.order, self.overlap, estimates) if hides else None
         groups = grouping_of(targets.order, targets.planned, bucketer, targets.entries, hiding)
+        # Limits of memory count from the graph as it came, without the copies that packs and unpacks make.
         before = peak_of(graph, self.overlap, estimates)
         buckets = merge(graph, targets.order, [group for group, _ in groups], bucketer)
+        # A later run leaves these buckets as they are. If nothing was to be merged now, a later run may still merge.
         if self.bucket.enabled:
             for bucket in buckets:
                 bucket.launch.meta[BUCKETED] = True
@@ -132,7 +134,8 @@ class ManualPass:
         else:
             moved = reorder(graph, scheduler, updating)
         left, kept = moved.left, list[tuple[str, str]]()
-        behind = updates_behind(graph, updating, buckets)  # what keeps the order makes one update need another
+        # Read before the order is kept, which would make one update need another.
+        behind = updates_behind(graph, updating, buckets)
         if self.overlap.insert_overlap_deps:
             pairs = kept_pairs(scheduler, moved.kept)
             meta_of = {node: shared_meta(bucket.members) for bucket in buckets for node in (bucket.launch, *bucket.waits)}
@@ -160,9 +163,9 @@ def _refuse_broken(graph: fx.Graph) -> None:
 
 
 def within_room(bucket: Bucket, run: Callable[[Bucket], _T]) -> _T:
-    """What ``run`` gives, on a graph of its own each time: with fewer merged, as far as ``by`` lets it, if memory has no room.
+    """What ``run`` gives. If memory has no room, ``by = "overlap"`` lets it run again, on a new graph, with less merged.
 
-    What stays hidden is told before anything is merged, when what packs and unpacks has no size yet.
+    Which launches stay hidden together is decided before anything is merged, when the bytes of packs and unpacks are not known.
     """
     tries = [bucket]
     if bucket.by == "overlap" and bucket.enabled:
@@ -191,10 +194,10 @@ class ManualResult:
     left: tuple[UntouchedLaunch, ...]
     """What could not be moved."""
     updates: tuple[tuple[str, ...], ...]
-    """Of each bucket other entries of which an update stands behind it."""
+    """For each bucket the other entries that have an update between its launch and its first wait."""
     schedule: Schedule | None = None
     kept_order: tuple[tuple[str, str], ...] = ()
-    """(earlier, later) that the graph itself says."""
+    """Names of nodes, (earlier, later), whose order the graph's own edges keep."""
 
 
 def _reports(graph: fx.Graph, done: ManualResult, labels: Labels) -> tuple[BucketReport, ...]:
@@ -266,7 +269,8 @@ def manual_overlap_bucketing(
         return gm
     with collector.paused():
         graph = without_kept_order(gm.graph)
-        if scheduler is not Scheduler and graph is gm.graph:  # whose places may turn out not to be had
+        if scheduler is not Scheduler and graph is gm.graph:
+            # Its hooks may ask for a place that cannot be had, when ``graph`` has been changed already.
             graph = copy.deepcopy(graph)
         targets = by_module(graph, [(entry.name, entry.selectors) for entry in entries], module_stack_fn)
         dtypes = "mixed" if bucket_mode == "custom_ops_multidtype" else "separate"

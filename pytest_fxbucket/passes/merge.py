@@ -36,14 +36,14 @@ class Merged:
     launch: fx.Node
     waits: tuple[fx.Node, ...]
     results: tuple[fx.Node, ...]
-    """What arrived, by part of each member."""
+    """The unpacked results, one for each part of each member."""
     members: tuple[MergeTarget, ...]
     pack: tuple[fx.Node, ...] = ()
     """What was made before the launch, in order."""
     unpack: tuple[fx.Node, ...] = ()
     """What was made behind its wait, in order."""
     absorbed: tuple[fx.Node, ...] = ()
-    """Casts that the pack does now; nobody else reads them."""
+    """Casts of the members' inputs that the pack does now; nobody else read them."""
 
     @property
     def first(self) -> MergeTarget:
@@ -52,7 +52,7 @@ class Merged:
 
     @property
     def level(self) -> int:
-        """Through how many reductions its members went before: the most of any."""
+        """Number of reductions that its members went through before, the largest of any member."""
         return max(member.level for member in self.members)
 
 
@@ -62,6 +62,9 @@ def merge(graph: fx.Graph, order: Order, groups: Sequence[Group], bucketer: Buck
     A merged all-gather stands where its first member stood, with what it needs; a merged reduction where its last one did. If a
     bucket cannot be built (:class:`PassError`, :class:`PlanError`), ``graph`` is as it was.
     """
+    # The new order is found on the old nodes, before any new node exists: the launches of a bucket count as one item, its waits
+    # as another, and the items are sorted. Then each bucket's nodes are made at the end of the graph, readers are led to them,
+    # the old nodes are erased, and ``relink`` puts the new ones where their item stands.
     edges = drawn_together(order.before, drawn(order, groups))
     merging = [group for group in groups if len(group) > 1]
     items = arranged(edges, _wishes(order, merging))
@@ -69,11 +72,13 @@ def merge(graph: fx.Graph, order: Order, groups: Sequence[Group], bucketer: Buck
     try:
         packed = {id(group): _build(graph, order, group, packer_for(bucketer, group), made) for group in merging}
     except BaseException:
+        # No old node has been changed yet, so without the new ones the graph is as it was.
         for node in [node for node in reversed(graph.nodes) if node not in order.index]:
             graph.erase_node(node)
         raise
     _replace({wait: result for group in merging for wait, result in _results(group, packed[id(group)])})
     gone = {node for group in merging for node in _gone(group, packed[id(group)])}
+    # From the last to the first: fx erases no node that still has a reader.
     for node in sorted(gone, key=order.index.__getitem__, reverse=True):
         graph.erase_node(node)
     relink(graph, [node for item in items for node in made.get(item, [order.nodes[item]]) if node not in gone])
@@ -82,6 +87,8 @@ def merge(graph: fx.Graph, order: Order, groups: Sequence[Group], bucketer: Buck
 
 def _wishes(order: Order, merging: Sequence[Group]) -> list[float]:
     """Where each node, and each bucket's launch and wait (by their first node), wishes to stand."""
+    # A gather goes up to its first member, whose readers come first, and takes the packing of the others with it. A reduction
+    # goes down to its last member, where the last gradient is there.
     wishes = [float(index) for index in range(len(order.nodes))]
     for group in merging:
         launches = sorted(order.index[target.launch] for target in group)
@@ -96,6 +103,7 @@ def _build(graph: fx.Graph, order: Order, group: Group, packer: str | Packer, ma
     """Make the bucket's nodes; ``made`` says what stands in the place of its launches, and of its waits."""
 
     def foldable(cast: fx.Node) -> bool:
+        # The order holds the cast before or behind a write of its source, not the pack, which would read the source instead.
         return not any(order.writing(source) for source in cast.all_input_nodes)
 
     with graph.inserting_before(graph.output_node()):
@@ -106,7 +114,7 @@ def _build(graph: fx.Graph, order: Order, group: Group, packer: str | Packer, ma
 
 
 def _results(group: Group, packed: Merged) -> Iterator[tuple[fx.Node, fx.Node]]:
-    """(wait, what its readers get instead)."""
+    """(wait, the node that its readers read instead) of all waits of ``group``."""
     parts = (part for target in group for part in target.parts)
     for part, result in zip(parts, packed.results, strict=True):
         for wait in part.waits:
@@ -169,6 +177,8 @@ def build(
     make.taken()
     results = _checked(name, _asked(name, unpack, wait), parts, bucket)
     results = [_in_own_storage(make, result, part) for result, part in zip(results, parts, strict=True)]
+    # Views of the old wait carry fake values in that wait's fake storage. The result takes over the wait's fake value, so that
+    # whoever tells aliases by fake storages still sees that these views share memory with it.
     for result, value in zip(results, bucket.replaced, strict=True):
         if result.meta["val"] is not value and has_numbers(value) and value.is_contiguous():
             result.meta["val"] = value
@@ -176,7 +186,10 @@ def build(
 
 
 def _bucket(make: NodeMaker, first: MergeTarget, inputs: tuple[fx.Node, ...], parts: Sequence[LaunchTensor]) -> Packing:
-    """What the packer is told. Symbolic sizes are computed before the launch, so that its inputs need not live longer."""
+    """What the packer is told.
+
+    Nodes of symbolic sizes are made here, before the launch: behind its wait they would keep its inputs alive until then.
+    """
     numels = [make.numel(node) for node in inputs]
     shapes = [[make.size(node, dim) for dim in range(fake_value(node).dim())] for node in inputs]
     if first.kind == "all_gather":
@@ -237,7 +250,7 @@ def _checked(packer: str, results: Sequence[fx.Node], parts: Sequence[LaunchTens
 
 
 def _in_own_storage(make: NodeMaker, result: fx.Node, part: LaunchTensor) -> fx.Node:
-    """``result``, or a copy of it if it lies among others and somebody who reads it must not see that."""
+    """``result``, or a copy of it if it lies in a larger storage and one of its readers would notice that."""
     if alone(fake_value(result)) or not any(need_own_storage(wait) for wait in part.waits):
         return result
     return make(torch.ops.aten.clone.default, result, memory_format=torch.contiguous_format)
@@ -260,9 +273,9 @@ class FoldedCasts:
     """The casts of a bucket's members."""
 
     casts: tuple[fx.Node, ...]
-    """Each once."""
+    """Each once, though several members may send the same one."""
     sources: tuple[fx.Node, ...]
-    """What they cast, member by member."""
+    """Input of each member's cast."""
     dtype: torch.dtype
 
     def apply(self, make: NodeMaker, packed: fx.Node) -> fx.Node:
@@ -274,7 +287,7 @@ class FoldedCasts:
 
 
 def folded(inputs: Sequence[fx.Node], launches: Sequence[fx.Node], foldable: Callable[[fx.Node], bool]) -> FoldedCasts | None:
-    """The casts that a pack of ``inputs`` can do; None if not each is one, from and to the same, for ``launches`` alone.
+    """The casts ``inputs``, if the pack can do them; else None. All must cast from one dtype to one, and only for ``launches``.
 
     Casts between floating dtypes only: what a cast to an integer gives for a number that does not fit may depend on where an
     element lies.
@@ -333,7 +346,7 @@ _READERS = frozenset(
 
 
 def need_own_storage(node: fx.Node) -> bool:
-    """Whether ``node``'s result, or a view of it, is read by an operator that its place in a larger storage would show to."""
+    """Whether an operator that reads ``node``'s result, or a view of it, would notice that it lies in a larger storage."""
     through = reached([node], lambda current: filter(_shares, current.users))
     return any(_asks(user) for current in through for user in current.users)
 

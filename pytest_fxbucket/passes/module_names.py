@@ -83,7 +83,8 @@ def entries_by_module(
     try:
         resolution = _resolve(present, named, [], where)
     except PlanError:
-        _resolve(present, named, _every_module(graph, stack, prefix), where)  # knows more names, and says more
+        # Once more for its error alone: with all modules of the graph it can name what is near, and what launches nothing.
+        _resolve(present, named, _every_module(graph, stack, prefix), where)
         raise
     entry_of = _entry_of(modules_of, resolution)
     names = (
@@ -127,6 +128,7 @@ def _clean(selector: str) -> str:
 
 def _prefix(paths: Iterable[Sequence[Path]], merged: Iterable[Sequence[Path]], selectors: Sequence[Path]) -> Path:
     """The shortest prefix that all launches share and behind which most selectors match; most are all, if nothing is wrong."""
+    # How many selectors match behind each prefix, the shortest first: the first with the most is taken.
     named = [found for found in paths if any(found)]
     shared = shared_path(found[0] for found in named)
     every = {path for found in named for path in found}
@@ -148,7 +150,7 @@ def _matches(selector: Path, module: Path) -> bool:
 
 
 def _chosen(paths: Sequence[Path], plain: Collection[Path], starred: Sequence[Path], prefix: Path) -> tuple[str, ...]:
-    """FQN behind ``prefix`` of the innermost module that a selector covers, or else of the innermost; nothing of no modules."""
+    """FQN behind ``prefix`` of one of a node's modules ``paths``: the innermost that a selector covers, else the innermost."""
     behind = [path[len(prefix) :] if path[: len(prefix)] == prefix else path for path in paths]
     for path in behind:
         outward = [path[:end] for end in range(len(path) + 1)]

@@ -65,12 +65,12 @@ def alone(value: FakeTensor) -> bool:
 
 
 def has_numbers(value: torch.Tensor) -> bool:
-    """Whether no size of ``value`` is symbolic, nor where it begins: behind what is of a symbolic size."""
+    """Whether no size of ``value`` is symbolic, nor its storage offset, as behind a tensor of a symbolic size."""
     return all(isinstance(size, int) for size in (*value.shape, value.storage_offset()))
 
 
 def moved(mode: FakeTensorMode, value: FakeTensor) -> FakeTensor:
-    """``value`` in ``mode``: a graph traced with real tensors has a mode a node."""
+    """``value`` as a fake tensor of ``mode``. A graph traced with real tensors has another mode for each node."""
     if value.fake_mode is mode:
         return value
     return _strided(value, mode, value.dtype, int(value.storage_offset()), tuple(value.shape), value.stride())
@@ -79,6 +79,7 @@ def moved(mode: FakeTensorMode, value: FakeTensor) -> FakeTensor:
 def _strided(
     value: FakeTensor, mode: FakeTensorMode, dtype: torch.dtype, offset: int, shape: tuple[int, ...], strides: Shape
 ) -> FakeTensor:
+    # As a view operator under ``mode`` would give it, without the cost of dispatching one: a meta tensor on the same storage.
     storage = value.untyped_storage()
     with without_dispatch_modes():
         meta = torch.empty(0, dtype=dtype, device="meta").set_(storage, offset, shape, tuple(strides))
@@ -236,7 +237,8 @@ class NodeMaker:
 
     def holding(self, value: Any, target: Callable[..., Any], *args: Any, **kwargs: Any) -> fx.Node:
         """The node that calls ``target``, whose fake value is known to be ``value``."""
-        # named as tracers name what they trace; given with it, arguments are walked in Python, which takes as long again
+        # Named as tracers name what they trace. Arguments are set afterwards: given to create_node, they would be walked in
+        # Python, which takes as long again.
         node = self._graph.create_node("call_function", target, name=_name_of(target))
         node.args = args
         if kwargs:
@@ -299,13 +301,13 @@ def _value(argument: Any) -> Any:
 
 # What the nodes that the pass makes say of themselves: the entry, and all that went into them.
 #
-# Readers of graphs look for a node's module and line of code under keys of torch's that have room for one: there stand those of
-# the first member that has any, as torch's own bucketing does it. Those of all members are beside them, in lists.
+# torch's keys for a node's module and line of code have room for one node. They get what the first member says that says
+# anything, as in torch's own bucketing. What all members say is beside them, in lists.
 
 
 ENTRY, SOURCES, LAUNCHES = "fxbucket_entry", "fxbucket_sources", "fxbucket_launches"
 OF_ONE = ("nn_module_stack", "fwd_nn_module_stack", "stack_trace", "custom")
-"""Keys of torch's that tell of one node; those of all are in ``bucketing_<key>_sources``."""
+"""torch's keys that have room for one node; what all members say is under ``bucketing_<key>_sources``."""
 
 
 def shared_meta(members: Sequence[MergeTarget]) -> dict[str, Any]:
@@ -323,12 +325,13 @@ def shared_meta(members: Sequence[MergeTarget]) -> dict[str, Any]:
 
 
 def sources_key(key: str) -> str:
-    """Where a merged node has what its members said under ``key``."""
+    """Key under which a merged node has the list of what its members said under ``key``."""
     return f"bucketing_{key}_sources"
 
 
 def _of_torch(launches: Sequence[fx.Node]) -> dict[str, Any]:
     """What torch's bucketing writes, under the same names."""
+    # Like there, each stack trace is listed once, and other keys have an item for each member that has them.
     meta: dict[str, Any] = {}
     for key in OF_ONE:
         said = [launch.meta[key] for launch in launches if launch.meta.get(key)]

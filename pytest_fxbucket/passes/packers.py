@@ -97,7 +97,7 @@ def cut_columns(make: NodeMaker, bucket: Packing, arrived: fx.Node) -> list[fx.N
 
 
 def _as_bytes(make: NodeMaker, bucket: Packing) -> tuple[fx.Node, list[int | fx.Node], list[int]]:
-    """(packed, sizes, places): uint8, ``sizes`` of members and of zeros between them, and where the members stand in them."""
+    """(packed, sizes, places): the pack as uint8, bytes of each member and each gap of zeros, indices of members there."""
     unit = max(dtype.itemsize for dtype in bucket.dtypes)
     parts: list[fx.Node] = []
     sizes: list[int | fx.Node] = []
@@ -106,6 +106,7 @@ def _as_bytes(make: NodeMaker, bucket: Packing) -> tuple[fx.Node, list[int | fx.
         places.append(len(sizes))
         parts.append(_bytes_of(make, node))
         sizes.append(make.times(numel, dtype.itemsize))
+        # Each piece ends at a multiple of ``unit``, so that the next member is aligned for its dtype when it is cut out.
         gap = make.missing(sizes[-1], unit) if dtype.itemsize < unit else 0
         if gap != 0:
             parts[-1] = make(aten.constant_pad_nd.default, parts[-1], [0, gap])
@@ -115,7 +116,8 @@ def _as_bytes(make: NodeMaker, bucket: Packing) -> tuple[fx.Node, list[int | fx.
 
 def _bytes_of(make: NodeMaker, node: fx.Node) -> fx.Node:
     value = fake_value(node)
-    strided = any(stride != 1 for stride in value.stride()) and value.numel() == 1  # contiguous all the same, but no bytes
+    # One element is contiguous whatever its strides are, but view.dtype to bytes takes no last stride but 1.
+    strided = any(stride != 1 for stride in value.stride()) and value.numel() == 1
     if not has_numbers(value) or not value.is_contiguous() or strided:
         node = make(aten.clone.default, node, memory_format=torch.contiguous_format)
     flat = make(aten.view.default, node, [-1])
@@ -138,14 +140,15 @@ def _cut_bytes(
 def _columns(
     make: NodeMaker, bucket: Packing, arrived: fx.Node, sizes: Sequence[int | fx.Node], places: Sequence[int]
 ) -> list[fx.Node]:
-    """Copies of the columns of what arrived, a row for each rank: the members', which are at ``places`` among ``sizes``."""
+    """Cut what arrived, a row for each rank, into columns of ``sizes``; give copies of those at ``places``, the members'."""
     rows = make(aten.view.default, arrived, [bucket.ranks, -1])
     columns = make(aten.split_with_sizes.default, rows, list(sizes), 1)
     return [_copied(make, _item(make, columns, place), old) for place, old in zip(places, bucket.replaced, strict=True)]
 
 
 def _copied(make: NodeMaker, column: fx.Node, old: FakeTensor) -> fx.Node:
-    """A copy of ``column``, which holds the very storage of ``old`` if that is all the result will be."""
+    """A copy of ``column``; its fake value takes over the storage of ``old`` if ``old`` is all that the storage holds."""
+    # Views of the old wait carry fake values in that storage, and so remain views of the copy.
     value, clone = fake_value(column), aten.clone.default
     if not alone(old) or not has_numbers(value):
         return make(clone, column, memory_format=torch.contiguous_format)
@@ -153,7 +156,7 @@ def _copied(make: NodeMaker, column: fx.Node, old: FakeTensor) -> fx.Node:
 
 
 def _shaped(make: NodeMaker, bucket: Packing, piece: fx.Node, index: int) -> fx.Node:
-    """``piece`` in the shape of result ``index``, which is the old one where that is a view of what ``piece`` holds."""
+    """``piece`` in the shape of result ``index``; its fake value is that of the old wait if both share a storage already."""
     view = aten.view.default
     value, old = fake_value(piece), bucket.replaced[index]
     shape = [size for size in bucket.shapes[index] if isinstance(size, int)]
@@ -167,7 +170,7 @@ def _shaped(make: NodeMaker, bucket: Packing, piece: fx.Node, index: int) -> fx.
 
 
 def _item(make: NodeMaker, several: fx.Node, place: int) -> fx.Node:
-    """Of what ``several`` gives the one at ``place``, the very tensor."""
+    """Item ``place`` of the list that ``several`` gives; the fake value is the very tensor in that list."""
     return make.holding(several.meta["val"][place], getitem, several, place)
 
 

@@ -1,10 +1,10 @@
 """Reorders launches and waits so that communication hides behind compute; only what must move moves.
 
-All-gathers, each direction and round (microbatch) on its own: a stage's gathers are launched before the stage ``prefetch``
-ahead of it is waited for, but not before as many others are, of whatever round, that are used before it; in backward an entry
-that stayed gathered is a stage, too, which begins where it computes.
-Reductions: a stage is waited for behind the launches of the next one. A stage is an entry: its buckets are needed together;
-by size, each bucket is one. What the scheduler places by hand (:mod:`pytest_fxbucket.passes.by_hand`) stands there instead.
+A stage is an entry, whose buckets are needed together; by size, each bucket is a stage. All-gathers are prefetched for each
+direction and round (microbatch) on its own: a stage's gathers are launched before the first wait of the stage ``prefetch``
+stages ahead of it, but no more than ``prefetch`` uses ahead of their own, counted over all rounds. In backward an entry that
+stayed gathered is a stage, too, which begins where it computes. Reductions of a stage are waited for behind the launches of the
+next stage. What the scheduler places by hand (:mod:`pytest_fxbucket.passes.by_hand`) stands there instead.
 Updates of parameters follow the waits, where that is asked for (:mod:`pytest_fxbucket.passes.updates`).
 """
 
@@ -42,6 +42,8 @@ def reorder(graph: fx.Graph, scheduler: Scheduler, updating: Iterable[fx.Node]) 
     ``updating`` are the optimizer's nodes, which move if the rules say so. Raises :class:`PlanError` for a place by hand that
     names no bucket, or that cannot be had.
     """
+    # Rules only write wishes; nodes are moved once, when all rules have spoken. The order of the calls matters: deferring and
+    # updating go by the wishes that were made before them.
     moves = _Moves(scheduler)
     for direction in DIRECTIONS:
         moves.prefetch(direction)
@@ -80,7 +82,7 @@ class _Moves:
         self.kept: list[tuple[fx.Node, fx.Node]] = []
 
     def prefetch(self, direction: Direction) -> None:
-        """Launch each stage's gathers ``prefetch`` stages ahead, those of a round's first together; 0 leaves them."""
+        """Launch each stage's gathers ``prefetch`` stages ahead, the first stages of a round together; 0 moves nothing."""
         rounds: dict[int, list[Merged]] = {}
         for bucket in self._gathers(direction) if self.rules.prefetch else []:
             rounds.setdefault(bucket.first.round, []).append(bucket)
@@ -91,7 +93,10 @@ class _Moves:
             self._prefetch_round(stages, before, uses, direction)
 
     def _prefetch_round(self, stages: Sequence[Stage], kept: Sequence[int], uses: Sequence[int], direction: Direction) -> None:
-        """``uses`` are those of all rounds: where an entry is gathered again and again, rounds are used in turn."""
+        """Prefetch the ``stages`` of one round. ``kept``: stages that stayed gathered; ``uses``: the uses of all rounds."""
+        # A launch goes up to the latest of three places: the stage ``prefetch`` ahead of it in its own round, the use
+        # ``prefetch`` ahead of its own in any round (entries gathered for each use take turns), and the first use behind the
+        # last compute of the other direction.
         anchors = [*kept, *map(self._first_wait, stages)]
         for index, stage in enumerate(stages, len(kept)):
             ahead, own = max(0, index - self.rules.prefetch), bisect_left(uses, anchors[index])
@@ -104,7 +109,10 @@ class _Moves:
                     self.kept.append((bucket.launch, self.order.nodes[anchor]))
 
     def _kept_before(self, stages: Sequence[Stage], direction: Direction) -> list[int]:
-        """Where entries start to compute in backward, before the first of ``stages``, on what forward gathered: stages, too."""
+        """Where entries start to compute in backward on what forward gathered, before the first of ``stages``.
+
+        Each of these places counts as a stage.
+        """
         if direction == "forward" or not stages:
             return []
         first, number = self._first_wait(stages[0]), stages[0][0].first.round
@@ -114,10 +122,12 @@ class _Moves:
         return sorted(start for start in starts if start is not None and start < first)
 
     def defer(self) -> None:
-        """Wait for each stage's reductions behind the next stage's launches, level by level of those that follow each other."""
+        """Wait for each stage's reductions behind the next stage's launches, one level of reductions after the other."""
         levels: dict[int, list[Merged]] = {}
         for bucket in self._reductions():
             levels.setdefault(bucket.level, []).append(bucket)
+        # A wait that is put off takes the launches along that reduce its result further. So the lower level comes first, and
+        # the higher one goes by where its launches wish to stand then.
         for level in sorted(levels):
             stages = self._stages(levels[level], lambda stage: max(self._place(bucket) for bucket in stage))
             for stage, following in pairwise(stages):
@@ -128,7 +138,7 @@ class _Moves:
                             self.kept.append((self.order.nodes[anchor], wait))
 
     def update_when_ready(self, nodes: Iterable[fx.Node]) -> None:
-        """Let what ``nodes`` update start behind the waits as they stand by now."""
+        """Let the optimizer's ``nodes`` run right behind the waits that they need, at the places those wish for by now."""
         updating = {self.order.index[node] for node in nodes}
         waits = waits_of(self.order, self.buckets)
         moved = hoist_updates(self.order, self.wishes, updating, waits)
@@ -136,7 +146,7 @@ class _Moves:
         self.left += why_late(self.order, updating, waits)
 
     def place_gathers(self) -> None:
-        """Launches by hand, with what they need; those behind which another is placed come after that."""
+        """Place launches by hand, with what they need. One that is asked for before another launch comes after that one."""
         for asked in self.launches:
             launch, at = self.order.index[asked.bucket.launch], self.order.index[asked.node]
             blocked = blocker(self.order, [launch], at)
@@ -177,10 +187,11 @@ class _Moves:
 
     def _right_before(self, at: int) -> float:
         """A place between the node ``at``, which may have moved, and all that stands before it."""
+        # Nodes that did not move wish for whole numbers: half way down to the next one, nothing of theirs is in between.
         return (ceil(self.wishes[at]) - 1 + self.wishes[at]) / 2
 
     def _hoist(self, bucket: Merged, anchor: int, direction: Direction) -> bool:
-        """Launch ``bucket`` before ``anchor``, or as early as what it needs allows; whether it stands before it then."""
+        """Launch ``bucket`` before ``anchor``, or as early as what it needs allows; tell whether it is before ``anchor``."""
         launch = self.order.index[bucket.launch]
         if launch < anchor:
             return True
@@ -195,7 +206,7 @@ class _Moves:
         return False
 
     def _sink(self, bucket: Merged, wait: fx.Node, anchor: int) -> bool:
-        """Wait behind ``anchor``, and launch what reduces the result further behind that; whether that can be."""
+        """Move ``wait`` behind ``anchor``, with the launches that reduce its result further; tell whether that can be."""
         index = self.order.index[wait]
         if self.wishes[index] > self.wishes[anchor]:
             return True
@@ -203,6 +214,8 @@ class _Moves:
         needing = readers_before(self.after, index, anchor + 1)
         blocked = self._waiting(index, anchor + 1, bucket, chained)
         if blocked is None:
+            # The anchor of a higher level may itself have been put off by a lower one. Halves, quarters and so on add up to
+            # less than one, so that even then the wait stands before the node behind the first anchor.
             place = self.wishes[anchor] + 0.5 ** (bucket.level + 1)
             for moved in [index, *(i for i in needing if self.order.nodes[i] in chained)]:
                 self.wishes[moved] = max(self.wishes[moved], place)
@@ -213,13 +226,13 @@ class _Moves:
         return False
 
     def _waiting(self, wait: int, bound: int, bucket: Merged, aside: frozenset[fx.Node] = frozenset()) -> int | None:
-        """First launch or wait before ``bound`` that depends on the wait at ``wait``; not ``bucket``'s, nor one ``aside``."""
+        """First launch or wait before ``bound`` that depends on ``wait``; waits of ``bucket`` and ``aside`` do not count."""
         needing = readers_before(self.after, wait, bound)[1:]
         aside = aside.union(bucket.waits)
         return next((n for n in needing if communicates(self.order.nodes[n]) and self.order.nodes[n] not in aside), None)
 
     def _chained(self, bucket: Merged) -> frozenset[fx.Node]:
-        """Launches and waits that reduce further what ``bucket`` does: those of its entry and of higher levels."""
+        """Launches and waits that reduce further what ``bucket`` reduced: reductions of its entry that have a higher level."""
         same = [b for b in self.reductions_of.get(bucket.first.entry, ()) if b.level > bucket.level]
         return frozenset(node for b in same for node in (b.launch, *b.waits) if node not in self.by_hand)
 

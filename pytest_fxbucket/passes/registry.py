@@ -67,7 +67,7 @@ class PassJob:
     plan: Plan
     entries: Sequence[ResolvedEntry]
     seconds: dict[NodeKey, float] = field(default_factory=dict)
-    """What nodes of this graph took by what another rank was told, as far as that was asked."""
+    """Estimated seconds of this graph's nodes, as far as another rank has asked for them: all ranks must go by the same."""
     twice: bool = False
     """Whether somebody else's pass is run again, to see that it makes the same graph."""
 
@@ -75,7 +75,8 @@ class PassJob:
 def run_pass(name: str, job: PassJob) -> Bucketed:
     """Run the pass ``name`` (manual, torch, module:callable) on a copy of the job's graph, with its rank's groups in place.
 
-    Of several, parted by commas, each is run on what the one before it made; no report of theirs is of the last graph.
+    ``name`` may be several, separated by commas: each is run on the graph that the one before made. Then there is no report,
+    since none tells of all that was done.
 
     Raises :class:`PassError` or :class:`PlanError` if it cannot be done, whatever the pass itself raised.
     """
@@ -197,6 +198,7 @@ def _modules_of(wanted: set[str], everything: Sequence[str]) -> list[str]:
         if not parts:
             raise PassError(f"parameter {fqn} belongs to the root module, which a plan of modules cannot name")
         prefixes = [".".join(parts[: i + 1]) for i in range(len(parts))]
+        # The outermost module that holds nothing but wanted parameters; if there is none, the parameter's own module.
         clean = [p for p in prefixes if all(other in wanted for other in everything if other.startswith(p + "."))]
         found[clean[0] if clean else prefixes[-1]] = None
     return list(found)

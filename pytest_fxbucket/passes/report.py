@@ -61,7 +61,7 @@ class Totals:
 
 @dataclass(frozen=True, slots=True)
 class Schedule:
-    """What ``schedule = "auto"`` came to, by its cost model: of the graph with its buckets where they were, and as it is."""
+    """What ``schedule = "auto"`` came to, by its cost model: before, with merged buckets in their old places, and after."""
 
     exposed_before: float
     """Seconds that waits block compute."""
@@ -84,7 +84,7 @@ class ReorderReport:
     kept: tuple[tuple[fx.Node, fx.Node], ...]
     """Pairs (earlier, later) whose order makes the overlap; no edge carries it."""
     schedule: Schedule | None = None
-    """Of an order that was found by itself what it came to."""
+    """What an order came to that was found by itself; None for one by hand."""
 
 
 @dataclass(frozen=True, slots=True)

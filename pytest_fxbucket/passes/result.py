@@ -34,11 +34,11 @@ class Passed:
     members: Mapping[str, tuple[int, ...]]
     """Ranks of each process group."""
     before: GraphAnalysis | None
-    """What it was made of, read."""
+    """Reading of the graph that the pass was given."""
 
     @cached_property
     def graph(self) -> fx.Graph:
-        """Without the nodes that only keep its order."""
+        """The graph without the nodes that only keep its order."""
         return without_kept_order(self.bucketed.graph)
 
     @cached_property

@@ -29,9 +29,9 @@ Pair = tuple["fx.Node", "fx.Node"]
 class Scheduler:
     """Decides places by the rules of a plan's ``[overlap]``. A subclass overrides any of its hooks.
 
-    The pass makes one for each graph, once its buckets are merged and before anything moves. What a hook asks for is had as it
-    is, or is a :class:`PlanError` that names the hook, the bucket and what stands in the way. For what a hook has no answer,
-    ``prefetch`` and ``defer_reduce`` hold.
+    The pass makes one for each graph, once its buckets are merged and before anything moves. A place that a hook asks for is
+    kept exactly, or is a :class:`PlanError` that names the hook, the bucket and what stands in the way. Where a hook gives
+    None, ``prefetch`` and ``defer_reduce`` decide.
     """
 
     def __init__(self, rules: Overlap, graph: fx.Graph, buckets: Sequence[Merged], computes: Computes = ()) -> None:
@@ -65,6 +65,7 @@ class Scheduler:
         """
         direction, entry = bucket.first.direction, bucket.first.entry
         other = self.rules.wait_before.get(direction, {}).get(entry)
+        # If the entry is reduced in several steps, the rule is for the wait of the last: the others come before it.
         if other is None or any(one.level > bucket.level for one in self.beside(bucket)):
             return None
         return self.order.nodes[self.starts.of(direction, other, f"wait_before.{direction}: {entry!r} before {other!r}")]
@@ -82,8 +83,8 @@ class Scheduler:
     def kept_in_order(self, pairs: Sequence[Pair]) -> Sequence[Pair]:
         """The pairs (earlier, later) of nodes whose order ``insert_overlap_deps`` writes into the graph; asked only then.
 
-        ``pairs`` are those that make the overlap: all of them, unless a subclass says otherwise. In a pair of its own one is a
-        launch or a wait of a bucket, and they stand in that order. Of what no input can carry the report says so.
+        ``pairs`` are those that make the overlap: all of them, unless a subclass says otherwise. A pair that a subclass adds
+        must have a launch or a wait of a bucket in it, and stand in that order. The report lists pairs that no input can carry.
         """
         return pairs
 

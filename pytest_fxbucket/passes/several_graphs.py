@@ -90,9 +90,9 @@ class SeveralGraphs:
         self._modules |= dict.fromkeys(self._names(graph))
 
     def key(self, graph: fx.Graph) -> str | None:
-        """Of all that decides what becomes of dynamo's ``graph``, and that a cache of graphs does not know by itself.
+        """Hash of all that decides what becomes of dynamo's ``graph`` and that a cache of graphs does not know by itself.
 
-        Names of modules are part of it. None if it cannot be told, since a function of somebody else's has a say.
+        Names of modules are part of it. None if there can be no such hash, since a function of somebody else's has a say.
         """
         if self._stack is not None or self._plan.bucket.packer != "default":
             return None
@@ -101,6 +101,8 @@ class SeveralGraphs:
 
     def check(self) -> None:
         """Raise :class:`PlanError` for entries and places by hand that no graph so far had."""
+        # Whether every graph of dynamo's came to the pass. If a compiler had one in its cache, nobody knows which of its
+        # modules launch, so any module counts as one that does.
         whole = self._looked_at <= self._compiled
         if whole and not self._reports:
             raise PlanError(f"{self._where}: no entry can match: no graph compiled so far launches a collective")
@@ -158,7 +160,7 @@ class SeveralGraphs:
         return by_module(graph, plans, self._stack, where=self._where, unplanned=bucket.unplanned, partial=True)
 
     def _places(self, key: str, places: Places, here: set[tuple[Direction, str]]) -> Places:
-        """Those of ``places`` whose entry has such a bucket in this graph."""
+        """``places`` of entries that have a bucket of the right kind and direction in this graph."""
         kept = {d: {entry: at for entry, at in pairs.items() if (d, entry) in here} for d, pairs in places.items()}
         self._placed |= {(key, direction, entry) for direction, pairs in kept.items() for entry in pairs}
         return kept
@@ -180,7 +182,7 @@ def _behind_prefixes(modules: Iterable[str]) -> list[str]:
 
 @cache
 def _code() -> str:
-    """Of this package's code, whatever its version says."""
+    """Hash of this package's code, which may change while its version stays."""
     said = hashlib.sha256()
     for path in sorted(_PACKAGE.rglob("*.py")):
         said.update(path.relative_to(_PACKAGE).as_posix().encode() + b"\0" + path.read_bytes() + b"\0")

@@ -66,15 +66,15 @@ class MergeTarget(Collective):
     fqns: tuple[str, ...]
     """Parameters that it carries, or whose gradients it reduces; in byte order."""
     place: int
-    """Of the first parameter in the order of registration."""
+    """Index of its first parameter in the order of registration."""
     direction: Direction
     round: int
-    """Of an all-gather: which of those of its parameter in its direction, as :attr:`Bucket.round` says."""
+    """Of an all-gather: how many gathers of its parameter stand before it in its direction, as :attr:`Bucket.round`."""
     level: int
-    """Of a reduction: how many others its members went through before, as :attr:`Bucket.level` says; of a gather 1 if what
-    it sends was gathered over its own group before."""
+    """Of a reduction: how many others its members went through before, as :attr:`Bucket.level`. Of an all-gather: 1 if what it
+    sends was gathered over its own group before, else 0."""
     together: str = ""
-    """Name that the bucketer gives it: launches of one name share a bucket."""
+    """Name that the bucketer gives it: only launches of one name share a bucket."""
 
     @property
     def waits(self) -> list[fx.Node]:
@@ -112,7 +112,7 @@ def by_parameter(
 ) -> Targets:
     """Sort the launches of ``graph`` by the parameter they carry; ``entry_of`` maps FQNs to entries, in the order of bytes.
 
-    Without ``outputs``, of which the graph returns one each, nothing is said of the optimizer.
+    ``outputs`` has a role for each value that the graph returns; without it :attr:`Targets.ends` stays None.
 
     ``reading`` is of ``graph``, or of the graph it was copied from: nodes are found by name.
     """
@@ -175,7 +175,7 @@ def by_size(graph: fx.Graph) -> Targets:
 
 
 def _named(known: Mapping[fx.Node, LaunchContents], entry_of: Mapping[fx.Node, str | None]) -> dict[fx.Node, LaunchContents]:
-    """``known`` launches, in order, with their entries; what one entry gathers again is of its next round."""
+    """``known`` launches, in order, with their entries. When an entry gathers a parameter again, that is its next round."""
     gathers: Counter[tuple[object, ...]] = Counter()
     found: dict[fx.Node, LaunchContents] = {}
     for node, one in known.items():
@@ -183,6 +183,7 @@ def _named(known: Mapping[fx.Node, LaunchContents], entry_of: Mapping[fx.Node, s
         if collectives.is_all_gather(node):
             group, level = collectives.argument(node, "group_name"), int(one.again)
             keys = {(entry, name, one.direction, group) for name in one.fqns}
+            # A gather of what its group gathered before is no round: grouping keeps those apart by their level.
             if not one.again:
                 number = max((gathers[key] for key in keys), default=0)
                 gathers.update(keys)
@@ -219,6 +220,7 @@ def mergeable(node: fx.Node, order: Order, carried: LaunchContents) -> MergeTarg
     assert said is not None
     if operator_name(node) not in collectives.MERGED:
         return f"{node.target} is not bucketed"
+    # An all-reduce does not say how many ranks it has: only its group knows.
     ranks = _ranks_of(said.group) if said.kind == "all_reduce" else said.ranks
     if not isinstance(ranks, int):
         return f"its group size {ranks} is no number"
@@ -283,6 +285,7 @@ def _value(node: fx.Node) -> Any:
 
 def _parts(node: fx.Node, inputs: Sequence[fx.Node]) -> tuple[tuple[LaunchTensor, ...], tuple[fx.Node, ...], str]:
     """Parts of the launch, the getitems between it and its waits, and what is wrong with them."""
+    # A coalesced launch gives a list: the waits stand behind one getitem for each tensor. A plain launch is waited for itself.
     results: list[list[fx.Node]] = [[] for _ in inputs]
     dropped: list[fx.Node] = []
     coalesced = isinstance(collectives.sent_by(node), (list, tuple))
@@ -304,7 +307,7 @@ def _parts(node: fx.Node, inputs: Sequence[fx.Node]) -> tuple[tuple[LaunchTensor
 
 
 def _buffer(node: fx.Node) -> tuple[tuple[fx.Node, ...], str]:
-    """The buffer of an ``_out`` form, if the launch alone has it; else why the launch must keep it."""
+    """The buffer of an ``_out`` form, if the launch alone uses it; else what keeps the launch from giving it up."""
     buffer = node.kwargs.get("out")
     if not isinstance(buffer, torch.fx.Node):
         return (), ""
@@ -317,7 +320,7 @@ def _buffer(node: fx.Node) -> tuple[tuple[fx.Node, ...], str]:
 
 
 def _changed_in_flight(node: fx.Node, parts: Sequence[LaunchTensor], order: Order) -> str:
-    """Whether something writes what the launch sends before its wait: then what arrives is anybody's guess."""
+    """Say what writes the launch's input before its wait, as then nobody knows what arrives; empty if nothing does."""
     begin = order.index[node]
     for part in parts:
         end = min(order.index[wait] for wait in part.waits)

@@ -35,9 +35,11 @@ def hoist_updates(order: Order, wishes: list[float], updating: Set[int], waits: 
     places = _places(order, wishes)
     found = readiness(order, updating, waits, places)
     others = sorted(_others(order, places, updating, waits))
+    # Only an update that gets past a launch, a wait or compute of the backward wins anything by moving.
     moved = [i for i, one in found.items() if bisect_right(others, one.place) < bisect_left(others, places[i])]
     for index in moved:
         wishes[index] = found[index].place
+    # What these need, and needs no reduction itself (a step count, a learning rate), comes along.
     for index in sorted(updating, reverse=True):
         for source in order.before[index]:
             if source in updating and source not in found:
@@ -58,7 +60,7 @@ def kept_pairs(
 
 
 def why_late(order: Order, updating: Set[int], waits: Mapping[int, str]) -> tuple[UntouchedLaunch, ...]:
-    """Updates that no entry has for itself: they need the reductions of several."""
+    """Updates that cannot run with one entry, since they need the reductions of several; one reason for each set of entries."""
     if not updating:
         return (UntouchedLaunch("updates", 'updates = "ready", but no update of a parameter was found in the graph'),)
     first: dict[frozenset[str], Ready] = {}

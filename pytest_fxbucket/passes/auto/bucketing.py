@@ -1,10 +1,11 @@
 """Merges collectives as long as what hides them still does.
 
 Collectives of a stream stand one behind the other, each as late as it can be
-(:mod:`pytest_fxbucket.passes.auto.latest_starts`). Two neighbours that may share a launch become one that starts when all of it
-is there, and must end when the first of it is needed; that is done if none then starts before it can, or exposes more than it
-did. What a merge saves, one latency, moves all before it. A bucket whose latency is a small part of its flight has nothing to
-win from more.
+(:mod:`pytest_fxbucket.passes.auto.latest_starts`). Two neighbours that may share a launch become one, which can start when the
+inputs of both are there, and must end when the first of their results is needed. The merge stays if no collective of the
+stream must then start before it can, unless it had to before, and by no more than that. A merge saves one latency, so that all
+collectives before it on the stream may start later. A bucket whose latency is a small part of its flight has nothing to win
+from more members.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ if TYPE_CHECKING:
     from pytest_fxbucket.passes.targets import MergeTarget
 
 _SATURATED = 0.05
-"""Share of its flight that a bucket's latency is where more bytes win nothing."""
+"""A bucket whose latency is less than this share of its flight wins nothing from more bytes."""
 _SAME = 1e-9
 
 
@@ -69,10 +70,14 @@ class HidingBefore:
         self._in_flight = inf if limits.in_flight_gb is None else limits.in_flight_gb * (1 << 30)
         self._by_launch = {order.nodes[one.launch]: one for one in windows.flights}
         self._estimates = estimates
+        # Seconds to pack or unpack a byte: it is read once and written once.
         self._copying = 2 / (estimates.cluster.memory_bandwidth * estimates.cluster.memory_efficiency)
 
     def parts(self, groups: Sequence[Group], cap: float) -> list[list[Group]]:
-        """Each of ``groups``, whose members may share a launch, in parts that stay hidden; ``cap``: bytes of a part, 0: any."""
+        """Split each of ``groups``, whose members may share a launch, into parts that stay hidden as one launch.
+
+        ``cap`` is the most bytes that a part may have; 0: no cap.
+        """
         jobs: list[list[_Job]] = [[self._job(target) for target in group] for group in groups]
         streams: dict[int, list[_Job]] = {}
         known = {target.launch for group in groups for target in group}
@@ -87,7 +92,7 @@ class HidingBefore:
         for stream in streams.values():
             stream.sort(key=lambda job: (job.deadline, job.flights[0].number))
             _stack(stream, len(stream) - 1)
-        # those that are exposed first: they win from a merge, and leave room for others
+        # Those that are exposed come first: they win from a merge, and leave room for others.
         for number in sorted(range(len(jobs)), key=lambda number: min((j.late - j.release for j in jobs[number]), default=0.0)):
             jobs[number] = self._merged(jobs[number], streams, latency[number], cap)
         for group in jobs:
@@ -96,7 +101,7 @@ class HidingBefore:
         return found
 
     def _latency(self, target: MergeTarget) -> float:
-        """Seconds of a flight whatever it carries."""
+        """Seconds that a flight takes even if it carries next to nothing."""
         return min(self._estimates.of_one(_smallest(target)), self._by_launch[target.launch].seconds)
 
     def _job(self, target: MergeTarget) -> _Job:
@@ -119,7 +124,10 @@ class HidingBefore:
         return kept
 
     def _join(self, into: _Job, other: _Job, stream: list[_Job], latency: float, cap: float) -> bool:
-        """Let ``into`` carry what ``other`` does, if that stays hidden and has room; whether it was done."""
+        """Let ``into`` carry what ``other`` does, if that stays hidden and has room; tell whether it was done.
+
+        The merge is tried on ``stream`` itself, and taken back if it does not pay.
+        """
         size = into.bytes + other.bytes
         if (cap and size > cap) or size > self._in_flight or latency < _SATURATED * into.seconds:
             return False
@@ -128,6 +136,7 @@ class HidingBefore:
         place, at = stream.index(into), stream.index(other)
         into.release = max(into.release, other.release)
         into.deadline = min(into.deadline, other.deadline) - self._copying * other.bytes
+        # One latency of the two is saved. A cost model may say other things of latency: no merge is quicker than either flight.
         into.seconds = max(into.seconds, other.seconds, into.seconds + other.seconds - latency)
         stream.pop(at)
         changed = _stack(stream, at - 1, place)
@@ -146,9 +155,11 @@ class HidingBefore:
         return False
 
     def _lives(self, into: _Job, other: _Job) -> bool:
-        """Whether memory allows that what ``other`` carries lives as long as all of the bucket, and takes it if so."""
+        """Whether memory allows that what ``other`` carries lives as long as all of the bucket; if so, it is taken."""
         if self._peak == inf:
             return True
+        # As one gather, the later result is there when the earlier one is needed. As one reduction, the earlier inputs are held
+        # until the later one is there.
         first, second = into.flights[0], other.flights[-1]
         begin, end = sorted((first.high, second.high)) if first.is_gather else sorted((first.low, second.low))
         more = second.size if first.is_gather else sum(one.size for one in into.flights)
@@ -160,7 +171,10 @@ class HidingBefore:
 
 
 def _smallest(target: MergeTarget) -> fx.Node:
-    """A launch as ``target`` is, of next to nothing, whose name says so."""
+    """A launch like ``target`` that carries next to nothing, for the cost model to tell the latency of.
+
+    Estimates are kept by name and operator of a node, so the name says all that the latency may depend on.
+    """
     graph, c10d = fx.Graph(), c10d_functional()
     sent = graph.placeholder("sent")
     sent.meta["val"] = torch.empty(target.ranks, dtype=target.dtype or torch.uint8, device="meta")
@@ -176,9 +190,10 @@ def _smallest(target: MergeTarget) -> fx.Node:
 
 
 def _stack(stream: Sequence[_Job], last: int, least: int = 0) -> list[tuple[_Job, float]]:
-    """Let the jobs of ``stream`` up to ``last`` start as late as they can, one behind the other; gives those that changed.
+    """Let the jobs of ``stream`` up to ``last`` start as late as they can, one behind the other.
 
-    It ends behind ``least``, where the first stays as it is: so do all before that.
+    Gives the jobs that changed, each with its start before. It goes from ``last`` to the first job; before index ``least`` it
+    ends at the first job that stays as it is, since all before that one stay, too.
     """
     end, changed = stream[last + 1].late if last + 1 < len(stream) else inf, list[tuple[_Job, float]]()
     for index in range(last, -1, -1):

@@ -79,7 +79,7 @@ def refuse_symbolic(graph: fx.Graph) -> None:
 
 
 def _agreed(seconds: dict[NodeKey, float]) -> dict[NodeKey, float]:
-    """The median over all ranks of ``seconds``, of one that it is to run on."""
+    """The median of ``seconds`` over all ranks; ``seconds`` themselves where this process runs alone or plays its ranks."""
     if not dist.is_initialized() or dist.get_world_size() == 1 or dist.get_backend() == "fake":
         return seconds
     everything: list[Any] = [None] * dist.get_world_size()

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from pytest_fxbucket.passes.auto.windows import Windows
 
 _PASSED_OVER = 16
-"""How many that do not fit are looked at for one wait."""
+"""At most so many nodes that do not fit are looked at for one wait."""
 
 
 def filled(windows: Windows, order: Sequence[int], sizes: Sequence[int], room: float) -> list[int]:
@@ -46,7 +46,7 @@ class _Shadow:
     missing: list[int] = field(default_factory=list)
     """By node how many of those that it must stand behind were not run."""
     worth: list[bool] = field(default_factory=list)
-    """Whether a node may be pulled up, and takes time, or something behind it that may be, too."""
+    """Whether a node may be pulled up, and it or a node behind it that may be, too, takes any time."""
     ready: list[tuple[int, int]] = field(default_factory=list)
     """What could be run and is worth it, a heap of (place, node)."""
     found: dict[int, None] = field(default_factory=dict)
@@ -68,6 +68,7 @@ class _Shadow:
             if not missing:
                 self._offer(node)
         for node in self.order:
+            # ``room`` counts what lives beyond ``order``: from its own place on, a node that was pulled up lives there, too.
             if node in self.pulled:
                 self.room += self.sizes[node]
                 continue
@@ -108,17 +109,18 @@ class _Shadow:
             heappush(self.ready, one)
 
     def _has_landed(self, node: int) -> bool:
-        """Whether ``node`` is no wait, or for what is over, and was to be for a while."""
+        """Whether ``node`` is no wait, or its flight has ended, and :data:`SPARE` of its seconds have passed since."""
         if self.machine.stream[node] != WAIT:
             return True
         launch = self.machine.launch[node]
         return launch < 0 or self.end[launch] + SPARE * self.machine.seconds[launch] <= self._now
 
     def _fits(self, node: int, until: float) -> bool:
-        """Whether more of ``node`` is before ``until`` than behind it, and what it makes has room."""
+        """Whether at least half of ``node`` runs before ``until``, and there is room for what it makes."""
         return self._now + self.machine.seconds[node] / 2 <= until and self.sizes[node] <= self.room
 
     def _run(self, node: int) -> None:
+        # The clock of :meth:`NodeCosts.run <pytest_fxbucket.passes.auto.machine.NodeCosts.run>`, one node at a time.
         self.found[node] = None
         stream, seconds, host = self.machine.stream[node], self.machine.seconds[node], self.machine.host[node]
         if stream == WAIT:

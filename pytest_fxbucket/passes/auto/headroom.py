@@ -46,9 +46,9 @@ class TogetherError(NoRoomError):
 
 
 def within(room: Headroom, windows: Windows, order: Sequence[int]) -> list[int]:
-    """``order``; before each launch that there is no room for, those that were launched first are waited for.
+    """``order``, with waits pulled up: before a launch that there is no room for, flights are waited for, the oldest first.
 
-    Raises :class:`TogetherError` where those can only be waited for behind it.
+    Raises :class:`TogetherError` where these can only be waited for behind that launch.
     """
     if room.in_flight == room.gathers == inf:
         return list(order)
@@ -75,6 +75,7 @@ class _Placed:
 
     def put(self, node: int) -> None:
         """Place ``node`` behind all that it must stand behind."""
+        # The order that is asked for keeps dependences. Only a wait that is pulled up finds anything missing before it.
         if node in self.done:
             return
         self.pending.append(node)
@@ -102,7 +103,7 @@ class _Placed:
         return min(one.waits, key=self.place.__getitem__)
 
     def _may_end(self, wait: int) -> bool:
-        """Whether ``wait`` needs nothing that is placed at present."""
+        """Whether ``wait`` needs none of the nodes that are being placed, which would make a circle."""
         before = self.windows.order.before
         needed = reached([wait], lambda node: [other for other in before[node] if other not in self.done])
         return not any(node in needed for node in self.pending)

@@ -19,13 +19,14 @@ if TYPE_CHECKING:
 DRIFT = 8.0
 """How far a reduction may end behind the soonest that it could, in times of its own seconds."""
 NEAR = 8
-"""How many waits ahead of what reads it something may be unpacked."""
+"""A gather may be unpacked at most so many blocking waits ahead of its first reader."""
 SPARE = 0.1
-"""Share of its seconds by which each flight is to end earlier than it must, and is left alone longer than it should take."""
+"""Share of a flight's seconds: it is to end so much before it must, and counts as ended only so much after its estimate."""
 
 
 def ideal(windows: Windows) -> list[float]:
     """When compute would be through with the waits of each slot, if each flight started as soon as it can, and alone."""
+    # A bound from below: no flight queues behind another on its stream, so waits block only as long as they must.
     host = compute = 0.0
     arrives = [0.0] * len(windows.anchors)
     released: dict[int, list[MovableCollective]] = {}
@@ -67,6 +68,9 @@ def latest(windows: Windows, times: Sequence[float], drift: float) -> Latest:
 
     ``drift``: a reduction's flight may end so many times its seconds behind the soonest that it could.
     """
+    # Deadlines first: when compute reads what a flight brings, less what is to be unpacked before; a reduction, which keeps its
+    # input alive, not much later than it could end. Then backwards in time: of the flights whose readers are all placed, the
+    # one with the latest deadline is put right before what its stream does next.
     flights = windows.flights
     deadline = [times[one.high] for one in flights]
     _leave_unpacking(windows, times, deadline)
@@ -98,6 +102,8 @@ def latest(windows: Windows, times: Sequence[float], drift: float) -> Latest:
 
 def _leave_unpacking(windows: Windows, times: Sequence[float], deadline: list[float]) -> None:
     """Lower the deadline of each flight that must be unpacked, so that it can be while compute waits for another."""
+    # By slot, how long compute is blocked there by the ideal clock. An unpack takes its seconds from the nearest block before
+    # its reader that has as many left.
     waits: dict[int, float] = {}
     for slot in sorted({one.high for one in windows.flights if one.high}):
         waits[slot] = times[slot] - times[slot - 1] - windows.seconds[slot - 1]

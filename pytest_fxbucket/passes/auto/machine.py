@@ -1,7 +1,7 @@
 """The clock of a graph in any order of its nodes: one compute stream, one in order for each process group, and the host.
 
-The rules of :mod:`pytest_fxbucket.simulate.simulator`, which people and checks ask, on numbers alone: a schedule tries many
-orders.
+It has the rules of :mod:`pytest_fxbucket.simulate.simulator`, but works on numbers alone, since a schedule tries many orders.
+People and checks ask the simulator.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class NodeCosts:
     stream: list[int]
     """:data:`COMPUTE`, :data:`WAIT`, or the number of a process group's."""
     launch: list[int]
-    """Of each node that brings what a launch brought, a wait or a view, that launch; else -1."""
+    """Of a launch, its waits, and views of what it brings: that launch; of other nodes -1."""
     bytes: dict[int, int]
     """Of each launch the larger side."""
     streams: int
@@ -53,6 +53,8 @@ class NodeCosts:
 
     def run(self, order: Iterable[int]) -> Times:
         """Run the nodes in ``order``."""
+        # ``host`` and ``compute`` say until when each is busy. A node starts when the host has called it and its stream is
+        # free. Compute stands still for a flight only at a wait, and that time is what counts as exposed.
         host = compute = exposed = 0.0
         free, end = [0.0] * self.streams, dict[int, float]()
         blocked: dict[int, float] = {}

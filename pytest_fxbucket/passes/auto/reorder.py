@@ -24,7 +24,7 @@ SCHEDULED = "fxbucket_scheduled"
 
 
 def peak_of(graph: fx.Graph, rules: Overlap, estimates: Estimates | None) -> int | None:
-    """Bytes that live at once in ``graph``, as limits of ``rules`` count from; None where there is none."""
+    """Most bytes that live at once in ``graph``, from which limits of memory count; None if ``rules`` have no such limit."""
     if estimates is None or (rules.max_memory_increase is None and rules.max_memory_increase_gb is None):
         return None
     return max(StorageNeeds(graph, estimates.cluster.rounding).at(range(len(graph.nodes))))

@@ -45,7 +45,7 @@ class Limits:
     """All-gathers in flight at once."""
 
     def peak(self, before: int) -> float:
-        """Bytes that may live, where ``before`` did."""
+        """Bytes that may live at once, if ``before`` did so far: by the tighter of both limits of memory."""
         found = [before + share * before for share in (self.memory_share,) if share is not None]
         found += [before + more * GB for more in (self.memory_gb,) if more is not None]
         return min(found, default=inf)
@@ -90,6 +90,8 @@ def scheduled(graph: fx.Graph, estimates: Estimates, limits: Limits, before: int
         gathers=inf if limits.prefetch is None else max(1, limits.prefetch),
     )
     _refuse(windows, room, limits)
+    # Candidates are offered one by one, and the best so far is kept: the graph's own order, one sweep for each way of moving
+    # nodes, one more with reductions put off further, and at last the orders found, with the time of their waits filled.
     best = _Best(machine, needs, room)
     best.offer(within(room, windows, own))
     orders = [_order(one, needs, room, DRIFT) for one in several]
@@ -98,10 +100,13 @@ def scheduled(graph: fx.Graph, estimates: Estimates, limits: Limits, before: int
         best.offer(_order(one, needs, room, inf))
     if best.order is not None:
         best.fill(several[-1], best.order)
-    if ways[-1:] != several[-1:]:  # of the last way it may leave less: there what must be unpacked comes early
+    if ways[-1:] != several[-1:]:
+        # Filling may leave less of the last way's order, though that was no better so far: it gathers early what must be
+        # unpacked.
         best.fill(several[-1], orders[-1])
     found = best.order
     if found is None:
+        # Offered for the error alone, which says how much the order needs that takes the least memory.
         best.offer(within(room, windows, windows.arranged(lazy(windows))))
         raise NoRoomError(
             f"[overlap] max_memory_increase leaves {room.peak / GB:.4g} GB, and the graph needs {best.least / GB:.4g} GB with "
@@ -150,6 +155,7 @@ class _Best:
             return
         nodes, seconds = windows.order.nodes, self.machine.seconds
         sizes = [self.needs.made(node) if takes > 0 else 0 for node, takes in zip(nodes, seconds, strict=True)]
+        # At first without a limit, since what is pulled up may not live at the peak; if it does, with the room that is left.
         for more in (inf, self.room.peak - self.needs.peak(order)):
             found = filled(windows, order, sizes, more)
             if self.needs.peak(found) <= self.room.peak:
@@ -166,6 +172,7 @@ def _order(windows: Windows, needs: StorageNeeds, room: Headroom, drift: float) 
     times = ideal(windows)
     late = latest(windows, times, drift).starts
     allowed = room
+    # A sweep counts memory by slots, not by nodes. Where it comes out too high, the next one is given as much less.
     for _ in range(_TIGHTER):
         found = within(room, windows, windows.arranged(Sweep(windows, times, late, allowed, list(live)).run()))
         over = needs.peak(found) - room.peak

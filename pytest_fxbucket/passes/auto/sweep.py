@@ -1,4 +1,4 @@
-"""One sweep along compute, with a clock: what must be launched by now is, what is off its path fills holes.
+"""One sweep along compute, with a clock: launches what must start by now, and fills idle streams with reductions.
 
 A launch that would start too late if it were not launched now is launched, as far as limits allow; a reduction is launched as
 soon as it delays no other; a wait stands before the first that needs what it brings, or where the flight is over.
@@ -30,7 +30,7 @@ class Sweep:
     late: Sequence[float]
     room: Headroom
     live: list[int]
-    """Bytes that live in each slot, of what has been decided and with all others as late as they can be."""
+    """Bytes that live in each slot, by what has been decided so far, with all other flights as late as they can be."""
     host: float = 0.0
     compute: float = 0.0
     free: dict[int, float] = field(default_factory=dict)
@@ -40,12 +40,12 @@ class Sweep:
     """What was waited for."""
     packed: set[int] = field(default_factory=set)
     ahead: float = 0.0
-    """Seconds of packing, and of calls where the host computes, before the slot that :func:`ideal` has them in."""
+    """Seconds of packs, and of calls where the host computes, that ran before the slot in which :func:`ideal` counts them."""
     flying: dict[int, MovableCollective] = field(default_factory=dict)
     carried: int = 0
     """Bytes in flight."""
     holding: dict[int, MovableCollective] = field(default_factory=dict)
-    """What was made to be reduced, by number, and was not waited for."""
+    """Flights whose input must live until their wait, by number: from their first slot until they are waited for."""
     held: int = 0
     """Bytes of that."""
     events: list[Event] = field(default_factory=list)
@@ -59,6 +59,8 @@ class Sweep:
 
     def run(self) -> list[Event]:
         """Launches and waits, in order."""
+        # In each slot, before its compute runs: flights that may start from here on become candidates; what can stand no later
+        # is launched, and so is what pays now; what is due is waited for; reductions are ended while memory is short.
         released, launched, waited, packed = (_by_slot(self.windows, key) for key in ("low", "last", "high", "packed"))
         for one in sorted(self.windows.flights, key=lambda one: (self.late[one.number], one.number)):
             self.to_come.setdefault(one.stream, []).append((self.late[one.number], one.number))
@@ -89,6 +91,7 @@ class Sweep:
         for one in list(self.flying.values()):  # what reductions were sent is free when they have ended
             if not one.grows and self._has_ended(one):
                 self._wait(one, slot)
+        # First what need not wait for another flight, last what must: launches in between are not held up by that wait.
         for one in needed:
             if all(self.end.get(other, inf) <= self._now for other in one.needs):
                 self._launch_needed(one, slot, forced=False)
@@ -112,6 +115,7 @@ class Sweep:
 
     def _launch_early(self, slot: int) -> None:
         """Launch what would start too late behind this slot's compute."""
+        # ``late`` is a time of the ideal clock, which counts work later that the sweep has done ``ahead`` of it.
         following = self.times[slot + 1] if slot + 1 < len(self.times) else inf
         for stream in sorted(self.queues):
             queue = self.queues[stream]
@@ -128,6 +132,7 @@ class Sweep:
 
     def _fill(self, slot: int) -> None:
         """Launch reductions that end before any other must start on their stream."""
+        # By how much the sweep is behind the ideal clock already: what must start may start so much later.
         slip = self._now - self.times[slot] - self.ahead
         for stream in sorted(self.fills):
             heap, others = self.fills[stream], self.to_come[stream]
@@ -157,6 +162,7 @@ class Sweep:
             while heap and self._now < until:
                 one = self.windows.flights[heap[0][1]]
                 if one.number not in self.end:
+                    # At least half of the pack is to run before ``until``.
                     if not self._can(one, slot) or self._now + one.pack > until + one.pack / 2:
                         break
                     self._launch(one, slot)
@@ -169,6 +175,7 @@ class Sweep:
                 return False
         if not self._fits(one):
             return False
+        # ``live`` counts a gather from its last slot on: only the slots before that get more.
         if one.grows and one.last > slot and self.room.peak < inf:
             return max(self.live[slot : one.last]) + self.held + one.grows <= self.room.peak
         return True
@@ -241,7 +248,7 @@ class Sweep:
         return self.end.get(one.number, inf) + SPARE * one.seconds <= self._now
 
     def _make_room(self, slot: int) -> None:
-        """Launch reductions and wait for them as long as more lives than may."""
+        """Launch reductions and wait for them, until no more lives than may: what they were sent is free then."""
         while self.holding and self.live[slot] + self.held > self.room.peak:
             one = min(self.holding.values(), key=lambda one: (self.end.get(one.number, inf), one.number))
             self._launch_needed(one, slot, forced=True)
@@ -262,7 +269,10 @@ def _by_slot(windows: Windows, key: str) -> dict[int, list[MovableCollective]]:
 
 
 def lazy(windows: Windows) -> list[Event]:
-    """Everything as late as it can be, but for what takes no memory more: that is launched and waited for at once."""
+    """Launches and waits that need the least memory, in order.
+
+    A flight that takes more memory when it is launched early is launched and waited for as late as can be, any other at once.
+    """
     found: list[tuple[int, int, int, int]] = []
     for one in windows.flights:
         slot = one.last if one.grows else min(one.low, one.last)

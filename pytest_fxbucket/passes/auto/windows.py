@@ -40,14 +40,15 @@ class Nodes:
         """Whether it only moves data, and may be moved."""
         self._light = [free and not multiplies(node) for free, node in zip(calls, order.nodes, strict=True)]
         self.given = self._of_inputs_alone()
-        """Whether it makes something of parameters and other inputs alone, but for products."""
+        """Whether each node is made of graph inputs alone, by nothing but light compute and moved data."""
         self.only = self._for_launches()
-        """Of what is read by launches alone, through what goes with them, the first such launch; else -1."""
+        """For each node that only launches read, directly or through nodes that go with them, the first of these; else -1."""
         lands = {wait for waits in self.waits.values() for wait in waits}
         self._lands = [index in lands for index in range(len(order.nodes))]
 
     def movable(self, *, sinks: bool) -> list[bool]:
         """Whether each node may move; ``sinks``: light compute, too, behind the wait that it reads."""
+        # Launches, what packs for launches alone, waits, and what stands behind a wait with only such nodes in between.
         found, behind = list[bool](), list[bool]()
         for index, before in enumerate(self.order.before):
             follows = self.moves[index] or (sinks and self._light[index])
@@ -64,6 +65,7 @@ class Nodes:
         return found
 
     def _for_launches(self) -> list[int]:
+        # Backwards, so that all readers are known: a node goes with launches if each of its readers does.
         found = [-1] * len(self.after)
         nodes = self.order.nodes
         for index in range(len(nodes) - 1, -1, -1):
@@ -145,10 +147,15 @@ class Windows:
         self._link(number_of, movable)
         self.seconds, self.host = self._by_slot(slot_of, high)
         self.loose = self._loose() if fills else []
-        """If packs fill waits: whether each node may do so, and its wait; none that computes with what a gather brought."""
+        """If packs fill waits: whether each node may run early, while compute waits for another collective.
+
+        These are waits, what moves data, and light compute that reads nothing that a gather brought.
+        """
 
     def _bounds(self, slot_of: dict[int, int]) -> tuple[list[int], list[int]]:
         """Of each node the first slot that it may stand in, and the last."""
+        # Forward for the first slot, backward for the last. An anchor ends its slot: what needs it stands in the next slot or
+        # later, what it needs stands in its own slot or earlier. All others pass on the bounds of their neighbours.
         after = self.known.after
         count = len(after)
         low, high = [0] * count, [len(self.anchors) - 1] * count
@@ -173,7 +180,8 @@ class Windows:
             held, made = sum(needs.made(one) for one in sent), needs.made(node)
             kind = launch_kind(node)
             assert kind is not None
-            early = all(given[self.order.index[one]] for one in sent)  # what it sends can be packed at any time
+            # What it sends can be packed at any time, and then lives from the launch on. What others send is there before.
+            early = all(given[self.order.index[one]] for one in sent)
             gathers = ROWS[kind].brings == "all parts"
             found.append(
                 MovableCollective(
@@ -213,6 +221,8 @@ class Windows:
 
     def _link(self, number_of: dict[int, int], movable: Sequence[bool]) -> None:
         """Say of each flight which others must be waited for before it."""
+        # Every node passes the flights that it stands behind on to its readers, up to the next launch. Compute that keeps its
+        # place passes on none: what reads it has a later slot than the waits before it anyway.
         launches = {one.launch: one for one in self.flights}
         leads = self._leading(launches.keys(), movable)
         nothing: frozenset[int] = frozenset()
@@ -230,16 +240,16 @@ class Windows:
             known.append(found)
 
     def _leading(self, launches: Collection[int], movable: Sequence[bool]) -> list[bool]:
-        """Whether each node is one of ``launches``, or leads to one through what moves: of all others nobody asks."""
+        """Whether each node is one of ``launches``, or leads to one through nodes that move; no others need be looked at."""
         found = [False] * len(movable)
         for index in range(len(movable) - 1, -1, -1):
             found[index] = index in launches or (movable[index] and any(found[one] for one in self.known.after[index]))
         return found
 
     def _by_slot(self, slot_of: dict[int, int], high: Sequence[int]) -> tuple[list[float], list[float]]:
-        """Seconds of compute and of the host in each slot, launches, waits and what packs for launches aside.
+        """Seconds of compute and of the host in each slot, without launches, waits and what packs for launches.
 
-        What moves what a wait gave stands behind it, in the slot of the first that reads it.
+        What unpacks the result of a wait counts in the slot of its first reader.
         """
         seconds, host = [0.0] * len(self.anchors), [0.0] * len(self.anchors)
         for index, node in enumerate(self.order.nodes):
@@ -251,6 +261,9 @@ class Windows:
 
     def arranged(self, events: Sequence[Event]) -> list[int]:
         """The nodes in an order that has ``events`` in theirs, each in its slot."""
+        # Events of a slot get wishes between two whole numbers, in even steps: right behind the anchor before the slot, or for
+        # a wait that is due right before the slot's own anchor. Then, backwards, what packs goes to its launch, and what may
+        # fill waits to its first reader.
         wishes = [-1.0 if node.op == "placeholder" else float(index) for index, node in enumerate(self.order.nodes)]
         in_slot: dict[int, list[Event]] = {}
         for event in events:
@@ -270,7 +283,7 @@ class Windows:
         return arranged(dict(enumerate(self.order.before)), wishes)
 
     def by_slot(self, order: Sequence[int], at: Sequence[int]) -> list[int]:
-        """The most of ``at``, which is by place in ``order``, that any node of each slot has."""
+        """For each slot the largest number of its nodes in ``at``, which has one for each place of ``order``."""
         found, slot, most = [0] * len(self.anchors), 0, 0
         for node, live in zip(order, at, strict=True):
             most = max(most, live)
