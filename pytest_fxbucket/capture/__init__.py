@@ -17,7 +17,7 @@ __all__ = ["Mesh", "Override", "StepGraph", "Subgraph", "TracedStep", "joint_ste
 
 
 def __getattr__(name: str) -> Any:
-    """What brings torch in: only where it is asked for."""
+    """Import names that need torch when they are first asked for."""
     if name in ("Override", "Subgraph"):
         from pytest_fxbucket.capture.override import overrides
 

@@ -1,8 +1,8 @@
 """Backward while a step is traced: called inside forward, computed again by checkpoints, dense for embeddings.
 
-A loss that goes backward chunk by chunk calls ``backward()`` within forward: what that leaves in ``.grad`` of leaves is there
-as in eager mode. Gradients of parameters are added to those that are reduced with the last microbatch, as under FSDP2 with
-``set_requires_gradient_sync(False)`` until the last chunk: in the dtype of the reduction, and reduced once.
+A loss that goes backward chunk by chunk calls ``backward()`` within forward. It leaves in ``.grad`` of leaves what it leaves in
+eager mode. Gradients of parameters are added up in the dtype of the reduction and reduced once, with the last microbatch, as
+under FSDP2 with ``set_requires_gradient_sync(False)`` until the last chunk.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ class StageRead(NamedTuple):
 
 
 Add = Callable[[StageRead, torch.Tensor], None]
-"""Takes the gradient of a parameter, not reduced."""
+"""Takes a parameter's gradient that is not reduced yet."""
 
 
 @contextmanager
 def backward_in_forward(whole: Mapping[StageRead, torch.Tensor], add: Add) -> Iterator[None]:
-    """While inside, ``backward()`` stops at the gathered parameters ``whole``, whose gradients ``add`` is given."""
+    """While inside, ``backward()`` stops at the gathered parameters ``whole`` and hands their gradients to ``add``."""
 
     torch_backward = torch.autograd.backward
 
@@ -48,6 +48,8 @@ def backward_in_forward(whole: Mapping[StageRead, torch.Tensor], add: Add) -> It
         grad_variables: Any = None,
         inputs: Any = None,
     ) -> None:
+        # torch's own backward would go on from a gathered parameter through its gather, and reduce a part of the gradient. So
+        # gradients are asked for by name: of leaves, which get them in ``.grad``, and of gathered parameters.
         roots = [tensors] if isinstance(tensors, torch.Tensor) else list(tensors)
         asked = [inputs] if isinstance(inputs, torch.Tensor) else list(inputs or ())
         parameters, leaves = reached(roots, whole)
@@ -57,7 +59,8 @@ def backward_in_forward(whole: Mapping[StageRead, torch.Tensor], add: Add) -> It
         seeds = grad_tensors if grad_tensors is None or not isinstance(grad_tensors, torch.Tensor) else [grad_tensors]
         ends = [*leaves, *parameters.values()]
         if not ends:
-            torch_backward(tensors, grad_tensors, retain_graph, create_graph, grad_variables, inputs)  # it says so
+            # Nothing has a gradient, so that this raises what torch says of it.
+            torch_backward(tensors, grad_tensors, retain_graph, create_graph, grad_variables, inputs)
             return
         made = torch.autograd.grad(roots, ends, seeds, retain_graph, create_graph, allow_unused=True)
         for leaf, gradient in zip(leaves, made, strict=False):
@@ -74,7 +77,9 @@ def backward_in_forward(whole: Mapping[StageRead, torch.Tensor], add: Add) -> It
 def reached(
     roots: Sequence[torch.Tensor], whole: Mapping[StageRead, torch.Tensor]
 ) -> tuple[dict[StageRead, torch.Tensor], list[torch.Tensor]]:
-    """Those of ``whole`` that ``roots`` are made of, and leaves, both found along autograd's nodes."""
+    """The gathered parameters among ``whole`` that ``roots`` are made of, and the other leaves that they are made of."""
+    # A gathered parameter that has a gather behind it is known by its autograd node, where the walk stops. One without is a
+    # leaf itself, which autograd's node for it holds as ``variable``.
     of = {one.grad_fn: read for read, one in whole.items() if one.grad_fn is not None}
     own = {id(one): read for read, one in whole.items() if one.grad_fn is None}
     found: dict[StageRead, torch.Tensor] = {}
@@ -90,7 +95,7 @@ def reached(
 
 
 def autograd_nodes(roots: Iterable[torch.Tensor], ends: Container[Any] = ()) -> list[Any]:
-    """Every autograd node that ``roots`` are made of, each once, nearest first; nothing behind those that are ``ends``."""
+    """Every autograd node that ``roots`` are made of, each once, nearest first; the walk does not go on behind ``ends``."""
     queue = list(dict.fromkeys(root.grad_fn for root in roots if root.grad_fn is not None))
     seen: set[Any] = set(queue)
     for node in queue:
@@ -109,7 +114,7 @@ def autograd_nodes(roots: Iterable[torch.Tensor], ends: Container[Any] = ()) -> 
 
 @contextmanager
 def checkpoints_traced(edges: Callable[[], AbstractContextManager[None]]) -> Iterator[None]:
-    """While inside, checkpoints that are asked to be reentrant are of the other form, with gradients summed as theirs are.
+    """While inside, reentrant checkpoints run in the other form, but sum gradients in the order of reentrant ones.
 
     Inside ``edges()`` each parameter is read behind an :class:`Edge` of its own.
     """
@@ -119,7 +124,7 @@ def checkpoints_traced(edges: Callable[[], AbstractContextManager[None]]) -> Ite
 
 @dataclass(frozen=True, slots=True)
 class _Saved:
-    """Called as ``CheckpointFunction`` is."""
+    """Stands in the place of ``CheckpointFunction``, and is called like it."""
 
     edges: Callable[[], AbstractContextManager[None]]
 
@@ -133,6 +138,8 @@ class _Saved:
             with self.edges():
                 return function(*args)
 
+        # A reentrant checkpoint ends a backward of its own at its inputs and parameters, so it gives each one sum. The other
+        # form would add each use to the gradients from elsewhere, one by one, which rounds otherwise.
         given = [Edge.apply(one) if _has_gradient(one) else one for one in args]
         return torch_checkpoint.checkpoint(apart, *given, use_reentrant=False, preserve_rng_state=preserve_rng_state)
 
@@ -142,11 +149,11 @@ def _has_gradient(value: object) -> bool:
 
 
 class Edge(torch.autograd.Function):
-    """Sums what comes from within a reentrant checkpoint before it meets what comes from elsewhere."""
+    """Gives its input; in backward gradients from within a checkpoint are summed here, before they meet others."""
 
     @staticmethod
     def forward(ctx: Any, value: torch.Tensor) -> torch.Tensor:
-        """``value`` itself."""
+        """``value`` as another tensor."""
         return value.view_as(value)
 
     @staticmethod
@@ -178,7 +185,7 @@ class DenseGradients(TorchFunctionMode):
 
 
 def notes_of(model: nn.Module, parameters: Sequence[Parameter], dense: DenseGradients, held: Sequence[str]) -> Iterator[str]:
-    """A clause for each such thing in ``model``, once it was traced; ``held`` are inputs that no module registers."""
+    """A clause for each thing that was traced otherwise than ``model`` has it; ``held`` are inputs that no module registers."""
     if compiled := [fqn or "the model" for fqn, module in model.named_modules() if is_compiled(module)]:
         yield f"{some(compiled)} run as what torch.compile wraps"
     if looking_up := [fqn or "the model" for fqn in dense.modules]:

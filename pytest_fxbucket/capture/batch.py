@@ -1,4 +1,4 @@
-"""The batch that a step is traced with: what of it the model and the loss get, in how many parts, and what is a loss.
+"""The batch that a step is traced with: its split between model and loss, its microbatches; and the loss of a step.
 
 The model gets what its forward takes: of a tuple the first items, by position, of a dict the keys, by name; ``*args`` and
 ``**kwargs`` take all. What is left are targets. ``[model] inputs`` says outright what the model gets. One graph serves every
@@ -119,6 +119,7 @@ def _by_name(batch: dict[str, Any], forward: _Forward) -> BatchSplit:
 def _by_position(batch: Sequence[Any], forward: _Forward) -> BatchSplit:
     takes = len(batch) if forward.positions is None else min(len(batch), len(forward.positions))
     is_split = takes < len(batch)
+    # A batch such as ((tokens, mask), labels): forward could take the first item itself, or the items in it.
     opens = len(batch) > 1 and forward.opens(batch[0])
     if opens and is_split:
         raise CaptureError(
@@ -129,7 +130,7 @@ def _by_position(batch: Sequence[Any], forward: _Forward) -> BatchSplit:
 
 
 def _hint(batch: Sequence[Any], forward: _Forward, opens: bool) -> str:
-    """Of a batch that forward takes whole, though some of it may have been meant for the loss."""
+    """What to write if forward takes all of ``batch``, but some of it was meant for the loss; empty if it cannot be so."""
     if opens:
         return '[model] inputs = ["0.*"] would give the model what is in the first item of the batch, and the loss the rest'
     if forward.positions is None or not 0 < forward.required < len(batch):
@@ -142,7 +143,7 @@ def _hint(batch: Sequence[Any], forward: _Forward, opens: bool) -> str:
 
 
 def _as_asked(batch: Any, inputs: Sequence[Path], forward: _Forward) -> BatchSplit:
-    """By name what is in a dict, but for names that forward does not take: by position, as what is in a tuple."""
+    """Give items of a dict by name, if forward takes the name; all others by position, as items of a tuple."""
     arguments: list[Path] = []
     keywords: dict[str, Path] = {}
     for path in inputs:
@@ -161,7 +162,7 @@ def _as_asked(batch: Any, inputs: Sequence[Path], forward: _Forward) -> BatchSpl
 
 
 def _found(value: Any, path: Path, asked: Path) -> Any:
-    """What lies at ``path``, a part of what was ``asked``. Raises :class:`CaptureError` where there is nothing."""
+    """The value at ``path``, the first part of the path ``asked`` for. Raises :class:`CaptureError` if there is none."""
     for step in path:
         if step not in (known := _children(value)):
             has = f"has {some(list(map(str, known)))}" if known else "has nothing in it"
@@ -183,7 +184,7 @@ def _at(value: Any, path: Path) -> Any:
 
 
 _NOTHING: Any = object()
-"""Stands for what is not there."""
+"""Stands for a value of which nothing is left."""
 
 
 def _without(value: Any, paths: Sequence[Path]) -> Any:
@@ -201,7 +202,7 @@ def _without(value: Any, paths: Sequence[Path]) -> Any:
 
 
 def microbatches(leaves: Sequence[Any], count: int) -> Iterator[list[Any]]:
-    """``count`` lists like ``leaves``, each with its rows of every tensor; what is no tensor is in all of them.
+    """``count`` lists like ``leaves``: each tensor is cut on dimension 0, and all that is no tensor is in every list.
 
     Raises :class:`CaptureError` for a tensor that cannot be cut so.
     """
@@ -243,7 +244,7 @@ def _scalars(output: Sequence[Any]) -> list[torch.Tensor]:
 
 
 def refuse_unread(function: Callable[[Any, Any], Any], split: BatchSplit, batch: Any) -> None:
-    """Raise :class:`CaptureError` for a ``batch`` of which the model leaves something, and a plan without a loss to read it."""
+    """Raise :class:`CaptureError` if the model leaves something of ``batch``, and the plan names no loss to read it."""
     if function is own_loss and split.has_targets:
         left = split.targets(batch)
         what = f"{some(list(map(str, left)))} of the batch" if isinstance(left, dict) else "a part of the batch"
@@ -290,8 +291,9 @@ _Leaf = tuple[object, ...]
 def first_batch(batch: Callable[[int, int], Any], name: str, mesh: Mesh, rank: int) -> Any:
     """What ``batch``, called ``name``, gives ``rank`` in step 0: a tuple, list or dict, with tensors at any depth.
 
-    Raises :class:`CaptureError` for anything else, and if the last batch's shapes, dtypes or constants are others.
+    Raises :class:`CaptureError` for anything else, and if shapes, dtypes or constants are others for the last rank in step 1.
     """
+    # One batch of another rank and another step is asked for, too: both must fit the one graph.
     here, last = mesh.data_rank(rank), mesh.data_ranks - 1
     with naming_user_frame(lambda: f"[model] batch {name}"):
         data, other = batch_of(batch(here, 0)), batch_of(batch(last, 1))
@@ -354,6 +356,7 @@ class RankBatches:
         found, there = _described(data), f"rank {self._rank}, step {step}"
         tensors = [leaf for leaf in found if len(leaf) == 3]
         _refuse_change(self._name, self._tensors, tensors, "where the step was traced", there)
+        # The graph's inputs are tensors alone, so constants are held to this rank's first batch.
         self._first = found if self._first is None else self._first
         _refuse_change(self._name, self._first, found, f"for rank {self._rank} before", there)
         return [leaf for leaf in pytree.tree_leaves(data) if isinstance(leaf, torch.Tensor)]

@@ -24,27 +24,30 @@ class NormDim:
 
 @dataclass(frozen=True)
 class AcrossStages:
-    """Gradients that ranks of several pipeline stages have: the norm is of all together, stacked as one rank would."""
+    """Gradients that ranks of several pipeline stages have. Their norms are stacked in the order that one rank would have."""
 
     group: str
     """Name of the process group along ``pp``."""
     places: tuple[tuple[str, ...], ...]
     """For each of its ranks the FQNs of its gradients, in the order of its stack."""
     order: tuple[str, ...]
-    """Of all gradients."""
+    """FQNs of all gradients, in the order that one rank with all of them would stack."""
 
     dtype: torch.dtype
-    """Of the stack of all, to which those of narrower gradients are promoted."""
+    """dtype of the whole stack: torch promotes the norms of narrower gradients to it."""
 
     def gathered(self, stacked: torch.Tensor) -> torch.Tensor:
         """The norms of all gradients, in ``order``, from this rank's."""
+        # An all-gather takes equally much of every rank, so norms are padded to the most that one has.
         longest = max(map(len, self.places))
         padded = torch.nn.functional.pad(stacked.to(self.dtype), [0, longest - stacked.shape[0]]).unsqueeze(0)
         everything = collective("all_gather_into_tensor", padded, len(self.places), self.group)
         where: dict[str, tuple[int, int]] = {}
         for place, names in enumerate(self.places):
             for index, name in enumerate(names):
+                # Of a gradient that several stages have the first one counts.
                 where.setdefault(name, (place, index))
+        # Norms that lie side by side in what was gathered, and follow one another in ``order``, are taken by one slice.
         runs: list[list[int]] = []  # place, begin, end
         for place, index in map(where.__getitem__, self.order):
             if runs and runs[-1][0] == place and runs[-1][2] == index:

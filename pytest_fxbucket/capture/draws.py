@@ -1,8 +1,8 @@
-"""Random numbers in a traced step: what is drawn again from a state of the generator that was kept is what was drawn first.
+"""Random numbers in a traced step: code that goes back to an earlier state of the generator draws the same numbers again.
 
-While a step is traced nothing is really drawn, so the generator's state says nothing. Here it is a place on a tape of draws:
-keeping the state notes the place, going back to it gives the same numbers again. That is what activation checkpointing does in
-backward (``torch.random.fork_rng``, ``torch.set_rng_state``), and reversible layers.
+While a step is traced nothing is really drawn, so the generator's state says nothing. Here the state is a place on a tape of
+draws: keeping it notes the place, and going back to it gives the same numbers again. Activation checkpointing goes back so in
+backward (``torch.random.fork_rng``, ``torch.set_rng_state``), and so do reversible layers.
 """
 
 from __future__ import annotations
@@ -52,13 +52,14 @@ class _Tape(TorchDispatchMode):
         self._drawn: list[tuple[Any, torch.Tensor]] = []
         """Operator and copy of what it drew, in order of first draws."""
         self._place = 0
-        """Of the next draw."""
+        """Place of the next draw."""
         self._states: dict[int, tuple[torch.Tensor, int]] = {}
-        """By identity what was given as a state, and its place."""
+        """Each tensor that was given as a state, and its place, by the tensor's identity."""
 
     def state(self) -> torch.Tensor:
         """What stands for the generator's state."""
         with unseen():
+            # Only its identity counts. It is made unseen, so that it becomes no node of the graph.
             given = torch.empty(0, dtype=torch.uint8)
         self._states[id(given)] = given, self._place
         return given
@@ -78,6 +79,8 @@ class _Tape(TorchDispatchMode):
         kwargs = kwargs or {}
         if not draws(func, args, kwargs):
             return func(*args, **kwargs)
+        # At the end of the tape this is a first draw, which is put on the tape. Before the end it is a draw once more, and the
+        # graph has a copy of what was drawn first instead of a second draw.
         place, self._place = self._place, self._place + 1
         if place == len(self._drawn):
             given = func(*args, **kwargs)
@@ -88,6 +91,7 @@ class _Tape(TorchDispatchMode):
     def _again(self, place: int, func: Any, args: Sequence[Any]) -> Any:
         drawer, drawn = self._drawn[place]
         in_place = func._schema.is_mutable
+        # Only of an operator with an underscore is it known that it writes its first argument, where the copy can be put.
         if drawer is not func or (in_place and not str(func).partition(".")[2].partition(".")[0].endswith("_")):
             raise CaptureError(
                 f"the step goes back to an earlier state of torch's random generator and then draws by {func}, where it first "
@@ -97,7 +101,7 @@ class _Tape(TorchDispatchMode):
 
 
 def draws(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
-    """Whether ``func`` draws from the default generator; attention says so by its dropout, not by its tag."""
+    """Whether ``func`` draws from the default generator. Attention, always tagged, draws only with dropout."""
     if torch.Tag.nondeterministic_seeded not in func.tags or kwargs.get("generator") is not None:
         return False
     given = dict(zip((argument.name for argument in func._schema.arguments), args, strict=False)) | dict(kwargs)
@@ -105,5 +109,5 @@ def draws(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
 
 
 def _copied(drawn: Any) -> Any:
-    """Not what is written in place later; what nobody draws again is dead code in the graph."""
+    """Copies, since the original may be written in place later. A copy that nobody draws again is dead code in the graph."""
     return pytree.tree_map(lambda value: value.clone() if isinstance(value, torch.Tensor) else value, drawn)

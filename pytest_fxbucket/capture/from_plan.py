@@ -79,7 +79,7 @@ class ModelTraced:
     plan: Plan
     built: nn.Module
     data: Any
-    """The batch that it is traced with."""
+    """The batch that the model is traced with."""
     loss: Callable[[Any, Any], Any]
     fake_mode: KernelFakeMode
     parts: ParameterShards
@@ -107,7 +107,7 @@ class ModelTraced:
         return trace_joint(*self._arguments)
 
     def step(self, kind: Callable[..., Step]) -> Step:
-        """What traces the step in another way: a kind of :class:`JointStep`."""
+        """A ``kind`` of :class:`JointStep`, which traces the step in another way."""
         return kind(*self._arguments)
 
     def optimizing(self, parameters: Sequence[Parameter]) -> Optimizing:
@@ -129,7 +129,7 @@ class ModelTraced:
 
 @contextmanager
 def model_traced(plan: Plan, mesh: Mesh, rank: int) -> Iterator[ModelTraced]:
-    """The model of ``plan``, built, for as long as it is traced as ``rank`` of ``mesh``, which must be there."""
+    """The model of ``plan``, built, with fake parameters while inside. Needs the fake groups of ``rank`` in ``mesh``."""
     model = plan.model
     assert model is not None
     factory, batch, loss = import_model(model, str(plan.path))
@@ -164,6 +164,8 @@ def join(joint: Joint, update: TracedUpdate) -> tuple[fx.GraphModule, tuple[Valu
     graph, copies, constants = fx.Graph(), dict[fx.Node, fx.Node](), dict[str, Any]()
     before = list(zip(joint.graph.graph.find_nodes(op="placeholder"), joint.inputs, strict=True))
     behind = list(zip(update.graph_module.graph.find_nodes(op="placeholder"), update.inputs, strict=True))
+    # Order of inputs: parameters, buffers, state, learning rates, batch. Parameters and gradients that the update takes are no
+    # inputs of their own: they are inputs and outputs of ``joint``.
     inputs = [pair for pair in before if pair[1].role != "batch"]
     inputs += [pair for pair in behind if pair[1].role in ("state", "hyper")]
     inputs += [pair for pair in before if pair[1].role == "batch"]

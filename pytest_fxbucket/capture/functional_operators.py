@@ -21,13 +21,13 @@ class FunctionalTwin:
 
     op: OpOverload
     dropped: tuple[tuple[int, str], ...]
-    """Arguments of the operator in place that the twin does not take, by place and name: ``out=``."""
+    """Arguments of the operator in place that the twin does not take (``out=``), each by place and name."""
     first: int
     """Which of the twin's results is the first new value; the results before it are results of the operator in place, too."""
     results: int
     """How many results the twin has."""
     clones: bool
-    """It writes clones of its arguments, so new values always have the old dtype; others promote."""
+    """Whether the twin writes clones of the arguments, so that new values keep the old dtype; other twins promote."""
 
 
 @cache
@@ -43,10 +43,12 @@ def twin_of(op: OpOverload) -> FunctionalTwin | None:
         schema = twin._schema
         named = [(a.name, str(a.type)) for a in schema.arguments]
         first = len(schema.returns) - len(written)
-        # Of its own results ``op`` has as many before the new values; what it writes may follow, or not.
+        # ``op`` must return the twin's own results first, and nothing but what it writes, if anything, behind them.
         aliases = [value.alias_info is not None for value in op._schema.returns]
         fits = first >= 0 and aliases[:first] == [False] * first and all(aliases[first:])
         if named == wanted and fits and not any(map(_is_written, schema.arguments)):
+            # Twins that torchgen generates run the operator on clones, and call each new value after its argument, with
+            # ``_out``.
             clones = schema.returns[first].name == f"{written[0].name}_out"
             return FunctionalTwin(twin, outs, first, len(schema.returns), clones)
     return None
@@ -58,6 +60,8 @@ def _is_written(argument: Any) -> bool:
 
 def _candidates(op: OpOverload, is_out: bool) -> Iterator[OpOverload]:
     namespace, name = op._schema.name.split("::")
+    # An overload with ``out=`` has its twin under its own name. ``add_`` has ``add``; an operator without underscore that
+    # writes has ``<name>_functional``.
     names = [name] if is_out else [name.removesuffix("_"), f"{name.removesuffix('_')}_functional"]
     for candidate in names:
         packet = getattr(getattr(torch.ops, namespace), candidate, None)
@@ -79,6 +83,7 @@ def result_dtypes(op: torch._ops.OpOverload, args: Sequence[Any], kwargs: dict[s
     call = fx.node.map_arg((tuple(args), dict(kwargs)), lambda node: node.meta["val"])
     columns: tuple[int, ...] = ()
     if isinstance(args[0], (list, tuple)):
+        # Optimizers hand over hundreds of tensors of few kinds: one of each kind is asked for.
         columns, first = _columns(call)
         args, kwargs = call
         call = tuple(_picked(arg, first) for arg in args), {name: _picked(arg, first) for name, arg in kwargs.items()}
@@ -91,7 +96,10 @@ def result_dtypes(op: torch._ops.OpOverload, args: Sequence[Any], kwargs: dict[s
 
 
 def _columns(call: Any) -> tuple[tuple[int, ...], list[int]]:
-    """Lists of a foreach call go together; gives each place's column among the different ones, and where those first stand."""
+    """The number of the kind of each place in the lists of a foreach call, and the first place of each kind.
+
+    A foreach call takes one item of each list at a time, so a place's kind is that of its items together.
+    """
     lists = [arg for arg in (*call[0], *call[1].values()) if isinstance(arg, (list, tuple)) and arg]
     different: dict[Any, int] = {}
     first: list[int] = []
@@ -110,6 +118,7 @@ def _picked(arg: Any, places: list[int]) -> Any:
 
 
 def _kind(value: Any) -> Any:
+    # Type promotion looks at a tensor's dtype and at whether it has dimensions, not at sizes; of a number at its Python type.
     if isinstance(value, torch.Tensor):
         return value.dtype, value.dim() == 0, value.device
     if isinstance(value, (list, tuple)):
@@ -138,7 +147,7 @@ def written_values(op: torch._ops.OpOverload, args: Sequence[Any], kwargs: Mappi
 
 
 def given_back(op: torch._ops.OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-    """What a call gives that does nothing but write some of its arguments: those. None for every other call."""
+    """The written arguments of a call, if it gives nothing but those; None for every other call."""
     if not op._schema.is_mutable or torch.Tag.inplace_view in op.tags:
         return None
     if any(value.alias_info is None for value in op._schema.returns):
@@ -147,7 +156,7 @@ def given_back(op: torch._ops.OpOverload, args: Sequence[Any], kwargs: Mapping[s
     return written[0] if len(op._schema.returns) == 1 else tuple(written)
 
 
-# The fake value of a node, and where in its memory that lies.
+# The fake value of a node, and where it lies in its memory.
 
 
 def value_of_new(node: fx.Node) -> Any:

@@ -35,10 +35,10 @@ _ATEN = torch.ops.aten
 def make_functional(graph: fx.Graph, only: Collection[fx.Node] | None = None) -> dict[fx.Node, fx.Node]:
     """Replace each operator of ``graph`` that writes in place by its functional twin; gives each written input's last value.
 
-    ``only`` are those that are replaced, if not all.
-    Works on the graph itself; nodes need fake values (``meta["val"]``), and get them. The last values are no outputs yet: add
-    them to the outputs, or copy them back. Raises :class:`CaptureError` for a write that has no functional twin, and for one to
-    memory whose owner is not known: an attribute of the graph, two inputs that share memory. Nothing is recompiled.
+    ``only`` are the writes that are replaced; None: all. Works on the graph itself; nodes need fake values (``meta["val"]``),
+    and get them. The last values are no outputs yet: add them to the outputs, or copy them back. Raises :class:`CaptureError`
+    for a write that has no functional twin, and for one to memory whose owner is not known: an attribute of the graph, two
+    inputs that share memory. Nothing is recompiled.
     """
     rewriting = _Rewriting(graph, order_of(graph), only)
     if not rewriting.changing:
@@ -63,22 +63,25 @@ class _Rewriting:
     """One walk over a graph, in its order."""
 
     def __init__(self, graph: fx.Graph, order: Order, only: Collection[fx.Node] | None) -> None:
+        # The walk keeps one memory for each storage that is written anywhere: its owner, its value now, and a version that each
+        # write counts up. Nothing is done to views when a write comes. A view is made again when it is read and the version
+        # that it was made of is not the latest.
         self.graph, self.order = graph, order
         self.writes = {node: args for node in order.nodes if (args := written(node)) and (only is None or node in only)}
         self.changing = {storage for args in self.writes.values() for arg in args for storage in order.storages(arg)}
         self.memories: dict[int, _Memory] = {}
         self.now: dict[fx.Node, fx.Node] = {}
-        """What stands for a node of the old graph."""
+        """The node that stands for a node of the old graph at this point."""
         self.seen: dict[fx.Node, tuple[int, ...]] = {}
-        """Versions of its memories that the standing-in node knows."""
+        """Versions of the node's memories when the node that stands for it was made; older than now: it must be read again."""
         self.made_of: dict[fx.Node, tuple[Any, Any]] = {}
-        """Arguments of views before anything was replaced in them, to make the view again."""
+        """Arguments of each view as they were before any was replaced, to make the view again of a newer value."""
         self.wrote: dict[fx.Node, fx.Node] = {}
-        """Results that are what was written, by another name."""
+        """Results of writes that are the written argument itself, by that argument."""
         self.replaced: list[fx.Node] = []
 
     def visit(self, node: fx.Node) -> None:
-        """Bring ``node`` over."""
+        """Replace ``node`` if it is a write, else let it read values as they are at this point."""
         if node in self.writes:
             self._replace(node, self.writes[node])
             return
@@ -86,6 +89,8 @@ class _Rewriting:
         if storages and node.op != "output" and shared(node, effects_of(node)):
             self.made_of[node] = (node.args, node.kwargs)
         if any(arg in self.seen for arg in node.all_input_nodes):
+            # A list of tensors cannot be made again as a whole. Its part is taken from the list as it was, and made again by
+            # itself when it is read (see ``_note``).
             read = self._read if node.target is not getitem else lambda arg: self.now.get(arg, arg)
             with self.graph.inserting_before(node):
                 node.args, node.kwargs = fx.node.map_arg((node.args, node.kwargs), read)
@@ -106,7 +111,7 @@ class _Rewriting:
         return tuple(self.memories[storage].version if storage in self.memories else 0 for storage in storages)
 
     def _note(self, node: fx.Node, storages: list[int]) -> None:
-        """``node`` is there now; of memory that nobody had yet it is the owner. A part of a list may be older than it seems."""
+        """Note that ``node`` is there, and as the owner of each memory that has none yet. Refuses two inputs that share one."""
         is_tensor = isinstance(node.meta.get("val"), torch.Tensor)
         for storage in storages if is_tensor else ():
             if storage not in self.memories:
@@ -117,6 +122,7 @@ class _Rewriting:
                     f"inputs {first.name} and {node.name} share memory, and the graph writes there; pass it once"
                 )
         self.now[node] = node
+        # No version is -1: a part of a list may hold an older value than that of now, so its first reader makes it again.
         self.seen[node] = (-1,) if node.target is getitem and any(self._versions(storages)) else self._versions(storages)
 
     def _read(self, node: fx.Node) -> fx.Node:
@@ -133,11 +139,12 @@ class _Rewriting:
         return self.now[node]
 
     def _read_again(self, node: fx.Node, storages: list[int]) -> fx.Node:
-        """Its memory was written since it was last read."""
+        """What stands for ``node``, whose memory was written since it was last read."""
         if len(storages) == 1 and same_place(self.memories[storages[0]].owner, node):
             return self.memories[storages[0]].value
         if len(storages) != 1 or node not in self.made_of:
             raise CaptureError(f"{_called(node)} is read after parts of it were written in place; read the parts instead")
+        # The view of a view is made of what stands for that view now, and so on to the owner.
         args, kwargs = fx.node.map_arg(self.made_of[node], self._read)
         again = self.graph.create_node(node.op, node.target, args, kwargs, name=node.name)
         again.meta = {**node.meta, "val": value_of_new(again)}
@@ -161,16 +168,17 @@ class _Rewriting:
             dtypes = [None] * len(targets) if twin.clones else result_dtypes(twin.op, args, kwargs)
             self._hand_out(made, twin, targets, dtypes)
         self.replaced.append(node)
+        # The operator is erased at the end: until then later nodes still name it, and ``now`` says what to read instead.
         if not effects_of(node).gives:
             return
-        # It gave what it wrote, or several results of which the twin has each at the same place.
+        # It returned what it wrote, or several results that the twin returns at the same places.
         self.now[node] = made
         self.seen[node] = self._versions(self._storages(node))
         if len(targets) == 1 and isinstance(targets[0], fx.Node) and isinstance(node.meta["val"], torch.Tensor):
             self.wrote[node] = targets[0]
 
     def _hand_out(self, made: fx.Node, twin: FunctionalTwin, targets: list[Any], dtypes: list[Any]) -> None:
-        """Give each written argument its new value."""
+        """Give each written argument its new value. The twin returns ``twin.first`` results of its own, then the new values."""
         values: list[Any] = [None] * twin.first
         for place, target in enumerate(targets, twin.first):
             result = made if twin.results == 1 else self._part(made, place)
@@ -198,7 +206,7 @@ class _Rewriting:
         return part
 
     def _write(self, target: fx.Node, result: fx.Node, dtype: torch.dtype | None) -> FakeTensor:
-        """``target`` becomes ``result``, cast if it was promoted. Gives the result's fake value."""
+        """Make ``result`` the value of ``target``, cast back if the twin promoted it. Returns the fake value of ``result``."""
         old: FakeTensor = target.meta["val"]
         value = fresh_like(old)
         result.meta["val"] = value if dtype in (None, old.dtype) else value.to(dtype)
@@ -207,6 +215,7 @@ class _Rewriting:
             result = self._call(_ATEN._to_copy.default, (result,), {"dtype": old.dtype}, result, value)
         (storage,) = self._storages(target)
         memory = self.memories[storage]
+        # A write to all of the memory replaces its value. A write to a part of it is scattered into the value so far.
         if same_place(memory.owner, target):
             memory.value = result
         else:
@@ -271,9 +280,9 @@ _GRADIENTS = 1
 
 
 def without_passing_through(graph: fx.Graph) -> None:
-    """Let readers of gradients that a fused update gives read those that it was given.
+    """Let readers of the gradients that a fused update returns read the gradients that it was given.
 
-    By its schema it writes them, but only to unscale them: without ``grad_scale`` they stay as they were.
+    By its schema it writes gradients, but it does so only to unscale them: without ``grad_scale`` they stay as they were.
     """
     for node in list(graph.nodes):
         if operator_name(node).startswith("aten::_fused_") and node.kwargs.get("grad_scale") is None:

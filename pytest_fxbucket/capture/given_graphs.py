@@ -53,7 +53,7 @@ class TracedStep:
     copies: Mapping[str, Sequence[Sequence[int]]] = field(default_factory=dict)
     """Sets of ranks that must have the same of a parameter and its gradient, by FQN; of the loss under the empty name."""
     dims: Mapping[str, Sequence[int]] = field(default_factory=dict)
-    """Dimensions of its maker's mesh: the ranks along each, by its name, that this rank is among."""
+    """Dimensions of the mesh that the graphs were made for: by name the ranks along each, with this rank among them."""
 
 
 def take_step(given: Any, plan: Plan, mesh: Mesh, rank: int) -> StepGraph:
@@ -149,7 +149,7 @@ def _outputs(given: TracedStep, phase: Phase) -> list[Any]:
 
 
 def _inputs(given: TracedStep, phase: Phase, roles: Sequence[str], where: str) -> list[Any]:
-    """What is given, and of what graphs before hand on its fake value."""
+    """The inputs of a graph: given tensors, and fake values of those that graphs before it hand on."""
     placeholders = given.graphs[phase].graph.find_nodes(op="placeholder")
     handed = [number for number, role in enumerate(roles[: len(placeholders)]) if role in HANDED]
     if phase not in given.inputs and len(handed) < len(placeholders):
@@ -195,8 +195,8 @@ def modules_of(fqns: Sequence[str]) -> tuple[str, ...]:
 
 # Process groups that somebody's tracing made, under the names that the plan's mesh gives groups of the same ranks.
 #
-# torch numbers groups as they are made, and ranks make other ones than a tracer did: a graph is to mean the same on all of
-# them.
+# torch numbers groups in the order in which a process makes them, and ranks make other groups than the process that traced. By
+# the mesh's names a graph means the same on all of them.
 
 
 def name_as_the_mesh_does(module: fx.GraphModule, mesh: Mesh, rank: int, where: str) -> fx.GraphModule:

@@ -101,6 +101,8 @@ def trace_joint(
     refuse_lost(step.lost_gradients())
     outputs = (Value("loss", "", (), None), *step.grad_values, *(v for v in values if v.role == "state"))
     kept = forwards.resharding.kept(graph_module.graph, values, outputs)
+    # What is gathered of the batch is an activation, and a kept parameter stays gathered: backward reads forward's result of
+    # both.
     stay = [node for node, value in placed.items() if value.role == "batch" or (value.role == "param" and value.fqn in kept)]
     gather_again_in_backward(graph_module.graph, stay)
     graph_module.graph.eliminate_dead_code(_has_effect)
@@ -115,7 +117,7 @@ def trace_joint(
 
 
 def traced_joint(model: nn.Module, make: Callable[[], S]) -> tuple[S, fx.GraphModule]:
-    """The step that ``make`` gives for ``model``, traced, with all that it is given among its inputs."""
+    """Trace the step that ``make`` gives for ``model``. Tensors that the model only holds become inputs, before the batch."""
 
     def traced() -> tuple[S, fx.GraphModule]:
         step = make()
@@ -125,6 +127,8 @@ def traced_joint(model: nn.Module, make: Callable[[], S]) -> tuple[S, fx.GraphMo
         return step, graph_module
 
     step, graph_module = trace_settled(model, traced, lambda step: step.run_alone())
+    # Sub-graphs are put in behind the trace, where the tape of draws has ended, so what they put in must not draw again in
+    # backward.
     traced_nodes = set(graph_module.graph.nodes)
     expand(graph_module.graph, step.anchors, partial(_hold, graph_module))
     refuse_drawing_again(node for node in graph_module.graph.nodes if node not in traced_nodes)
@@ -136,7 +140,8 @@ def traced_joint(model: nn.Module, make: Callable[[], S]) -> tuple[S, fx.GraphMo
 
 
 def _has_effect(node: fx.Node) -> bool:
-    """Whether ``node`` is more than its result: a gather is not, as of a pooler whose output no loss reads."""
+    """Whether ``node`` must stay though nobody reads it. Gathers need not, as of a pooler whose output no loss reads."""
+    # To torch.fx a wait has a side effect, so plain elimination of dead code would keep it and the gather that it waits for.
     gather = sent_by(node) if is_wait(node) else node
     return node.is_impure() and not (isinstance(gather, torch.fx.Node) and is_all_gather(gather))
 
@@ -192,12 +197,14 @@ class JointStep:
         self.leaves = [leaf for _, leaf in paths]
         self.tensors = [i for i, leaf in enumerate(self.leaves) if isinstance(leaf, torch.Tensor)]
         with fake_mode:
+            # A rank's index is an input like a buffer, so that one graph serves all ranks.
             self.places = {dim: torch.zeros((), dtype=torch.int64) for dim in forwards.places}
         self.buffers = dict(model.named_buffers()) | {place_name(dim): place for dim, place in self.places.items()}
         with fake_mode:
             shards = [torch.empty(p.shard_shape, dtype=p.dtype, requires_grad=p.trainable) for p in self.parameters]
         fakes = [fake_mode.from_tensor(self.leaves[i]) for i in self.tensors]
         self.inputs = [*shards, *self.buffers.values(), *states.values(), *fakes]
+        # Taken while no forward is parted: a later output of another shape is a rank's part that nobody joined.
         self.whole = self._whole_shapes(fakes, fake_mode) if forwards.parted else None
         keys = [("param", p.fqn) for p in self.parameters] + [("buffer", fqn) for fqn in self.buffers]
         keys += [("state", fqn) for fqn in states]
@@ -208,7 +215,7 @@ class JointStep:
         ]
 
     def hint(self, error: Exception) -> str:
-        """What may have been meant instead, or be done, where ``error`` was raised."""
+        """What the user may have meant, or can do, where ``error`` was raised; empty if nothing is known."""
         if tracing.looks_at_values(error):
             failed = self.namer.failed
             return f'[[override]] module = ["{failed}"] calls it as it is when the step runs' if failed else ""
@@ -224,6 +231,7 @@ class JointStep:
     def __call__(self, *inputs: torch.Tensor) -> list[torch.Tensor]:
         """The loss, the reduced gradients of :attr:`used`, new state, from tensors like :attr:`inputs`."""
         shards = dict(zip((p.fqn for p in self.parameters), inputs, strict=False))
+        # The order of ``inputs``: shards, buffers with the rank's indices, state, batch.
         before_states = len(shards) + len(self.buffers)
         states = dict(zip(self.anchors.states, inputs[before_states:], strict=False))
         self.anchors.states = states
@@ -262,7 +270,10 @@ class JointStep:
     def _microbatches(
         self, leaves: Sequence[Any], shards: Mapping[str, torch.Tensor]
     ) -> tuple[list[torch.Tensor], dict[str, torch.Tensor]]:
-        """The loss of each, and the reduced gradients of all, by FQN."""
+        """The loss of each microbatch, and the reduced gradients of all together, by FQN."""
+        # Each microbatch has a reader of its own, so it gathers parameters anew. In all microbatches but the last, gradients
+        # are asked for the gathered parameters and added up in ``before``, not reduced. In the last they are asked for the
+        # shards: the backward of the gather adds what ``before`` has and reduces once.
         losses: list[torch.Tensor] = []
         grads: dict[StageRead, torch.Tensor] = {}
         before: dict[StageRead, torch.Tensor] = {}
@@ -300,7 +311,8 @@ class JointStep:
         parts: Mapping[str, torch.Tensor],
         loss: torch.Tensor,
     ) -> dict[StageRead, torch.Tensor]:
-        """The reduced gradients of parameters whose last one is in ``before`` already, since ``loss`` does not reach them."""
+        """The reduced gradients of parameters that ``loss``, the last one, does not reach: they are complete in ``before``."""
+        # No backward of a gather runs for these parameters, so their sums are reduced here.
         later, _ = reached([loss], whole)
         found = {}
         for read in (read for read in before if read not in later):
@@ -311,7 +323,7 @@ class JointStep:
         return found
 
     def _summed(self, grads: Mapping[StageRead, torch.Tensor]) -> dict[str, torch.Tensor]:
-        """By FQN; of a parameter that several stages read the sum, from the last stage to the first."""
+        """Gradients by FQN. Those of a parameter that several stages read are added, from the last stage to the first."""
         found: dict[str, torch.Tensor] = {}
         for read in sorted(grads, key=lambda read: -read.stage):
             with self.namer.inside(read.fqn.rpartition(".")[0]), torch.no_grad():

@@ -26,14 +26,14 @@ class LastStep:
     _of: _Traced | None = None
     _step: StepGraph | None = None
     _staged: tuple[StepGraph, Any] | None = None
-    """The step that was in stages last, and what they are."""
+    """The step that was cut into pipeline stages last, and its stages."""
 
     def get(self, plan: Plan, mesh: Mesh, rank: int, capture: Callable[[Plan], StepGraph]) -> StepGraph:
         """The step of ``plan`` as ``rank`` of ``mesh`` traces it: the last one, if that is the same, or what ``capture`` gives.
 
-        It is given no more of the plan than tells rows apart, so that nothing else can have a part in the step.
+        ``capture`` is given :func:`as_traced` of the plan, so that no key that is not compared can change the step.
 
-        A graph that came from outside is asked for each time: its factory may give another.
+        The graph of a ``[graph]`` factory is asked for each time, since the factory may give another.
         """
         if plan.graph is not None:
             return capture(plan)
@@ -44,7 +44,10 @@ class LastStep:
         return self._step
 
     def in_stages(self, plan: Plan, step: StepGraph, capture: Callable[[Plan], S]) -> S:
-        """The stages of ``plan``, whose ``step`` :meth:`get` gave, in any schedule: the last, or what ``capture`` gives."""
+        """The stages of ``plan``, whose ``step`` :meth:`get` gave: the last ones, or what ``capture`` gives.
+
+        They are the same for every schedule.
+        """
         if self._staged is None or self._staged[0] is not step:
             self._staged = step, capture(as_traced(plan))
         staged: S = self._staged[1]
@@ -54,8 +57,8 @@ class LastStep:
 def as_traced(plan: Plan) -> Plan:
     """``plan`` with defaults for all that its captured step does not depend on: plans that are equal then trace the same.
 
-    Entries say where bytes are cast, what is gathered together and what stays gathered. What optimizers update together
-    hangs on all of the bucket.
+    The entries of ``[bucket]`` stay: they say where bytes are cast, what is gathered together and what stays gathered. A plan
+    with optimizers keeps all of ``[bucket]`` and ``[overlap]``, on which it depends what is updated together.
     """
     bucket, overlap = plan.bucket, plan.overlap
     if not plan.optimizer:

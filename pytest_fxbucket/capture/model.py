@@ -1,4 +1,4 @@
-"""A plan's model, built by its factory as ordinary code; other parameters and forwards in it while it is traced."""
+"""Builds a plan's model by its factory, as ordinary code, and exchanges its parameters and forwards while it is traced."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from pytest_fxbucket.errors import CaptureError
 from pytest_fxbucket.user_frame import at_user_frame, naming_user_frame
 
 MOST_BYTES = 1 << 30
-"""Parameters above it have no memory from the moment that a module gets them; before it they are real."""
+"""Parameters are real until their bytes exceed it. Each further one loses its memory when a module gets it."""
 
 
 def build(factory: Callable[..., Any], args: Mapping[str, Any], name: str) -> nn.Module:
@@ -49,16 +49,18 @@ class _ParameterBytes:
 
     def __init__(self, inside: ExitStack) -> None:
         self.mode: FakeTensorMode | None = None
-        """Of parameters without memory; None as long as there are none."""
+        """Mode of the parameters without memory; None as long as there are none."""
         self._inside, self._bytes = inside, 0
         self._known: dict[int, tuple[weakref.ref[torch.Tensor], torch.Tensor | None]] = {}
-        """By identity a parameter that was real, and what stands for it if it is not held."""
+        """By identity each real parameter that was seen, and the fake one that modules get instead, if they do."""
 
     def given(self, module: nn.Module, name: str, parameter: torch.Tensor) -> torch.Tensor:
         """What ``module`` gets where ``parameter`` is put in its place."""
         if tracing.is_fake(parameter) or parameter.is_meta:
             return parameter
         known = self._known.get(id(parameter))
+        # Identities of parameters that are gone are used again. A parameter that several modules share counts once, and has one
+        # twin.
         if known is None or known[0]() is not parameter:
             self._bytes += parameter.untyped_storage().nbytes()
             twin = None
@@ -74,8 +76,10 @@ class _ParameterBytes:
 
 
 def fake_twin(mode: FakeTensorMode, real: torch.Tensor) -> torch.Tensor:
-    """A tensor without data like ``real``: a parameter for a parameter, with its attributes and hooks,
-    and ``stands_for``, the real one. On meta: on the CPU."""
+    """A fake tensor like ``real``, on the CPU for one on meta.
+
+    For a parameter it is a parameter, with the same attributes and hooks, and with ``stands_for``, the real one.
+    """
     device = torch.device("cpu") if real.is_meta else real.device
     with mode, torch.no_grad():
         fake = torch.empty_strided(real.size(), real.stride(), dtype=real.dtype, device=device)
@@ -108,12 +112,14 @@ def refuse_scripted(model: nn.Module) -> None:
 
 @contextmanager
 def in_modules(model: nn.Module, twins: Mapping[int, torch.Tensor]) -> Iterator[None]:
-    """While inside, modules have the ``twins`` (by identity of the real tensor) in their places.
+    """While inside, modules have the ``twins`` (by identity of the real tensor) in place of parameters and buffers.
 
-    Then every module has the attributes, parameters, buffers and hooks that it had before, whatever was set inside. Raises
+    Behind it every module has the attributes, parameters, buffers and hooks that it had before, whatever was set inside. Raises
     :class:`CaptureError` for a module that is scripted.
     """
     refuse_scripted(model)
+    # Two things are kept: which attributes each module has, and what is in its tables of parameters, buffers and hooks. Forward
+    # may exchange an attribute, or write into a table that stays the same object.
     before = [(module, dict(vars(module))) for module in model.modules()]
     places: list[dict[str, Any]] = [held for module, _ in before for held in (module._parameters, module._buffers)]
     hooks = [table for _, own in before for name, table in own.items() if "_hooks" in name and isinstance(table, dict)]

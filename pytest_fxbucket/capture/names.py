@@ -1,4 +1,4 @@
-"""Gives every traced node its module's FQN, its direction and pipeline stage; and modules that entries name, as units.
+"""Names every traced node by its module's FQN, direction and pipeline stage; finds the modules that entries name, as units.
 
 Forward nodes are named by hooks while the modules run. Backward nodes are named after the autograd node that makes them: its
 sequence number says during which module's forward it was recorded. The names land in ``node.meta`` under the keys that torch's
@@ -37,13 +37,13 @@ class StageMarks:
         """``cuts`` are first FQNs of modules."""
         self.cuts = frozenset(cuts)
         self.stage = 0
-        """The one that is traced."""
+        """The stage that is being traced."""
         self.calls: dict[str, list[Call]] = {}
-        """By FQN of every module that was followed, in order."""
+        """Calls of each module that was followed, by its FQN, in order."""
         self._begun: list[int] = []
 
     def begin(self) -> None:
-        """Be at the begin of a forward."""
+        """A forward begins: go back to the first stage."""
         self.stage = 0
 
     def enter(self, place: int) -> None:
@@ -62,7 +62,7 @@ class StageMarks:
 
 
 def first_names(model: nn.Module) -> dict[str, str]:
-    """Every FQN of a module of ``model``, to its first one, by which its calls are named."""
+    """Map every FQN of a module of ``model`` to the module's first FQN, which names its calls."""
     first = {id(module): fqn for fqn, module in model.named_modules()}
     return {fqn: first[id(module)] for fqn, module in model.named_modules(remove_duplicate=False)}
 
@@ -73,6 +73,7 @@ def calls_watched(model: nn.Module, enter: Callable[[str], None], leave: Callabl
     with ExitStack() as inside:
         for fqn, module in model.named_modules():
             inside.callback(module.register_forward_pre_hook(lambda *_, fqn=fqn: enter(fqn)).remove)
+            # A forward that raises is left, too: it is how the module that failed is known.
             inside.callback(module.register_forward_hook(lambda *_, fqn=fqn: leave(fqn), always_call=True).remove)
         yield
 
@@ -81,16 +82,22 @@ class NodeNamer:
     """Follows a trace and names nodes as they appear."""
 
     def __init__(self, model: nn.Module, graph: fx.Graph | None = None, marks: StageMarks | None = None) -> None:
-        """``graph`` is what is traced; None: what make_fx traces when nodes are to be named. ``marks`` are put on them."""
+        """``graph`` is the traced graph; None: the one that make_fx traces when nodes are named. ``marks`` are put on nodes."""
         self._graph, self._marks = graph, marks or StageMarks()
         self._classes = {fqn: type(module) for fqn, module in model.named_modules()}
         self._stacks: dict[str, dict[str, tuple[str, type]]] = {}
+        # FQNs of the modules whose forwards run, outermost first. The first item is there always, for what no module does.
         self._stack: list[str] = [""]
+        # Two lists side by side. Whenever the running module changes, they note the next autograd sequence number and the
+        # module: autograd nodes from that number on, up to the next noted one, were recorded in this module's forward.
         self._numbers: list[int] = []
         self._owners: list[tuple[str, int]] = []
+        # The node that was named last; None before the first.
         self._last: fx.Node | None = None
+        # FQN of the module whose backward runs, empty for the loss; None in forward.
         self._backward: str | None = None
         self._called = False
+        # The last exception that was seen to leave a module, and the innermost module that it left.
         self._raised: tuple[BaseException | None, str] = (None, "")
 
     @property
@@ -116,7 +123,7 @@ class NodeNamer:
 
     @property
     def is_in_module(self) -> bool:
-        """Whether a module's forward runs, in backward too."""
+        """Whether a module's forward runs, be it computed again in backward."""
         return len(self._stack) > 1
 
     @property
@@ -144,16 +151,17 @@ class NodeNamer:
             self._leave()
 
     def start_backward(self, loss: torch.Tensor) -> None:
-        """From here on nodes belong to the backward of ``loss``."""
+        """Say that nodes from here on belong to the backward of ``loss``."""
         self.flush()
         self._note()
         self._backward = ""
         for grad_fn in autograd_nodes([loss]):
             owner, stage = self._owner(grad_fn)
+            # The hook runs right before the node's own backward, so nodes that are traced from there on belong to its owner.
             grad_fn.register_prehook(lambda *_, owner=owner, stage=stage: self._enter_backward(owner, stage))
 
     def end_backward(self) -> None:
-        """From here on nodes belong to what modules do, as before :meth:`start_backward`."""
+        """Say that nodes from here on belong to what modules do, as before :meth:`start_backward`."""
         self.flush()
         self._backward = None
         self._marks.begin()
@@ -179,15 +187,18 @@ class NodeNamer:
             self._note()
 
     def _enter(self, fqn: str) -> None:
+        # Nodes up to here belong to the module that ran so far, so they are named before the stack changes.
         self.flush()
         self._stack.append(fqn)
         self._note()
 
     def _leave(self) -> None:
+        # An exception passes through every outer module, too. Only the first that it leaves is the one that raised it.
         error = sys.exc_info()[1]
         if error is not self._raised[0]:
             self._raised = error, self._stack[-1]
         self.flush()
+        # Two items: the model itself returns. What raises behind it is the loss.
         self._called = self._called or len(self._stack) == 2
         self._stack.pop()
         self._note()
@@ -217,7 +228,7 @@ class NodeNamer:
         node.meta["autograd_backward"] = True
 
     def _module_stack(self, fqn: str) -> dict[str, tuple[str, type]]:
-        """One for all nodes of a module."""
+        """The FQNs and classes from the root to ``fqn``; one dict that all nodes of the module share."""
         if fqn not in self._stacks:
             parts = fqn.split(".") if fqn else []
             paths = ["", *(".".join(parts[: i + 1]) for i in range(len(parts)))]
@@ -229,7 +240,7 @@ class NodeNamer:
 
 
 def aliases_of(model: nn.Module) -> dict[str, str]:
-    """Other FQNs of tied parameters of ``model``, to the first ones."""
+    """Map each further FQN of a tied parameter of ``model`` to its first FQN."""
     first = {id(parameter): fqn for fqn, parameter in model.named_parameters()}
     return {fqn: first[id(p)] for fqn, p in model.named_parameters(remove_duplicate=False) if first[id(p)] != fqn}
 
@@ -240,7 +251,7 @@ def single_selectors(entries: Iterable[Entry]) -> list[Entry]:
 
 
 def units_of(model: nn.Module, entries: Sequence[Entry]) -> list[str]:
-    """FQN of each module that ``entries`` name; what names nothing is left to the plan's own resolution, which says so."""
+    """FQN of each module that ``entries`` name. One that names nothing is left to the plan's own resolution, which says so."""
     modules = [fqn for fqn, _ in model.named_modules()]
     parameters = [fqn for fqn, _ in model.named_parameters(remove_duplicate=False)]
     found: dict[str, None] = {}
@@ -265,6 +276,7 @@ def inputs_cast(model: nn.Module, units: Sequence[str], dtype: torch.dtype | Non
     with ExitStack() as inside:
         for fqn in units if dtype is not None else ():
             module = model.get_submodule(fqn)
+            # First among the module's hooks, as FSDP2's is: hooks of the user see inputs that are cast.
             handle = module.register_forward_pre_hook(partial(hook, fqn), prepend=True, with_kwargs=True)
             inside.callback(handle.remove)
         yield

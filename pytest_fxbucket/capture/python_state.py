@@ -1,6 +1,6 @@
-"""Python state that a forward may change: a graph does not do it again, so it must make no difference.
+"""Python state that a forward may change: a graph does not change it again, so the change must make no difference.
 
-It is compared by pictures: plain data that is equal exactly if two values cannot be told apart by what they hold.
+State is compared by pictures. A picture is plain data; two are equal exactly if the two values hold the same.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ from pytest_fxbucket.step.portable import digest, encode_module
 _PLAIN = (bool, int, str, bytes, type(None), type(...), torch.dtype, torch.device, Enum, type)
 _SINGLE = (torch.Tensor, nn.Module, torch.optim.Optimizer, FunctionType, BuiltinFunctionType, MethodType, ModuleType)
 GENERATOR = "a random generator"
-"""Begins the picture of one of Python's or numpy's."""
+"""First item of the picture of a random generator of Python or numpy."""
 DEEP = 8
-"""How far what an object holds is looked at."""
+"""How many levels of objects within objects a picture looks into."""
 MANY = 1_000
-"""Items of the largest collection that is looked at, where the user's variables are."""
+"""Class attributes and variables of the user that hold more items than that are not looked at."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ByIdentity:
-    """The very object, kept alive: equal to itself alone."""
+    """Picture of an object by its identity alone. It keeps the object alive, so that no other gets that identity."""
 
     value: object
 
@@ -45,7 +45,7 @@ class ByIdentity:
 
 
 class Snapshots:
-    """Pictures taken at one moment: an object that many hold is looked at once."""
+    """Pictures of one moment: an object that several others hold is looked into once."""
 
     def __init__(self) -> None:
         self._of: dict[int, tuple[object, object]] = {}
@@ -64,6 +64,7 @@ class Snapshots:
         if isinstance(value, _SINGLE) or depth > DEEP:
             return ByIdentity(value)
         if id(value) not in self._of:
+            # For as long as it is looked into: an object that holds itself ends here.
             self._of[id(value)] = (value, "a part of itself")
             self._of[id(value)] = (value, self._inside(value, depth + 1))
         return self._of[id(value)][1]
@@ -93,7 +94,7 @@ def attributes_of(value: object) -> dict[str, Any]:
 
 @cache
 def _is_torchs(name: str) -> bool:
-    """Whether ``name`` is a module's table of parameters, buffers, children, or hooks, by numbers that no two modules share."""
+    """Whether ``name`` is a module's table of parameters, buffers, children or hooks, whose numbers no two modules share."""
     return name in ("_parameters", "_buffers", "_modules") or (name.startswith("_") and "_hooks" in name)
 
 
@@ -124,7 +125,7 @@ def state_of(model: nn.Module) -> dict[str, object]:
 
 
 def generators() -> dict[str, object]:
-    """State of the random generators that all code of the process shares, by what they are called; torch's own is not among."""
+    """State of the random generators that all code of the process shares, by name. torch's own is not among them."""
     found: dict[str, object] = {"Python's random generator": random.getstate()}
     numpy = sys.modules.get("numpy.random")
     if numpy is not None:
@@ -141,7 +142,7 @@ def _small(value: object) -> bool:
     return isinstance(value, (int, float, str, bool)) or (isinstance(value, (list, dict, set)) and len(value) <= MANY)
 
 
-# A step whose forward changes such state is traced twice.
+# A step whose forward changes Python state is traced twice.
 
 
 StepT = TypeVar("StepT")
@@ -150,10 +151,10 @@ StepT = TypeVar("StepT")
 def trace_settled(
     model: nn.Module, trace: Callable[[], tuple[StepT, fx.GraphModule]], run_alone: Callable[[StepT], None]
 ) -> tuple[StepT, fx.GraphModule]:
-    """What ``trace`` gives of ``model``; traced twice if forward changes attributes, or variables of the model's modules.
+    """What ``trace`` gives; traced twice if forward changes attributes of ``model``, or variables of its Python modules.
 
-    ``run_alone`` runs the model by itself, not traced. Raises :class:`CaptureError` if that makes another graph the second
-    time, or may later: for random generators of Python and numpy, and for numbers that change from call to call.
+    ``run_alone`` runs the model by itself, not traced. Raises :class:`CaptureError` if the second graph is another than the
+    first, or a later one may be: for draws from generators of Python and numpy, and numbers that change from call to call.
     """
     before = state_of(model)
     first = trace()
@@ -162,12 +163,15 @@ def trace_settled(
     if not changed:
         return first
     _refuse_drawing(changed, after, model, partial(run_alone, first[0]))
+    # State of one kind, as a cache that the first call fills, changes once and then stays. The second trace begins with what
+    # the first left: an equal graph shows that nothing in it depends on that.
     try:
         second = trace()
     except CaptureError as error:
         raise CaptureError(f"{_kept(changed[0])}: the second step cannot be traced, since {error}") from error
     later = state_of(model)
     for where in changed:
+        # A number that still changes is refused even if both graphs are equal: it may make a difference at a later value.
         if is_number(after[where]) and later.get(where) != after[where]:
             raise CaptureError(
                 f"{where} changes from call to call in forward, and a graph would keep its first value; count in a buffer "
@@ -210,6 +214,7 @@ def _who_changes(where: str, model: nn.Module, run: Callable[[], object]) -> str
         begun.append(generators()[where])
 
     def leave(fqn: str) -> None:
+        # Inner modules leave before outer ones, so the first that saw a change is the innermost.
         if begun.pop() != generators()[where] and not found:
             found.append(fqn)
 

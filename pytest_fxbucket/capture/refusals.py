@@ -19,7 +19,7 @@ from pytest_fxbucket.words import some
 
 
 def refuse_constants(graph_module: fx.GraphModule, model: nn.Module) -> None:
-    """A tensor that the model holds, but as no input of the step, has no value under tracing: the graph could not run."""
+    """Raise :class:`CaptureError` for a fake tensor that became a constant of the graph: it has no value to run with."""
     parameters = {id(parameter): fqn for fqn, parameter in model.named_parameters()}
     for node in graph_module.graph.nodes:
         if node.op != "get_attr" or not tracing.is_fake(getattr(graph_module, node.target)):
@@ -34,7 +34,7 @@ def refuse_constants(graph_module: fx.GraphModule, model: nn.Module) -> None:
 
 
 def refuse_written_parameters(graph_module: fx.GraphModule) -> None:
-    """What is gathered is gone after its use, and what was written to it; eager keeps that in the parameter."""
+    """Raise :class:`CaptureError` for a write to a gathered parameter: it is lost with it, where eager keeps it."""
     for node in graph_module.graph.nodes:
         if any(is_all_gather(base(target)) for target in written_arguments(node)):
             raise CaptureError(
@@ -44,7 +44,7 @@ def refuse_written_parameters(graph_module: fx.GraphModule) -> None:
 
 
 def refuse_drawing_again(expanded: Iterable[fx.Node]) -> None:
-    """A sub-graph is put in behind the trace, so what it draws again in backward would be other numbers than forward's."""
+    """Raise :class:`CaptureError` for a sub-graph's draw in backward: put in behind the trace, it would not be forward's."""
     for node in expanded:
         op = overload(node)
         if op is not None and node.meta.get("autograd_backward") and draws(op, node.args, node.kwargs):
@@ -70,7 +70,7 @@ def _where(node: fx.Node) -> str:
     return f"module {stack[-1]}" if stack[-1] else "the root module or the loss"
 
 
-# Operators that torch refuses to run on the dtypes that they were traced with: fake tensors do not look at them.
+# Operators that torch refuses to run on the dtypes that they were traced with: fake tensors do not look at dtypes.
 
 
 aten = torch.ops.aten
@@ -99,13 +99,16 @@ _NORMS: dict[torch._ops.OpOverload, tuple[int, Sequence[int]]] = {
     aten._native_batch_norm_legit_functional.default: (0, (1, 2, 3, 4)),
     aten._native_batch_norm_legit.no_stats: (0, (1, 2)),
 }
-"""What is normalised, and what it is scaled, shifted and measured by: those have its dtype, or all float32 if it is shorter."""
+"""Places of the input, and of its weight, bias and running statistics.
+
+Those have the input's dtype; if that is shorter than float32, they may all be float32.
+"""
 
 
 def refuse_mixed_dtypes(graph: fx.Graph, parameters: Mapping[fx.Node, str], param_dtype: str | None) -> None:
     """Raise :class:`CaptureError`, which names the module, for the first operator of ``graph`` that could not run.
 
-    ``parameters`` are its inputs that are, with their FQNs.
+    ``parameters`` are those of its inputs that are parameters, with their FQNs.
     """
     for node in graph.nodes:
         dtypes = _mixed(node)
@@ -122,7 +125,7 @@ def refuse_mixed_dtypes(graph: fx.Graph, parameters: Mapping[fx.Node, str], para
 
 
 def _owner(node: fx.Node, parameters: Mapping[fx.Node, str]) -> str:
-    """The module whose parameter ``node`` is made of, the fewest operators back: a hook runs before its module does."""
+    """The module of the nearest parameter that ``node`` is made of, for a node that a hook made outside of any module."""
     found = dict.fromkeys(node.all_input_nodes)
     for one in (queue := list(found)):
         if one in parameters:

@@ -23,12 +23,15 @@ from pytest_fxbucket.step.roles import Value
 def gather_again_in_backward(graph: fx.Graph, batch: Collection[fx.Node] = ()) -> None:
     """Clone each unshard before its first reader in backward: cast, all-gather, wait, and the views and casts that are read.
 
-    A gather of what is made of ``batch``, inputs of the graph, is no unshard: again it would take the forward before it, too.
+    ``batch`` are inputs of the graph. A gather of what is made of them is no unshard: its clone would need forward once more.
     """
+    # First each node finds its place, from the last node to the first: before its first reader in backward, where a node that
+    # is cloned too counts by the place of its clone. Then nodes are cloned in graph order, so a clone's sources are cloned
+    # before it. At last readers in backward are given the clones.
     position = {node: i for i, node in enumerate(graph.nodes)}
     unsharded = _unsharded(graph, readers_of(batch))
     first: dict[fx.Node, fx.Node] = {}
-    """Before which backward node a clone of each node must stand."""
+    """By node, the backward node that its clone must stand before."""
     for node in reversed(unsharded):
         readers = {first.get(user, user) for user in node.users if user in first or _is_backward(user)}
         if readers:
@@ -52,12 +55,13 @@ def _is_backward(node: fx.Node) -> bool:
 
 
 def _unsharded(graph: fx.Graph, activations: Collection[fx.Node]) -> list[fx.Node]:
-    """All-gathers of parameters, what they send back to the shard, and what only moves or casts the result; in order."""
+    """All-gathers of parameters, the nodes from the shard to what they send, and what only moves or casts results; in order."""
     inputs = set(graph.find_nodes(op="placeholder"))
     found: set[fx.Node] = set()
     for node in graph.nodes:
         if is_all_gather(node) and node not in activations:
             found |= ancestors([node], inputs)
+        # Views and casts are made again as well: else their results would be kept for backward in place of what was gathered.
         elif not _is_backward(node) and _moves(node) and found.issuperset(node.all_input_nodes):
             found.add(node)
     return [node for node in graph.nodes if node in found]
@@ -97,7 +101,7 @@ def resharding_of(model: nn.Module, plan: Plan) -> Resharding:
     parameters, modules = [fqn for fqn, _ in model.named_parameters()], [fqn for fqn, _ in model.named_modules()]
     try:
         entries = entries_of(plan, parameters, modules, aliases_of(model)).entries
-    except PlanError:  # of entries: said where they are needed, in each check
+    except PlanError:  # entries that cannot be resolved are told by each check that needs them
         return Resharding(plan.parallel.reshard_after_forward, {})
     try:
         kept_entries(plan.parallel.reshard_after_forward, [entry.name for entry in entries], None)

@@ -19,8 +19,8 @@ def joint_step(gm: fx.GraphModule, module: nn.Module, batch: Sequence[Tensor], *
     """What a ``[graph]`` factory returns for ``gm``, the graph that ``aot_export_joint_with_descriptors`` made of ``module``.
 
     ``module`` gives a scalar loss of ``batch``; its parameters and buffers, DTensors or not, are the step's, and begin with the
-    values that they have. ``inner`` is the name that the model has in ``module``: FQNs, and the modules that nodes are of, go
-    without it. ``gm`` is changed: parts of DTensors that are no tensors go in and out no longer, too. Raises
+    values that they have. ``inner`` is the name that the model has in ``module``: FQNs and module names of nodes go without it.
+    ``gm`` is changed: it no longer takes or gives those parts of DTensors that are no tensors. Raises
     :class:`CaptureError` for a graph without descriptors, or with outputs besides loss and gradients.
     """
     from pytest_fxbucket.compat.descriptors import takes_flat
@@ -42,6 +42,7 @@ def joint_step(gm: fx.GraphModule, module: nn.Module, batch: Sequence[Tensor], *
             outputs.append("grad")
             values.append(name.removeprefix(f"{inner}."))
     gm.graph.output_node().args = (tuple(given),)
+    # Only the output read such a part, which it no longer returns.
     for node, kind, _ in _inputs(gm):
         if kind == "part":
             gm.graph.erase_node(node)
@@ -58,7 +59,7 @@ def joint_step(gm: fx.GraphModule, module: nn.Module, batch: Sequence[Tensor], *
 
 
 def _name_modules_within(inner: str, graph: fx.Graph) -> None:
-    """So that passes which look for a plan's entries among the modules of nodes find them."""
+    """Leave ``inner`` out of the module names of nodes, by which passes find a plan's entries."""
     for node in graph.nodes:
         for key in ("nn_module_stack", "fwd_nn_module_stack"):
             if stack := node.meta.get(key):

@@ -1,4 +1,4 @@
-"""Roles of a graph's inputs and outputs, told by the DTensor placements of what it takes: what a solver of placements gives."""
+"""Roles of a graph's inputs and outputs, from the DTensor placements of its inputs, as a solver of placements gives them."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def placed_step(
 
 
 def _flat(module: fx.GraphModule) -> fx.GraphModule:
-    """``module``, or a copy that returns one list, where it returns lists in one: AOT autograd's joint graphs do so."""
+    """``module``; if it returns lists within a list, as AOT autograd's joint graphs do, a copy that returns one flat list."""
     if not any(isinstance(one, (list, tuple)) for one in returned(module.graph.output_node())):
         return module
     graph = copy.deepcopy(module.graph)
@@ -94,7 +94,7 @@ class _Placed:
     name: str
     role: _Given
     whole: Any
-    """Or what has its shape."""
+    """The whole tensor, or something that has its shape."""
     placements: tuple[Placement, ...]
     mesh: DeviceMesh
 
@@ -158,12 +158,14 @@ def _part(whole: torch.Tensor, mesh: DeviceMesh, placements: Sequence[Placement]
     """This rank's part of ``whole``: no rank sends anything."""
     from torch.distributed.tensor import DTensor, Replicate
 
+    # From Replicate to any placement each rank cuts out its own part.
     everywhere = DTensor.from_local(whole, mesh, [Replicate()] * mesh.ndim, run_check=False)
     return everywhere.redistribute(mesh, placements).to_local().detach().clone()
 
 
 def _copies(mesh: DeviceMesh, placements: Sequence[Placement]) -> list[list[int]]:
-    """Sets of ranks that have the same of what is so placed."""
+    """Sets of ranks that hold the same part of a tensor with these placements."""
+    # Ranks at one place along all dimensions that are not replicated hold the same.
     ranks, along = mesh.mesh, [number for number, one in enumerate(placements) if one.is_replicate()]
     if not along:
         return []
@@ -194,7 +196,7 @@ _Named = list[tuple[str, str]]
 
 
 class _Naming:
-    """Roles of what graphs take and give, by its names."""
+    """Finds the roles of inputs and outputs of graphs by their names."""
 
     def __init__(
         self,
@@ -211,12 +213,12 @@ class _Naming:
         if foreign := next((phase for phase in graphs if phase not in ORDER), None):
             raise CaptureError(f"placed_step: there is no graph {foreign!r}{nearest(str(foreign), list(ORDER))}")
         self.handed: dict[str, str] = {}
-        """Role of what graphs so far hand on, by name."""
+        """Role of each value that the graphs so far hand on, by its name."""
         self.tensors: dict[Phase, list[torch.Tensor]] = {}
-        """This rank's parts of what graphs take and are not handed."""
+        """This rank's parts of those inputs of each graph that no graph before it hands on."""
 
     def of(self, phase: Phase) -> dict[str, _Named]:
-        """(role, name) of all inputs and outputs of the graph ``phase``, which comes behind those asked for before."""
+        """(role, name) of all inputs and outputs of the graph ``phase``. To be asked in the order of graphs."""
         return {"inputs": list(self._inputs(phase)), "outputs": list(self._outputs(phase))}
 
     def _inputs(self, phase: Phase) -> Iterator[tuple[str, str]]:
@@ -301,7 +303,7 @@ class _Naming:
 
 
 def _saved(nodes: Sequence[Any]) -> list[str | None]:
-    """Names of what forward saves; of a node that it saves again another one."""
+    """Names of what forward saves; a node that is saved more than once has a name for each time."""
     names: list[str | None] = []
     for node in nodes:
         names.append(None if node is None else f"{node}, {len(names)}" if str(node) in names else str(node))

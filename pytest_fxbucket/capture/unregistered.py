@@ -1,4 +1,4 @@
-"""Tensors that a model holds in plain attributes, or its code in global variables: inputs of the graph, and said to be."""
+"""Tensors that a model holds in plain attributes, or its code in global variables: they become inputs of the graph."""
 
 from __future__ import annotations
 
@@ -60,6 +60,7 @@ def take_as_inputs(graph_module: fx.GraphModule, model: nn.Module, mode: FakeTen
             values.append(Value("held", name, tuple(tensor.shape), tensor.dtype))
         node.replace_all_uses_with(found[name])
         graph_module.graph.erase_node(node)
+    # An input may be read, but no write to it comes back to the model: the next step would begin with the old value.
     names_of = {node: name for name, node in found.items()}
     for node in graph_module.graph.nodes:
         if name := next((names_of[base(t)] for t in written_arguments(node) if base(t) in names_of), ""):
@@ -82,7 +83,7 @@ def _tensors(value: Any, name: str) -> Iterator[tuple[str, torch.Tensor]]:
 
 
 def refuse_other_buffers(model: nn.Module, before: Mapping[str, torch.Tensor]) -> None:
-    """Raise :class:`CaptureError` for a buffer of ``model`` that has no place among those ``before`` its forward."""
+    """Raise :class:`CaptureError` for a buffer that is new since ``before`` forward, or has another shape or dtype."""
     for fqn, buffer in model.named_buffers():
         was = before.get(fqn)
         if was is None:
@@ -95,8 +96,10 @@ def refuse_other_buffers(model: nn.Module, before: Mapping[str, torch.Tensor]) -
 
 
 def keep_buffers(model: nn.Module, before: Mapping[str, torch.Tensor], namer: NodeNamer) -> None:
-    """Write what stands in the place of a buffer into the one ``before``, as the next step reads it. To be called behind
-    backward, which may need the old values."""
+    """Write the tensor that forward put in a buffer's place into the buffer ``before``, which the next step reads.
+
+    To be called behind backward, which may need the old values.
+    """
     for fqn, buffer in list(model.named_buffers()):
         if buffer is before[fqn]:
             continue

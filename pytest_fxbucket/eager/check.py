@@ -1,4 +1,4 @@
-"""The check ``eager`` of one plan: what its ranks are given, and what they brought back, judged."""
+"""The check ``eager`` of one plan: it gives ranks their tasks, and judges what they bring back."""
 
 from __future__ import annotations
 
@@ -32,9 +32,9 @@ class Eager(OnRanks):
     """torch's own step of a plan's model beside the final step of the plan, on ranks."""
 
     pipe: str = ""
-    """Named pipe that the ranks report each step through (:mod:`pytest_fxbucket.eager.step_reports`)."""
+    """Named pipe through which ranks report each step (:mod:`pytest_fxbucket.eager.step_reports`)."""
     steady: bool = False
-    """Whether learning rates stay as they are; else each step has others, so that one of another step shows."""
+    """Whether learning rates stay as they are. Else they change from step to step, so that one of a wrong step shows."""
 
     def verdict(self) -> Verdict:
         """Run both. Raises what capture and passes raise, and RankError for ranks that cannot be had."""
@@ -63,6 +63,7 @@ class Eager(OnRanks):
             step = judge.first_step(seen)
             if step is not None:
                 lines += judge.difference_lines(seen, world.entry_of)
+                # Ranks run once more: only where a step differs are its bits followed, and does a reason need to be found.
                 followed = self._seen(step)
                 lines += [*self._moved(seen), *self._divergence(followed), *self._by_design(seen, followed)]
         except RankFailure as failure:
@@ -81,7 +82,7 @@ class Eager(OnRanks):
         return f"torch's {_OF_MODE[self.world.plan.parallel.mode]}{tp}"
 
     def _seen(self, localise: int | None = None, stated: tuple[str, ...] = ()) -> list[EagerOutcome]:
-        """Ask ranks. ``localise`` is a step to follow; ``stated`` are reasons beside the plan's."""
+        """Have ranks run. ``localise`` is a step to follow module by module; ``stated`` are reasons to add to the plan's."""
         world = self.world
         own = world.plan.eager
         plan = replace(world.plan, eager=replace(own, rounds_otherwise=(*own.rounds_otherwise, *stated)))
@@ -99,6 +100,7 @@ class Eager(OnRanks):
         yield from dict.fromkeys(f"{self._torchs}: {one.wrong}" for one in seen if one.wrong)
         yield from dict.fromkeys(f"{self._torchs} stepped, and then raised {one.cannot}" for one in seen if _stopped(one))
         sided = dict.fromkeys(clause for one in seen for clause in one.one_sided)
+        # A rank of a pipeline has the graphs of its stages alone: what it lacks counts if all other ranks lack it, too.
         in_stages = world.plan.pipeline is not None
         sided |= {
             clause: None
@@ -140,13 +142,13 @@ class Eager(OnRanks):
 
     def _by_design(self, seen: Sequence[EagerOutcome], followed: Sequence[EagerOutcome]) -> Iterator[str]:
         for reason in dict.fromkeys(reason for one in followed for reason in one.reasons):
-            # All plans of two dtypes have gradient_dtype, and in few it shows.
+            # Every plan of two dtypes has the reason gradient_dtype, but few have other bits by it: it is tried out here.
             is_tried = reason == "gradient_dtype"
             if reason not in self.world.plan.eager.rounds_otherwise and (not is_tried or self._goes_with(reason, seen)):
                 yield f'by design: {WORDS[reason]}; [eager] rounds_otherwise = ["{reason}"] holds everything else'
 
     def _goes_with(self, reason: str, seen: Sequence[EagerOutcome]) -> bool:
-        """Whether gradients become equal in a run that has ``reason`` stated, which is asked where that can be."""
+        """Whether gradients become equal in a run that has ``reason`` stated. It is run only where gradients alone differ."""
         if not gradients_alone(seen):
             return False
         stated = self._seen(stated=(reason,))
@@ -155,6 +157,7 @@ class Eager(OnRanks):
     def _moved(self, seen: Sequence[EagerOutcome]) -> Iterator[str]:
         world, plan = self.world, self.world.plan
         is_ddp = plan.parallel.mode == "replicate"
+        # Where bytes lie in buckets of a user's trainer, or of DistributedDataParallel, is not known here.
         unknown = plan.eager.factory or (is_ddp and "ddp_buckets" not in plan.eager.rounds_otherwise)
         if plan.run.reduce != "ring" or unknown or plan.pipeline is not None:
             return
@@ -176,16 +179,16 @@ class Eager(OnRanks):
 
 
 def _unread(whole: StepGraph) -> tuple[tuple[str, str], ...]:
-    """Role and name of parameters and buffers that the step that is not in stages does not read.
+    """Role and name of the parameters and buffers that the whole step, not cut into stages, does not read.
 
-    What a stage reads and its graph has lost is not among them.
+    So a value that a stage should read, but its graph does not, is not among them.
     """
     places = zip(whole.inputs["joint"], whole.graphs["joint"].graph.find_nodes(op="placeholder"), strict=True)
     return tuple(value.key for value, node in places if value.role in ("param", "buffer") and not node.users)
 
 
 def _stopped(one: EagerOutcome) -> bool:
-    """Whether torch's own step raised once it had stepped: that is no model that it cannot step."""
+    """Whether torch's own step raised after a step that worked: then it is no model that torch cannot step."""
     return bool(one.cannot and one.compared)
 
 

@@ -1,7 +1,7 @@
-"""Attention over parts of the sequence in eager steps: nothing of the captured one is used.
+"""Attention over parts of the sequence in eager steps; it shares no code with the captured attention.
 
-It is told by torch.distributed where keys and values are gathered. Where they go round, it is torch's own ring attention, which
-is given torch's kernel for a CPU.
+Keys and values are gathered by torch.distributed. If they go round a ring, it is torch's own ring attention, which is given
+torch's kernel for a CPU.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from pytest_fxbucket.user_frame import at_user_frame
 _flash = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
 _flash_backward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
 _SAME = 1e-4
-"""How far values of parts may lie from those of wholes, as a share of the largest: sums in float32, in another order."""
+"""How far values of parts may lie from those of wholes, relative to the largest: float32 sums in another order."""
 
 
 class WholeSequence(TorchFunctionMode):
@@ -51,7 +51,9 @@ class WholeSequence(TorchFunctionMode):
     ) -> torch.Tensor:
         if self._form == "ring":
             _refuse_in_blocks(query, key, value, dropout_p, bool(more.get("enable_gqa")))
-            return _Ring.apply(query, key, value, self._group, is_causal, more.get("scale"))  # type: ignore[no-any-return]  # a tensor
+            return _Ring.apply(  # type: ignore[no-any-return]  # a tensor
+                query, key, value, self._group, is_causal, more.get("scale")
+            )
         keys, values = (_FromAll.apply(one, self._group) for one in (key, value))
         seen = None
         if is_causal:
@@ -61,7 +63,7 @@ class WholeSequence(TorchFunctionMode):
 
 
 def _refuse_in_blocks(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, dropout_p: float, enable_gqa: bool) -> None:
-    """Raise ValueError for what torch's own attention raises for, or its ring has no blocks of: the kernel looks at neither."""
+    """Raise ValueError for what torch's attention refuses, or its ring does not take: the kernel itself checks neither."""
     heads, shared = query.shape[1], key.shape[1]
     if shared not in (1, heads) and not enable_gqa:
         raise ValueError(
@@ -75,7 +77,7 @@ def _refuse_in_blocks(query: torch.Tensor, key: torch.Tensor, value: torch.Tenso
 
 
 class _Ring(torch.autograd.Function):
-    """Torch's ring attention, which it has for dispatch alone, as autograd would call it."""
+    """Torch's ring attention with a backward: torch itself offers it to its dispatcher, not to autograd."""
 
     @staticmethod
     def forward(
@@ -119,7 +121,7 @@ def _shared(few: torch.Tensor, times: int) -> torch.Tensor:
 
 
 class _FromAll(torch.autograd.Function):
-    """Each rank's part of dimension 2, in order of ranks; in backward the sum of what the ranks have of this one's."""
+    """All ranks' parts of dimension 2, in order of ranks. Backward sums, over ranks, the gradients of this rank's part."""
 
     @staticmethod
     def forward(ctx: Any, part: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
@@ -150,30 +152,30 @@ class PartError(FxbucketError):
 
 
 def parting_of(call: Callable[[Any], Any], whole: Any, part: Any, group: dist.ProcessGroup) -> SequenceParting:
-    """Of a model that ``call`` calls; ``part`` is this rank's of each sequence of ``whole``.
+    """Compare what ``call``, which calls a model, gives of ``part``, this rank's part of each sequence, with that of ``whole``.
 
-    What is not asked makes nothing green by itself: the step, which calls the model with parts alone, is still held bit for
-    bit. Unknown is only whether that step is one of whole sequences, and the summary says so. Raises :class:`PartError`.
+    An unasked answer makes nothing green by itself: the step, which calls the model with parts alone, is still compared bit for
+    bit. It leaves open whether that step is one of whole sequences, and the summary says so. Raises :class:`PartError`.
     """
     with torch.no_grad(), _Coarsest() as seen:
         before = ProcessState.take()
         try:
             wholes = _tensors(call(whole))
         except Exception as error:
-            # Nobody has values to hold parts against. Ranks along cp have the same wholes: all of them are here, or none.
+            # There is nothing to compare parts with. Ranks along cp have the same wholes, so all of them are here, or none.
             return SequenceParting(unasked=f"in float32 the model raises {type(error).__name__}: {_brief(error)}")
         has_drawn = before.has_drawn()
         try:
             with WholeSequence(group):
                 parts = _tensors(call(part))
         except Exception as error:
-            # Float32, eval() and no_grad() are those of the wholes, so it is the part. Other ranks may be waiting for this
-            # one's keys: no clause that all agree on, but what ends the job.
+            # Wholes ran in float32, eval() and no_grad(), too, so the part is the cause. Other ranks may wait for this one's
+            # keys and never come to the exchange of clauses, so the job is ended instead.
             raise PartError(
                 f"the model, in float32 and eval(), takes whole sequences but raises {type(error).__name__} of a part"
                 f"{at_user_frame(error)}: {_brief(error)}; let it take sequences of any length, or leave cp out"
             ) from error
-    if seen.is_half:  # a wrong place may be as near as its rounding
+    if seen.is_half:  # rounding may be as large as the difference that a wrong position makes
         return SequenceParting(unasked="the model computes in 16 bits by itself, whose rounding would hide it")
     if has_drawn:  # ranks along cp have drawn alike: all of them say this
         return SequenceParting(unasked="in eval() the model draws random numbers, and of a part it draws others")
@@ -182,12 +184,13 @@ def parting_of(call: Callable[[Any], Any], whole: Any, part: Any, group: dist.Pr
         for number, (own, all_of_it) in enumerate(zip(parts, wholes, strict=False))
         if own.dim() > 1 and own.shape == (all_of_it.shape[0], all_of_it.shape[1] / group.size(), *all_of_it.shape[2:])
     ]
-    if not cut:  # as a loss alone: that of a part is no part of the whole's
+    if not cut:  # such as a loss alone: the loss of a part is no part of the whole's loss
         return SequenceParting(unasked="no output of the model has the sequence in dimension 1")
     if not all(bool(all_of_it.isfinite().all()) for _, _, all_of_it in cut):  # NaN is near nothing, right or wrong
         return SequenceParting(unasked="of whole sequences the model gives numbers that are not finite")
     for number, own, all_of_it in cut:
         off = (own - all_of_it.chunk(group.size(), 1)[group.rank()]).abs().amax([at for at in range(own.dim()) if at != 1])
+        # Negated, so that a difference of NaN counts as wrong.
         if bool((wrong := ~(off <= _SAME * all_of_it.abs().max())).any()):
             share = float(off.max() / all_of_it.abs().max())
             by = f"by {share:.1%} of the largest" if isfinite(share) else "not finite ones"
@@ -209,7 +212,7 @@ def _tensors(output: Any) -> list[torch.Tensor]:
 
 
 class _Coarsest(TorchDispatchMode):
-    """Whether anything is computed in 16 bits while inside."""
+    """Notes whether anything is computed in 16 bits while inside."""
 
     is_half = False
 

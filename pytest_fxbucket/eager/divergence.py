@@ -1,7 +1,8 @@
-"""Where an eager step parts from a graph: the first operator of a module whose bits are nowhere in the graph.
+"""Where an eager step parts from a graph: the first operator of a module whose results are not among the graph's values.
 
-Operators are seen as they are called, each with the module whose forward runs; in backward that is the module of the autograd
-node at work. What wraps the model (gathers, reductions, copies into buckets) is left out: a graph has other buckets.
+Operators are seen as they are called. In forward an operator belongs to the module whose forward runs, in backward to the
+module of the autograd node that runs. What wraps the model (gathers, reductions, copies into buckets) is left out: a graph has
+other buckets.
 """
 
 from __future__ import annotations
@@ -33,12 +34,12 @@ _LOSS = "the loss"
 _UNDEFINED = ("aten::empty", "aten::new_empty")
 """Operators whose values mean nothing until they are written."""
 _WRAPPERS = ("torch.distributed.", "torch.nn.parallel.", "pytest_fxbucket.ranks.")
-"""Modules whose operators are no part of a model: the last sums in rank order."""
+"""Python modules whose operators are no part of a model. The last one has process groups that sum in rank order."""
 
 
 @dataclass(frozen=True, slots=True)
 class Divergence:
-    """What was called first that the graph has not computed; all empty if there is nothing."""
+    """The first operator whose result the graph has not computed; all fields are empty if there is none."""
 
     module: str = ""
     """FQN, or "the loss"."""
@@ -47,7 +48,7 @@ class Divergence:
 
 
 def first_divergence(model: nn.Module, known: Collection[str], take: Callable[[], object]) -> Divergence:
-    """Follow ``take()``, a step of ``model``; ``known`` are digests of all that the graph computed."""
+    """Run ``take()``, a step of ``model``, and follow it; ``known`` are digests of all values that the graph computed."""
     follower = _Follower(known)
     with _bodies(model, follower), follower:
         take()
@@ -55,7 +56,7 @@ def first_divergence(model: nn.Module, known: Collection[str], take: Callable[[]
 
 
 class _Follower(TorchDispatchMode):
-    """Sees operators; ``inside`` are the modules whose forward runs."""
+    """Sees every operator; ``inside`` are the FQNs of the modules whose forwards run."""
 
     def __init__(self, known: Collection[str]) -> None:
         super().__init__()
@@ -78,12 +79,14 @@ class _Follower(TorchDispatchMode):
         return made
 
     def _module(self, node: int | None) -> str | None:
-        """The module that what is called belongs to; None for what belongs to none."""
+        """The module of an operator, which autograd node number ``node`` calls, if any; None if it belongs to no module."""
         if not self.inside and node is not None:
             return self._module_of.get(node)
+        # Outside of modules there is the loss, behind a first module and before backward. All else is no part of the model.
         if not self.inside and (self._is_backward or not self._module_of):
             return None
         module = self.inside[-1] if self.inside else _LOSS
+        # Autograd numbers its node for an operator before it calls what is seen here, so the last number is this operator's.
         self._module_of[tracing.next_autograd_number() - 1] = module
         return module
 
@@ -93,7 +96,7 @@ class _Follower(TorchDispatchMode):
 
 
 def _is_wrappers(*, in_backward: bool) -> bool:
-    """Whether what wraps the model called an operator, and not the model's own code or its backward.
+    """Whether an operator was called by what wraps the model, not by the model's own code or its backward.
 
     Forward runs below this module; process groups call some operators in threads of their own.
     """
@@ -128,13 +131,14 @@ def _body(follower: _Follower, fqn: str, forward: Callable[..., Any], *args: Any
         follower.inside.pop()
 
 
-# Where a reduction's members lie otherwise than in torch's own: round a ring that changes the order of their sums.
+# Members of a reduction that lie at other bytes than in torch's own: round a ring their place changes the order of their sums.
 
 
 def moved(reading: GraphAnalysis, units: Mapping[str, Sequence[str]], differing: Collection[str], torchs: str) -> str:
-    """A sentence on the first member, in byte order, of the first reduction of a ``differing`` gradient that lies elsewhere.
+    """A sentence on the first member that lies at another byte than in torch's own reduction; empty if there is none.
 
-    ``units`` are FQNs by unit of torch's, each in registration order, which is the order of bytes there. Empty: none does.
+    Reductions of a ``differing`` gradient are looked at, members in byte order. ``units`` are FQNs by torch's unit, in
+    registration order, which is the order of bytes there.
     """
     for bucket in reading.buckets:
         if (
@@ -152,6 +156,7 @@ def moved(reading: GraphAnalysis, units: Mapping[str, Sequence[str]], differing:
 
 def _first(reading: GraphAnalysis, bucket: Bucket, units: Mapping[str, Sequence[str]]) -> tuple[str, str, int, int] | None:
     """(unit, FQN, offset here, offset in torch's) in bytes."""
+    # A unit's gradients may be reduced in several buckets here: sizes come from all of the same kind, level and round.
     same = [one for one in reading.buckets if (one.kind, one.level, one.round) == (bucket.kind, bucket.level, bucket.round)]
     sizes = {member.fqn: member.bytes for one in same for member in one.members}
     for member in bucket.members:
@@ -166,7 +171,7 @@ def _first(reading: GraphAnalysis, bucket: Bucket, units: Mapping[str, Sequence[
 
 
 def own_rows(tensor: torch.Tensor, fqn: str, rank: int, task: BitwiseTask) -> torch.Tensor:
-    """``tensor``, the parameter ``fqn``, its gradient or its state, without rows that pad it: as torch.chunk deals them."""
+    """``tensor`` (the parameter ``fqn``, its gradient or state) without padding: the rows that torch.chunk gives this rank."""
     of = {parameter.fqn: parameter for parameter in task.parameters}
     owner = of.get(fqn) or of.get(fqn.rpartition(".")[0])
     if owner is None or task.parallel.mode == "replicate" or tuple(tensor.shape) != owner.shard_shape or not tensor.dim():

@@ -52,13 +52,13 @@ class EagerTask:
     localise_step: int | None = None
     """Step to follow module by module; None: compare results only."""
     removed: tuple[str, ...] = ()
-    """State that transformations took out of the graph, by name."""
+    """Names of the state that transformations took out of the graph."""
     may_be_idle: frozenset[str] = frozenset()
     """Parameters that torch's own step may leave without a gradient where the graph has zeros."""
     unread: tuple[tuple[str, str], ...] = ()
-    """Role and name of what no pipeline stage reads, and so no stage's graph has: it stays as it is."""
+    """Role and name of each value that no pipeline stage reads, so that no stage's graph has it: it must not change."""
     pipe: str = ""
-    """Named pipe that each step is reported through; empty: none is."""
+    """Named pipe through which each step is reported; empty: no step is."""
     steady: bool = False
     """Whether learning rates stay as they are."""
 
@@ -68,22 +68,22 @@ class EagerOutcome:
     """What one rank saw."""
 
     digests: tuple[str, ...]
-    """Of the graphs that ran: bucketed, or set-up, steady and clean-up."""
+    """Digests of the graphs that ran: the bucketed one, or set-up, steady and clean-up."""
     differences: list[TensorDifference] = field(default_factory=list)
     one_sided: list[str] = field(default_factory=list)
-    """What only the graph has, a clause each."""
+    """A clause for each gradient that only the graph has."""
     lacking: list[str] = field(default_factory=list)
-    """What only torch's own step has: of pipeline stages another rank may have it."""
+    """A clause for each value that only torch's own step has. Under pipeline stages another rank's graph may have it."""
     compared: int = 0
-    """How many tensors."""
+    """How many tensors were compared, in all steps."""
     unasked: str = ""
-    """Why it cannot be told whether parts of sequences give what wholes give."""
+    """Why it is not known whether the model gives of parts of sequences what it gives of wholes; empty if it is known."""
     cannot: str = ""
-    """What torch says that it cannot step the model."""
+    """What torch raised where it cannot step the model."""
     wrong: str = ""
     """What is wrong with a trainer of the user's own, a clause."""
     reasons: tuple[str, ...] = ()
-    """Why bits may part by design, as far as the model has such things."""
+    """Those reasons for other bits by design that hold for the model."""
     divergence: Divergence | None = None
 
 
@@ -94,7 +94,7 @@ class _RaisedError(FxbucketError):
 def run(rank: int, world: int, task: EagerTask) -> EagerOutcome:
     """Run the plan's steps both ways from the same state, and compare after each until they differ.
 
-    Learning rates are those of their schedules, or shrink as in bitwise, so that one of another step or group shows.
+    Learning rates follow their schedules, or shrink as in bitwise, so that the rate of a wrong step or group shows.
     """
     graph, asked = task.graph, task.plan.run
     if asked.reduce == "ring":
@@ -118,6 +118,7 @@ def run(rank: int, world: int, task: EagerTask) -> EagerOutcome:
                 return found
             took, left = _graph_step(ours, batch, step, graph), theirs.take(batch, step)
             made = unread | _by_key(ours, took)
+            # Later steps differ since an earlier one did: only their losses are reported then.
             if not found.differences:
                 _compare(found, rank, step, made, left, task)
             reporter.report(step, made.get(("loss", ""), left["loss", ""]), left["loss", ""], _first(found))
@@ -143,6 +144,7 @@ def _followed(ours: StepRun, theirs: _Reference, batch: Sequence[Tensor], step: 
     ours.watch = seen
     took = _graph_step(ours, batch, step, graph)
     known = {digest for _, _, digests in ours.seen for digest in digests.values()}
+    # The model may give on what it was given, as ``x.detach()`` does: inputs are no results, but are known, too.
     known |= {bits_digest([value]) for value in (*batch, *took.given)}
     return first_divergence(theirs.step.trainer.model, known, lambda: theirs.take(batch, step))
 
@@ -154,16 +156,16 @@ class _Reference:
     step: EagerStep
     task: BitwiseTask
     leaves: Sequence[Any]
-    """Of a batch; the tensors are those of the step at hand."""
+    """Leaves of a batch; in each step its tensors take the places of the tensors."""
     spec: Any
     attention: Callable[[], AbstractContextManager[Any]]
-    """What each step is taken in."""
+    """Gives the context in which each step is taken."""
 
     @classmethod
     def make(cls, rank: int, task: EagerTask, found: EagerOutcome, held: Collection[tuple[str, str]]) -> _Reference:
         """Build it, and note in ``found`` the reasons for which it may round otherwise.
 
-        A trainer has all parameters and buffers of the plan's model; of pipeline stages, those in ``held`` that this rank has.
+        A trainer must have all parameters and buffers of the plan's model; under pipeline stages those in ``held``.
         """
         plan, graph = task.plan, task.graph
         assert plan.model is not None
@@ -188,7 +190,7 @@ class _Reference:
         tensors = iter(batch)
         leaves = [next(tensors).clone() if isinstance(leaf, Tensor) else leaf for leaf in self.leaves]
         torch.manual_seed(self.task.seed + step)
-        with _its_own(), uncompiled(), self.attention():  # as capture ran what torch.compile wraps
+        with _its_own(), uncompiled(), self.attention():  # uncompiled, as in capture
             return self.step.take(pytree.tree_unflatten(leaves, self.spec))
 
 
@@ -213,11 +215,12 @@ def _built(task: EagerTask) -> nn.Module:
 
 
 def _refuse_parting(task: EagerTask, rank: int, data: Any, group: dist.ProcessGroup) -> str:
-    """Raise :class:`OtherModelError` for a model that cannot be given a part of each sequence, as the graph gives it.
+    """Raise :class:`OtherModelError` for a model that does not give of parts of sequences what it gives of wholes.
 
-    Returns why that cannot be told.
+    Returns why that is not known; empty if it is known.
     """
     assert task.plan.model is not None
+    # Without dropout, and in float32, values of a part differ from those of the whole by rounding alone.
     model = _built(task).float().eval()
     split = split_of(model, data, task.plan.model.inputs)
     with uncompiled():
@@ -243,6 +246,7 @@ def _torchs(task: EagerTask, data: Any, found: EagerOutcome) -> Trainer:
     model = _built(task)
     split = split_of(model, data, plan.model.inputs)
     reused = frozenset[str]()
+    # Calls are counted on another model, which is built and run for that: only where the answer is asked for.
     if "reused_unit" in plan.eager.rounds_otherwise or task.localise_step is not None:
         leaves, spec = pytree.tree_flatten(data)
         part = pytree.tree_unflatten(next(microbatches(leaves, plan.step.microbatches)), spec)
@@ -272,14 +276,14 @@ def _its_own() -> Iterator[None]:
 
 
 def _by_key(ours: StepRun, took: StepOutcome) -> Left:
-    """What the graph left, by role and name: inputs as they are now, and outputs that are no new values of those."""
+    """What the graph left, by role and name: inputs as they are now, then outputs."""
     left = {v.key: tensor for v, tensor in zip(ours.task.inputs, took.given, strict=True)}
     left |= {v.key: made for v, made in zip(ours.task.outputs, took.results, strict=True)}
     return {("loss", "") if key[0] == "loss" else key: value for key, value in left.items()}
 
 
 def _compare(found: EagerOutcome, rank: int, step: int, ours: Left, theirs: Left, task: EagerTask) -> None:
-    """Losses, gradients, parameters, buffers and state; one-sided is what the graph lacks, and a gradient that it has alone."""
+    """Compare losses, gradients, parameters, buffers and state; note what the graph lacks, and gradients that it alone has."""
     graph, removed = task.graph, task.removed
     words = {"grad": "gradient", "param": "parameter"}
     for key, value in theirs.items():
@@ -291,6 +295,8 @@ def _compare(found: EagerOutcome, rank: int, step: int, ours: Left, theirs: Left
         elif fqn not in removed:
             found.lacking.append(f"the graph has no {words.get(role, role)} {fqn}")
     for (role, fqn), value in ours.items():
+        # Where eager leaves .grad as it is, the graph of a called module has zeros. That is right for parameters that may be
+        # idle.
         is_idle = fqn in task.may_be_idle and not bool(value.any())
         if role == "grad" and (role, fqn) not in theirs and not is_idle:
             found.one_sided.append(f"torch's own step has no gradient {fqn}")

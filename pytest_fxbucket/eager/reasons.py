@@ -39,7 +39,7 @@ WORDS = {
 
 
 def reasons_of(model: nn.Module, plan: Plan, reused: frozenset[str], makes_gradients_to_reduce: bool) -> tuple[str, ...]:
-    """Those that ``model``, not wrapped, has under ``plan``; ``reused`` as :func:`reused_units` gives it.
+    """The reasons that hold for ``model``, not wrapped, under ``plan``; ``reused`` is of :func:`reused_units`.
 
     ``makes_gradients_to_reduce`` is what :mod:`pytest_fxbucket.compat.fsdp` says of this torch.
     """
@@ -48,8 +48,8 @@ def reasons_of(model: nn.Module, plan: Plan, reused: frozenset[str], makes_gradi
     rnns = any(isinstance(module, nn.RNNBase) for module in model.modules())
     is_late = plan.step.microbatches > 1 and plan.parallel.mode != "replicate"
     is_ddp = plan.parallel.mode == "replicate"
-    rings = plan.run.reduce == "ring" and is_ddp and plan.run_world > 2  # x + y is y + x
-    # Stated, it is there with an older torch, too: a plan means the same with each.
+    rings = plan.run.reduce == "ring" and is_ddp and plan.run_world > 2  # two addends have one sum
+    # A stated reason holds with an older torch, too, so that a plan means the same with each torch.
     follows = makes_gradients_to_reduce or "gradient_dtype" in plan.eager.rounds_otherwise
     found = {
         "reused_unit": bool(reused) and is_late,
@@ -69,15 +69,15 @@ def _reduces_otherwise(model: nn.Module, plan: Plan) -> bool:
 
 
 def gradients_alone(seen: Sequence[RankComparison]) -> bool:
-    """Whether the first step that differs has the same loss both ways, but other gradients: how those are made may be why."""
+    """Whether the first step that differs has equal losses but other gradients, so that how gradients are made may be why."""
     whats = {one.what for one in _first(seen)}
     return "gradient" in whats and "loss" not in whats
 
 
 def made_equal(seen: Sequence[RankComparison], stated: Sequence[RankComparison]) -> bool:
-    """Whether a gradient that differs in the first such step of ``seen`` is equal there in ``stated``.
+    """Whether a gradient that differs in the first differing step of ``seen`` is equal in that step of ``stated``.
 
-    ``stated`` is the same run, with a reason that does not hold in it; it must not differ before.
+    ``stated`` is the same run with one more reason stated. It must not differ in an earlier step.
     """
     step, other = first_step(seen), first_step(stated)
     if step is None or (other is not None and other < step):
@@ -92,7 +92,7 @@ def _first(seen: Sequence[RankComparison]) -> list[TensorDifference]:
 
 
 def reused_units(model: nn.Module, plan: Plan, call: Callable[[nn.Module], object]) -> frozenset[str]:
-    """Modules of the plan's entries that ``call(model)``, one forward, calls more than once; ``model`` is used up by that."""
+    """Modules of the plan's entries that ``call(model)``, one forward, calls more than once; hooks are left on ``model``."""
     counts: Counter[str] = Counter()
 
     def count(fqn: str, *_: object) -> None:
@@ -105,7 +105,7 @@ def reused_units(model: nn.Module, plan: Plan, call: Callable[[nn.Module], objec
     return frozenset(fqn for fqn, times in counts.items() if times > 1)
 
 
-# What a plan asks for that torch has no eager step for, or none that rounds alike; said before any rank is asked.
+# Plans for which torch has no eager step, or none that rounds alike. They are found before any rank is asked.
 
 
 _MODES = ("fully_shard", "replicate", "hybrid_shard")

@@ -1,4 +1,4 @@
-"""What ranks report of each step while they run: a line of JSON each through one named pipe, so that nobody has to ask."""
+"""Reports of ranks on each step while they run: each writes a line of JSON into one named pipe."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 _MOST = 1000
-"""Characters of a difference; a line of a pipe is whole only below 4,096 bytes."""
+"""Characters of a difference that are reported: only up to 4,096 bytes do lines of several writers stay whole in a pipe."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,22 +50,22 @@ class StepReporter:
             os.write(self._fd, f"{line}\n".encode())
 
     def close(self) -> None:
-        """Tell nothing more."""
+        """Close the pipe; nothing more is reported."""
         if self._fd >= 0:
             os.close(self._fd)
 
 
 class StepReports:
-    """The other end, a new pipe at ``path``: while it is entered, ``on_step`` gets each step once all ``world`` ranks have it.
+    """The reading end of a new pipe at ``path``. While entered, it calls ``on_step`` for each step that all ranks reported.
 
-    It is called on a thread of its own, with their reports in rank order.
+    ``on_step`` runs on a thread of its own, and gets the reports of the ``world`` ranks in rank order.
     """
 
     def __init__(self, path: Path, world: int, on_step: Callable[[list[StepReport]], None]) -> None:
         self._world, self._on_step = world, on_step
         self._steps: dict[int, dict[int, StepReport]] = {}
         os.mkfifo(path)
-        self._fd = os.open(path, os.O_RDWR)  # which waits for no writer, and sees no end between two
+        self._fd = os.open(path, os.O_RDWR)  # opens without waiting for a writer, and never reads an end of file
         self._thread = Thread(target=self._listen, daemon=True)
 
     def __enter__(self) -> Self:
@@ -73,7 +73,7 @@ class StepReports:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        os.write(self._fd, b"\n")
+        os.write(self._fd, b"\n")  # ends :meth:`_listen`: closing does not, as this end is a writer as well
         self._thread.join()
         os.close(self._fd)
 

@@ -1,4 +1,4 @@
-"""What takes an eager step, a trainer of the user's own or the plan's model as torch wraps it; and what each step leaves."""
+"""Takes eager steps, by a trainer of the user's own or the plan's model as torch wraps it, and reads what each step leaves."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Trainer(Protocol):
 
     @property
     def model(self) -> nn.Module:
-        """Whose parameters and buffers are compared."""
+        """The model whose parameters and buffers are compared."""
 
     @property
     def optimizers(self) -> Sequence[Optimizer]:
@@ -89,7 +89,7 @@ class TorchsOwn:
 
 
 Left = dict[tuple[str, str], Tensor]
-"""By role and name, as a graph's inputs and outputs are called."""
+"""What a step left: tensors by role and name, as a graph's inputs and outputs have them."""
 _WRAPPERS = ("module.", "_orig_mod.", "_checkpoint_wrapped_module.")
 
 
@@ -98,17 +98,17 @@ class OtherModelError(FxbucketError):
 
 
 class EagerStep:
-    """Takes steps of ``trainer``; ``updates`` says whether they end with those of its optimizers."""
+    """Takes steps of ``trainer``; ``updates`` says whether they end with its optimizers' updates."""
 
     def __init__(self, trainer: Trainer, *, updates: bool) -> None:
         self.trainer, self._updates = trainer, updates
         for group in (group for optimizer in trainer.optimizers for group in optimizer.param_groups):
             if "foreach" in group and group["foreach"] is None and not group.get("fused"):
-                group["foreach"] = False  # what torch makes of None on the CPU, where the step was traced
+                group["foreach"] = False  # torch's choice on the CPU, where the step was traced
         self.named = {plain(fqn): one for fqn, one in trainer.model.named_parameters()}
 
     def begin(self, start: Left) -> None:
-        """Give parameters and buffers the values ``start``, whole ones, of which torch deals this rank's part.
+        """Give parameters and buffers this rank's parts, as torch cuts them, of the whole tensors ``start``.
 
         Raises :class:`OtherModelError` for other names and shapes.
         """
@@ -122,6 +122,8 @@ class EagerStep:
             if own.shape != value.shape or own.dtype != value.dtype:
                 raise OtherModelError(f"the trainer's {_WORDS[role]} {fqn} is {_kind(own)}, where the plan's is {_kind(value)}")
             with torch.no_grad():
+                # torch cuts the whole tensor here. A part that was cut by our code would hide an error in how captured parts
+                # are cut.
                 local(own).copy_(_dealt(value, own))
 
     def take(self, batch: Any) -> Left:
@@ -137,7 +139,7 @@ class EagerStep:
         return {("loss", ""): local(loss).clone()} | {("grad", fqn): one for fqn, one in gradients.items()} | self._held()
 
     def set_rates(self, scheduled: Mapping[str, float], factors: Mapping[str, float]) -> None:
-        """Give groups the learning rates that are ``scheduled``, and shrink others; by the names of a graph's inputs."""
+        """Set groups' learning rates: to those ``scheduled``, others multiplied by ``factors``, by a graph's names."""
         for name in rates(self.trainer.optimizers):
             _, number, _, place, _ = name.split(".")
             group = self.trainer.optimizers[int(number)].param_groups[int(place)]
@@ -171,21 +173,21 @@ def _kind(tensor: Tensor) -> str:
 
 
 def plain(fqn: str) -> str:
-    """Without what wrappers put into names."""
+    """``fqn`` without what wrappers put into names."""
     for words in _WRAPPERS:
         fqn = fqn.removeprefix(words).replace(f".{words}", ".")
     return fqn
 
 
 def _dealt(whole: Tensor, like: Tensor) -> Tensor:
-    """This rank's part of ``whole``, dealt as ``like`` is; nothing is sent."""
+    """This rank's part of ``whole``, cut as ``like`` is cut; nothing is sent."""
     if not isinstance(like, DTensor):
         return whole
     return distribute_tensor(whole, like.device_mesh, like.placements, src_data_rank=None).to_local()
 
 
 def local(tensor: Tensor) -> Tensor:
-    """This rank's part of ``tensor``, without a graph; what is sparse is made dense."""
+    """This rank's part of ``tensor``, without an autograd graph; a sparse tensor is made dense."""
     part: Tensor = tensor.to_local() if isinstance(tensor, DTensor) else tensor
     part = part.to_dense() if part.is_sparse else part
     return part.detach()

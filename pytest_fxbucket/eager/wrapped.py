@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from pytest_fxbucket.step.mesh import Mesh
 
 _ALL = 1 << 30
-"""MB of a bucket that holds everything."""
+"""Size in MB of a bucket that holds all gradients."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +49,7 @@ class ShardedModel:
 
     model: nn.Module
     call: Callable[[bool], Callable[..., Any]]
-    """By whether it is the step's last microbatch, which reduces gradients: what is called as the model is."""
+    """Takes whether it is the step's last microbatch, which reduces gradients, and gives what is called like the model."""
 
 
 def wrap(model: nn.Module, plan: Plan, mesh: Mesh, *, reused: Collection[str], without_gradient: bool) -> ShardedModel:
@@ -64,6 +64,7 @@ def wrap(model: nn.Module, plan: Plan, mesh: Mesh, *, reused: Collection[str], w
     dims = ("pp", *(("dp_replicate",) if mode == "hybrid_shard" else ()), along, "tp")
     sizes = {name: mesh.degree(name) for name in dims if name == along or mesh.degree(name) > 1}
     devices = init_device_mesh(torch.device(device()).type, tuple(sizes.values()), mesh_dim_names=tuple(sizes))
+    # tp first: FSDP2 shards what tp leaves to this rank.
     if forwards.parted or forwards.sequences.styles:
         parallelize(model, forwards, devices["tp"], bias_last="rowwise_bias" in plan.eager.rounds_otherwise)
     for module in model.modules() if "fused_rnn" in plan.eager.rounds_otherwise else ():
@@ -96,10 +97,11 @@ def _replicated(model: nn.Module, group: dist.ProcessGroup, plan: Plan, without_
         find_unused_parameters=without_gradient,
         bucket_cap_mb=_ALL if is_planned else None,
     )
+    # One bucket of a dtype comes to the hook, which reduces the entries' gradients one entry at a time.
     if is_planned:
         named = dict(model.named_parameters())
         units = [[named[fqn] for fqn in entry.parameters] for entry in _entries(model, plan)]
-        # without types, which torch looks at and does not take as text
+        # a lambda has no annotations: torch checks a hook's, and takes none that are text
         parallel.register_comm_hook(None, lambda state, bucket: _reduce_by_unit(units, group, bucket))
 
     def call(last: bool) -> Callable[..., Any]:
@@ -115,7 +117,7 @@ def _replicated(model: nn.Module, group: dist.ProcessGroup, plan: Plan, without_
 def _reduce_by_unit(
     units: Sequence[Sequence[nn.Parameter]], group: dist.ProcessGroup, bucket: Any
 ) -> torch.futures.Future[torch.Tensor]:
-    """Average what is in ``bucket``, which has all gradients of a dtype, unit by unit; what no unit has by itself."""
+    """Average ``bucket``, all gradients of a dtype, unit by unit; a gradient that is in no unit is averaged by itself."""
     gradients = {id(one): gradient for one, gradient in zip(bucket.parameters(), bucket.gradients(), strict=True)}
     taken = [[gradients.pop(id(one)) for one in unit if id(one) in gradients] for unit in units]
     for tensors in filter(None, [*taken, *([one] for one in gradients.values())]):
@@ -139,7 +141,7 @@ def _shard(model: nn.Module, devices: DeviceMesh, plan: Plan, left_out: Collecti
     parallel, entries = plan.parallel, _entries(model, plan)
     policy = MixedPrecisionPolicy(dtype_named(parallel.param_dtype), dtype_named(parallel.reduce_dtype))
     asked = parallel.reshard_after_forward
-    reshard = asked if isinstance(asked, bool) else None  # by entry it makes no difference to bits
+    reshard = asked if isinstance(asked, bool) else None  # a table by entry makes no difference to bits
     for modules in units(model, entries, left_out):
         fully_shard(modules, mesh=devices, mp_policy=policy, reshard_after_forward=reshard)
     fully_shard(model, mesh=devices, mp_policy=policy, reshard_after_forward=reshard)
@@ -149,10 +151,10 @@ def _shard(model: nn.Module, devices: DeviceMesh, plan: Plan, left_out: Collecti
 
 
 def units(model: nn.Module, entries: Sequence[ResolvedEntry], left_out: Collection[str] = ()) -> list[list[nn.Module]]:
-    """The modules of each of ``entries`` that can be a unit of its own; those named in ``left_out`` are the root's.
+    """The modules of each entry that can be a unit of its own; modules named in ``left_out`` belong to the root.
 
-    Of a container the modules in it, since nobody calls it. A parameter that two entries share is the root's with both, where
-    all of the step can read it. An entry that names a parameter alone has no module.
+    For a container the modules in it count, since the container itself is not called. If two entries share a parameter, both
+    are the root's, whose parameters all of the step can read. An entry that names a parameter alone has no module.
     """
     named = dict(model.named_modules())
     holders: dict[int, set[str]] = {}
@@ -161,6 +163,7 @@ def units(model: nn.Module, entries: Sequence[ResolvedEntry], left_out: Collecti
         modules = [named[fqn] for fqn in entry.name.split("+") if fqn in named and fqn]
         if modules and not any(fqn in left_out for fqn in entry.name.split("+")):
             found[entry.name] = [one for module in modules for one in _called(module)]
+    # Which unit's modules hold each parameter: by two units, or by one and the root, it is shared.
     inside = {id(module): name for name, modules in found.items() for of in modules for module in of.modules()}
     for module in named.values():
         for parameter in module.parameters(recurse=False):
@@ -183,7 +186,7 @@ def _called(module: nn.Module) -> Iterator[nn.Module]:
 def parallelize(model: nn.Module, forwards: Forwards, devices: DeviceMesh, *, bias_last: bool) -> None:
     """Part the modules of ``model`` over the mesh ``devices``, in place.
 
-    ``bias_last``: biases of rowwise linears are added to sums.
+    ``bias_last``: the bias of a rowwise linear is added to the sum of the ranks' parts, not to one of them.
     """
     sequences = forwards.sequences
     found: dict[str, Callable[[], ParallelStyle]] = {}
@@ -203,7 +206,7 @@ def parallelize(model: nn.Module, forwards: Forwards, devices: DeviceMesh, *, bi
 
 
 class _AllRead(ParallelStyle):
-    """The first input is gathered along the sequence: what ``PrepareModuleInput`` does, for any number of inputs."""
+    """Gathers the first input along the sequence, as ``PrepareModuleInput`` does, but for any number of inputs."""
 
     def __init__(self, *, as_local: bool) -> None:
         self._as_local = as_local

@@ -1,4 +1,4 @@
-"""Learning rates of a plan's schedules: torch's schedulers over optimizers of its own, stepped as often as was trained."""
+"""Learning rates of a plan's schedules, found by stepping torch's schedulers over optimizers made for that alone."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ _OF_SCHEDULERS = ("params", "lr", "initial_lr", "max_lr", "min_lr")
 def scheduled_rates(specs: Sequence[schema_model.Optimizer], optimizers: Sequence[Optimizer], taken: int) -> dict[str, float]:
     """Learning rates of the groups of ``optimizers`` that have a schedule behind ``taken`` steps, by their names in a graph.
 
-    ``optimizers`` are nobody else's, and their parameters have no gradients. Raises :class:`PlanError` for a schedule that
-    raises, gives no scheduler, or changes more than learning rates.
+    ``optimizers`` are made for this call alone, and their parameters have no gradients. Raises :class:`PlanError` for a
+    schedule that raises, gives no scheduler, or changes more than learning rates.
     """
     found = {}
     for number, (spec, optimizer) in enumerate(zip(specs, optimizers, strict=True)):
@@ -32,6 +32,7 @@ def scheduled_rates(specs: Sequence[schema_model.Optimizer], optimizers: Sequenc
             scheduler = import_callable(spec.schedule, where)(optimizer)
             if isinstance(scheduler, LRScheduler):
                 for _ in range(taken):
+                    # Without gradients it changes nothing; torch warns of a scheduler that steps before its optimizer.
                     optimizer.step()
                     scheduler.step()
         except PlanError:

@@ -63,7 +63,7 @@ def _handed_out(
     open_twice: str,
     left_out: str,
 ) -> list[list[str]]:
-    """Those of ``fqns`` that each of ``wheres`` has: what its ``params`` select; without any it has what no other has."""
+    """The parameters among ``fqns`` that each of ``wheres`` gets: what its ``params`` select, or without any what is left."""
     open_ones = [where for selectors, where in zip(params, wheres, strict=True) if selectors is None]
     if len(open_ones) > 1:
         raise PlanError(f"{open_ones[0]} and {open_ones[1]} both name no params{open_twice}")
@@ -174,7 +174,7 @@ class Optimizing:
     aliases: Mapping[str, str]
 
     def build(self, parts: Mapping[str, torch.Tensor]) -> list[Optimizer]:
-        """The optimizers over ``parts``, which has all parameters by FQN. Raises PlanError as build_optimizers does."""
+        """The optimizers over ``parts``, all parameters by FQN. Raises PlanError as build_optimizers does."""
         return build_optimizers(self.specs, {fqn: parts[fqn] for fqn in self.trainable}, self.entries, self)
 
     def rates_after(self, taken: int, parameters: Sequence[Parameter]) -> dict[str, float]:

@@ -1,7 +1,7 @@
 """Records what a function does to fake tensors as a graph, numbers that it takes from tensors (``item()``) included.
 
-make_fx knows constants' values and would bake them in (an optimizer's step counter begins as a constant); here a tensor is an
-input or computed, and a number taken from one stays live. In-place operators are recorded as they are.
+make_fx knows constants' values and would bake them in (an optimizer's step counter begins as a constant). Here each tensor is
+an input or computed, and a number that is taken from one stays live. In-place operators are recorded as they are.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class Recorder(TorchDispatchMode):
         self.graph = fx.Graph()
         self._mode = fake_mode
         self._nodes: dict[int, tuple[fx.Node, torch.Tensor]] = {}
-        """By a tensor's identity its node; with the tensor, which stays alive so."""
+        """By a tensor's identity its node, and the tensor, which is kept alive so that no other gets that identity."""
 
     def input(self, name: str, fake: torch.Tensor) -> None:
         """Make ``fake`` the next input of the graph."""
@@ -62,12 +62,15 @@ class Recorder(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
+        # Optimizers mark their steps for the profiler, which is no part of the update.
         if func.namespace == "profiler":
             return func(*args, **kwargs)
         if func is _ATEN.lift_fresh.default and not isinstance(args[0], FakeTensor):
             return self._constant(args[0])
         if func is _ATEN._local_scalar_dense.default:
             raise CaptureError("it decides by the value of a tensor, which is known only when the step runs")
+        # An operator that only writes gives its arguments back: nothing needs to be computed, and they keep the node that they
+        # have, since :func:`make_functional` finds the new values later.
         result = given_back(func, args, kwargs)
         if result is None:
             with self._mode:
@@ -88,7 +91,7 @@ class Recorder(TorchDispatchMode):
         self._nodes[id(fake)] = node, fake
 
     def _constant(self, value: torch.Tensor) -> torch.Tensor:
-        """A number that was made a tensor."""
+        """The fake tensor of a Python number that was made a tensor; a node makes it when the graph runs."""
         if value.dim():
             raise CaptureError(f"it makes a tensor of shape {tuple(value.shape)} from Python numbers")
         with self._mode:
@@ -112,7 +115,7 @@ class Recorder(TorchDispatchMode):
 
 
 class _Items(TorchFunctionMode):
-    """Takes ``item()`` where it is called; C++ would lose the number's type."""
+    """Takes ``item()`` where Python calls it: a number that goes through C++ loses its type."""
 
     def __init__(self, recorder: Recorder) -> None:
         super().__init__()

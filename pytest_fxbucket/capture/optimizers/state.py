@@ -16,7 +16,7 @@ from pytest_fxbucket.compat.tracing import is_fake
 from pytest_fxbucket.errors import CaptureError
 
 _STILL = {"weight_decay": 0.0, "maximize": False}
-"""What would let a parameter or a sign into state that begins as a copy of the gradient."""
+"""Options for that step: weight decay would add the parameter, and maximize a sign, to state that copies the gradient."""
 
 
 def make_state(optimizers: Sequence[Optimizer], with_gradient: Collection[torch.Tensor]) -> None:
@@ -30,6 +30,8 @@ def make_state(optimizers: Sequence[Optimizer], with_gradient: Collection[torch.
     wanted = {id(tensor) for tensor in with_gradient}
     for optimizer in optimizers:
         _step_and_undo(optimizer, wanted)
+        # State that is written in place has its first value again. A tensor that is put in another's place cannot be undone,
+        # which a second step shows.
         made = _values(optimizer)
         if not made:
             continue
@@ -121,7 +123,7 @@ def rates(optimizers: Sequence[Optimizer]) -> dict[str, float]:
 
 
 class _PutBack(TorchDispatchMode):
-    """Remembers the value of every tensor before it is first written, but of those that had none: ``empty``."""
+    """Remembers the value of every tensor before it is first written, except for results of ``empty``, which had none."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -143,7 +145,7 @@ class _PutBack(TorchDispatchMode):
             self._saved[storage_key(written)] = (written, written.clone())
 
     def put_back(self) -> None:
-        """Give them their values again."""
+        """Give every tensor that was written its value from before."""
         for tensor, before in self._saved.values():
             if before is not None:
                 tensor.copy_(before)

@@ -72,11 +72,13 @@ def trace_update(
     with recorder.recording():
         if clip is not None and gradients:
             clip_(gradients, clip)
+        # A norm mixes elements, and clipping reduces it over ranks. Only what optimizers do is refused for mixing.
         clipping = set(recorder.graph.nodes)
         _step(optimizers, fakes, gradients, list(hypers.values()), recorder)
     graph = recorder.graph
     if parted:
         refuse_looking_at_all([node for node in graph.nodes if node not in clipping], optimizers)
+    # Outputs are named by the nodes that parameters and state came in by: make_functional lets them read the last values.
     graph.output([recorder.node(tensor) for tensor in (*held.values(), *(state.tensor for state in states))])
     make_functional(graph)
     graph.eliminate_dead_code()
@@ -85,7 +87,7 @@ def trace_update(
 
 
 def _make_state(optimizers: Sequence[Optimizer], parameters: Mapping[str, torch.Tensor], recorder: Recorder) -> None:
-    """As on real shards; what is recorded is thrown away, but numbers taken from tensors have no value while recording."""
+    """Make state as on real shards. It is recorded, and the record dropped, so that ``item()`` gives a number."""
     for fqn, parameter in parameters.items():
         recorder.input(fqn, parameter)
     for state in state_tensors(optimizers, parameters):
@@ -110,6 +112,7 @@ def _step(
         for group in optimizer.param_groups:
             rate = next(given)
             if "lr" in group:
+                # Fused operators take the learning rate as a tensor, others compute with a number, which stays live.
                 group["lr"] = rate if group.get("fused") else recorder.number(rate)
         before = _described(optimizer)
         with _named(optimizer):
@@ -118,7 +121,7 @@ def _step(
 
 
 def _described(optimizer: Optimizer) -> dict[str, object]:
-    """State as far as it must not change: which keys there are, and what is no tensor."""
+    """The keys of the state, and the values that are no tensors: a graph can change neither."""
     return {
         key: torch.Tensor if isinstance(value, torch.Tensor) else repr(value)
         for state in optimizer.state.values()
@@ -147,7 +150,7 @@ def _named(optimizer: Optimizer) -> Iterator[None]:
         text = str(error) if isinstance(error, FxbucketError) else untraceable(error)
         tail = "SGD, Adam and AdamW can, and others whose steps do not depend on values"
         if text is None:
-            # Of its own: a step that asks for arguments gets none.
+            # An error of the optimizer's own, perhaps since its step asks for arguments, which it does not get.
             needed = [one.name for one in signature(optimizer.step).parameters.values() if one.default is one.empty]
             text = f"{type(error).__name__}: {text_of(error)[:300]}"
             tail = "step() is called without closure or loss" if needed else ""

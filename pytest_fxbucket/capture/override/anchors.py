@@ -31,6 +31,7 @@ def _keep(ctx: Any, inputs: tuple[Any, ...], output: list[torch.Tensor]) -> None
     ctx.key, ctx.text, held, given, ctx.number = inputs
     ctx.held = len(held)
     ctx.save_for_backward(*held, *given)
+    # A result that no gradient comes to has None instead of zeros, so that the anchor's backward names those that have one.
     ctx.set_materialize_grads(False)
     ctx.mark_non_differentiable(*(result for result in output if not result.is_floating_point()))
 
@@ -58,7 +59,7 @@ def _backward(ctx: Any, grads: Sequence[torch.Tensor | None]) -> tuple[Any, ...]
 
 
 def _refuse_second(ctx: Any, *_: Any) -> Any:
-    """By itself a gradient that goes on through a backward would stop there."""
+    """Raise :class:`CaptureError` for a gradient of a gradient, which would stop at ``anchor_backward`` unseen."""
     raise CaptureError(
         f"a gradient of a gradient goes through module {fqn_of(ctx.key)}, which is overridden and has first ones only; leave "
         "it traced, or keep the penalty (create_graph = True) from it"
@@ -87,7 +88,7 @@ ANCHOR_BACKWARD: torch._ops.OpOverload = _define(
 class Anchors:
     """Anchors of one trace.
 
-    ``param_dtype`` is what modules read parameters in, None: their own.
+    ``param_dtype`` is the dtype that modules read parameters in; None: their own.
     """
 
     def __init__(self, overrides: Overrides, fake_mode: FakeTensorMode, param_dtype: torch.dtype | None = None) -> None:
@@ -127,23 +128,24 @@ class Anchors:
         tensors: list[torch.Tensor] = []
         given = written((args, kwargs), tensors, f"module {one.fqn} is given")
         if one.subgraph is None:
-            for name in names_of(one.module):  # gathered before anybody looks at them untraced
+            for name in names_of(one.module):  # so the gathers are traced: what :meth:`_call` reads is not
                 self._read(one, name)
         call = self._call(one, given, tensors)
         flat = [*(self._read(one, name) for name in call.held), *tensors]
+        # Without a graph behind it, a tensor that the call gives no gradient is not asked for one.
         flat = [t if i in call.asks or not t.requires_grad else t.detach() for i, t in enumerate(flat)]
         held, inputs = flat[: len(call.held)], flat[len(call.held) :]
         return rebuilt(call.gives, ANCHOR_FORWARD(one.key, call.text(), held, inputs, next(self._numbers)))
 
     def _read(self, one: OverriddenModule, name: str) -> torch.Tensor:
-        """A parameter or buffer as the module reads it, or state."""
+        """The parameter or buffer ``name`` as the module reads it, or state of that name."""
         if one.subgraph is not None and name in one.subgraph.state:
             return self.states[f"{one.fqn}.{name}"]
         tensor: torch.Tensor = attrgetter(name)(one.module)
         return tensor
 
     def _call(self, one: OverriddenModule, given: Any, tensors: Tensors) -> ModuleCall:
-        """Looked at once for each kind of arguments, on fake tensors of their own: what it reads, and gives."""
+        """What a call reads and gives; found once for each kind of arguments, on fake tensors made for that."""
         kinds = tuple((tuple(t.shape), t.stride(), t.dtype, t.requires_grad) for t in tensors)
         key = one.fqn, json.dumps(given), kinds, torch.is_grad_enabled()
         if key not in self._known:
@@ -192,9 +194,12 @@ class Anchors:
         output, _ = run_subgraph(one, subgraph, reads, given, fakes)
         results: list[torch.Tensor] = []
         gives = written(output, results, f"the sub-graph of module {one.fqn} gives")
+        # A parameter that the sub-graph does not read is no input of the anchor, so nothing gathers or reduces it.
         names = [name for name in held if name in reads.read or name in subgraph.state]
         inputs = [*(held[name] for name in names), *fakes]
         places = [i for i, tensor in enumerate(inputs) if tensor.requires_grad]
+        # Which tensors have a gradient is found by asking for gradients: those that none comes to are not asked for in the
+        # trace.
         ones = {i: torch.ones_like(result) for i, result in enumerate(results) if result.requires_grad}
         reached = zip(places, gradients(results, [inputs[i] for i in places], ones), strict=True) if places else ()
         asks = tuple(i for i, grad in reached if grad is not None)

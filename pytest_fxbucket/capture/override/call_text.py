@@ -15,7 +15,7 @@ import torch
 from pytest_fxbucket.errors import CaptureError
 
 Written = Any
-"""What JSON can hold: plain values as they are, all else a dict of one key that says what it is."""
+"""A value as JSON holds it: plain values as they are, all others as a dict whose one key says their kind."""
 _LOOKS = re.compile(r"(\w+)\[([\d, ]*)\](?:\{([\d, ]*)\})?")
 
 
@@ -32,16 +32,16 @@ class ModuleCall:
     promise: tuple[str, ...]
     """What each tensor in the result is like, by :func:`looks`."""
     asks: tuple[int, ...]
-    """Those of held, then of the tensors given, by number, that a gradient is asked for; none where gradients are off."""
+    """Numbers of the tensors that a gradient is asked for, held and then those given; none where gradients are off."""
     needed: tuple[int, ...] = ()
-    """Those of asks that backward must have a gradient for; others have zeros where it has none."""
+    """Numbers among asks for which backward must find a gradient; for the others it gives zeros where there is none."""
 
     def text(self) -> str:
         """All of it, in one line."""
         return json.dumps(asdict(self))
 
     def name_of(self, number: int) -> str:
-        """What people call one of held, then of the tensors given."""
+        """For people: tensor ``number`` of held and then the tensors given."""
         return self.held[number] if number < len(self.held) else f"its input {number - len(self.held)}"
 
     def empty_results(self, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
@@ -53,7 +53,7 @@ class ModuleCall:
 
 @lru_cache(maxsize=10_000)
 def call_of(text: str) -> ModuleCall:
-    """The call that :meth:`Call.text` wrote."""
+    """The call that :meth:`ModuleCall.text` wrote."""
     fields: Any = {key: tuple(value) if isinstance(value, list) else value for key, value in json.loads(text).items()}
     return ModuleCall(**fields)
 

@@ -5,8 +5,8 @@ activation checkpointing does (T. Chen et al., arXiv 1604.06174). So a call must
 be seen in forward is refused there; the rest in backward, which gets a digest of what forward gave and compares.
 
 ``module`` is the key of the module, ``call`` the text of a :class:`ModuleCall`, ``held`` its parameters and buffers, ``inputs``
-the tensors that it is called with. ``grads`` are of the results ``of``; gradients come for the numbers ``wanted`` of held and
-inputs.
+the tensors that it is called with. ``grads`` are gradients of the results with numbers ``of``. ``wanted`` are the numbers of
+those tensors, held and then inputs, whose gradients are returned.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ Tensors = Sequence[torch.Tensor]
 GIVEN = "str module, str call, Tensor[] held, Tensor[] inputs"
 GIVEN_BACK = f"{GIVEN}, Tensor[] grads, int[] of, int[] wanted"
 _CHUNK = 1 << 18
-_ODD = (-0x61C8864680B583EB, -0x40A7B892E31B1A47, -0x6B2FB644ECCEEE15)  # as signed numbers of 64 bits
+_ODD = (-0x61C8864680B583EB, -0x40A7B892E31B1A47, -0x6B2FB644ECCEEE15)  # SplitMix64's, as signed numbers
 _count = count()
 _known: weakref.WeakValueDictionary[str, nn.Module] = weakref.WeakValueDictionary()
 _kept = threading.local()
-"""Has modules by key: of the model that this rank built last; nobody else keeps them. Ranks may be threads of one process."""
+"""Modules of the model that this rank built last, by key; only this keeps them. By thread, as ranks may be threads."""
 _looked_at: weakref.WeakSet[nn.Module] = weakref.WeakSet()
 """Modules whose first call was seen to change nothing in Python."""
 
@@ -57,9 +57,9 @@ def know(key: str, module: nn.Module) -> None:
 
 
 def keep_for_calls(model: nn.Module, fqns: Iterable[str]) -> None:
-    """Keep those modules of a rank's own ``model``, instead of ones of those names kept before; parameters are not kept.
+    """Keep the modules ``fqns`` of a rank's own ``model``, in place of earlier ones of the same names.
 
-    Whoever needs their first values has to have taken them.
+    Their parameters and buffers lose their memory: whoever needs first values has to have taken them.
     """
     for fqn in dict.fromkeys(fqns):
         vars(_kept)[fqn] = module = model.get_submodule(fqn)
@@ -76,7 +76,7 @@ def keep_for_calls(model: nn.Module, fqns: Iterable[str]) -> None:
 
 
 def module_at(key: str) -> nn.Module:
-    """The module. Raises :class:`CaptureError` where this process has none."""
+    """The module with this key. Raises :class:`CaptureError` if this process has none."""
     module: nn.Module | None = vars(_kept).get(key, _known.get(key))
     if module is None:
         raise CaptureError(
@@ -92,7 +92,7 @@ def modules_called_by(graph: fx.Graph) -> tuple[str, ...]:
 
 
 def names_of(module: nn.Module) -> list[str]:
-    """Parameters, then buffers of ``module``, within it; of tied ones the first name."""
+    """Names within ``module`` of its parameters, then of its buffers; a tied one has its first name."""
     return [name for name, _ in (*module.named_parameters(), *module.named_buffers())]
 
 
@@ -105,6 +105,7 @@ def call_forward(module: str, call: str, held: Tensors, inputs: Tensors) -> list
     real, drawn = module_at(module), torch.get_rng_state()
     first = real not in _looked_at
     twins = _twins(tensors, made.asks, safe=first)
+    # Pictures of Python state are taken around the first call alone. Of later calls the digest shows what changes results.
     with _refuse_remembering(module, real) if first else nullcontext():
         results = _run(module, made, twins)
         if first:
@@ -115,6 +116,7 @@ def call_forward(module: str, call: str, held: Tensors, inputs: Tensors) -> list
             f"module {fqn_of(module)} draws random numbers, which backward, where it is called again, would draw anew; set its "
             "dropout to 0, or override it by a sub-graph"
         )
+    # By the operator's schema no result shares memory with an argument, so a view of one is copied.
     storages = {tensor.untyped_storage().data_ptr() for tensor in tensors}
     given = [one.detach().clone() if one.untyped_storage().data_ptr() in storages else one.detach() for one in results]
     return [*given, digest_of(given)] if made.asks else given
@@ -137,6 +139,7 @@ def call_backward(
     made, state = call_of(call), torch.get_rng_state()
     twins = _twins([*held, *inputs], made.asks)
     results = _run(module, made, twins)
+    # Should the module draw, then what the graph draws later stays as it is without this second call.
     torch.set_rng_state(state)
     if digest is not None and not torch.equal(digest, digest_of(results)):
         raise CaptureError(
@@ -190,7 +193,7 @@ CALL_BACKWARD = _define("call_backward", f"{GIVEN_BACK}, Tensor? digest=None", c
 
 
 def gradients(results: Tensors, inputs: Tensors, grads: Mapping[int, torch.Tensor]) -> Sequence[torch.Tensor | None]:
-    """Gradients of ``inputs``, by those of some of ``results``, by number; None for what none comes to."""
+    """Gradients of ``inputs``, from ``grads`` of some results by their numbers; None for an input that no gradient reaches."""
     pairs = [(results[i], grad) for i, grad in grads.items() if results[i].requires_grad]
     if not pairs:
         return [None] * len(inputs)
@@ -199,7 +202,10 @@ def gradients(results: Tensors, inputs: Tensors, grads: Mapping[int, torch.Tenso
 
 
 def _twins(tensors: Tensors, asks: Sequence[int], *, safe: bool = False) -> list[torch.Tensor]:
-    """The same memory, as leaves of an autograd graph of its own; ``safe``: copies of what nobody asks a gradient for."""
+    """Leaves of an autograd graph of their own, on the memory of ``tensors``.
+
+    ``safe`` copies those without gradient, so that a write in place, refused only behind the call, does not reach them.
+    """
     return [
         tensor.detach().requires_grad_() if i in asks else tensor.detach().clone() if safe else tensor.detach()
         for i, tensor in enumerate(tensors)
@@ -218,7 +224,7 @@ class _Forward(nn.Module):
 
 
 def _run(key: str, made: ModuleCall, twins: Tensors) -> list[torch.Tensor]:
-    """What the module gives with ``twins`` in the places of its tensors and inputs, held to what was promised."""
+    """What the module gives with ``twins`` in place of its tensors and inputs. Raises for other results than were promised."""
     module = module_at(key)
     if list(made.held) != names_of(module):
         raise CaptureError(
@@ -292,11 +298,13 @@ def _refuse_strangers(key: str, results: Tensors, twins: Tensors) -> None:
 
 
 def digest_of(tensors: Tensors) -> torch.Tensor:
-    """An int64 of shape () on the device of the first of ``tensors``, made of all bits, each where it lies in its tensor.
+    """An int64 of shape () on the device of the first of ``tensors``, made of all bits and of their places in the tensors.
 
     Each 8 bytes are mixed with their place by the steps of SplitMix64 (G. Steele et al., OOPSLA 2014), and added up. Needs
     memory for a few chunks of 2 MiB at most, and does not wait for the device.
     """
+    # Integers wrap, so their sum is the same in whatever order a device adds. Between chunks the total is multiplied by an odd
+    # number, by which their order counts.
     total = empty_digest(tensors).zero_()
     with torch.no_grad():
         for tensor in tensors:

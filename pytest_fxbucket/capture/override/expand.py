@@ -30,7 +30,7 @@ _NAMES = ("nn_module_stack", "fwd_nn_module_stack", "autograd_backward", STAGE)
 
 
 def expand(graph: fx.Graph, anchors: Anchors, hold: Hold) -> None:
-    """Turn every anchor of ``graph``, in place; inputs of state among its outputs become their new values.
+    """Replace every anchor of ``graph``, in place. Where the graph gives out state that it was given, it gives the new values.
 
     ``hold`` keeps a constant of a sub-graph. Raises :class:`CaptureError` for a module that is never called, for a sub-graph
     that cannot be traced, and for an anchor that is left over. Nothing is recompiled.
@@ -61,7 +61,7 @@ def refuse_left_over(graph: fx.Graph) -> None:
 
 
 class _Anchor:
-    """An anchor's node, and what its arguments say; nodes among them change as other anchors are expanded."""
+    """An anchor's node, and what its arguments say. Its nodes are read late, as they change when other anchors are expanded."""
 
     def __init__(self, node: fx.Node) -> None:
         self.node, self.is_forward, self.again = node, node.target is ANCHOR_FORWARD, bool(node.meta.get("autograd_backward"))
@@ -77,13 +77,13 @@ class _Anchor:
 
     @property
     def grads(self) -> dict[int, fx.Node]:
-        """Of a backward, by result."""
+        """Gradients that a backward is given, by the number of the result."""
         args: Any = self.node.args
         return dict(zip(args[5], args[4], strict=True))
 
 
 def _paired(anchors: Sequence[_Anchor]) -> dict[_Anchor, _Anchor]:
-    """From a forward to the backward that begins from the same tensors."""
+    """Map each forward to the backward that begins from the same tensors, if there is one."""
     pairs: dict[_Anchor, _Anchor] = {}
     forwards: dict[tuple[Any, ...], list[_Anchor]] = {}
     for anchor in anchors:
@@ -91,7 +91,9 @@ def _paired(anchors: Sequence[_Anchor]) -> dict[_Anchor, _Anchor]:
         if anchor.is_forward:
             same.append(anchor)
         elif free := [forward for forward in same if forward not in pairs]:
-            pairs[free[-1]] = anchor  # what was computed again for it stands last; a second backward of a call begins anew
+            # Under a checkpoint a call's forward stands twice: the one that was computed again, the last, is this backward's.
+            # A second backward of one call finds no forward free, and computes it once more.
+            pairs[free[-1]] = anchor
     return pairs
 
 
@@ -106,11 +108,11 @@ class _Expansion:
     inputs: dict[str, fx.Node] = field(default_factory=dict)
     """State as the graph gets it, by FQN."""
     now: dict[str, fx.Node] = field(default_factory=dict)
-    """State as it is behind the calls so far."""
+    """State behind the calls so far, by FQN."""
     at: dict[int, dict[str, fx.Node]] = field(default_factory=dict)
     """State as a call of forward found it, by the call's number."""
     digests: dict[int, fx.Node] = field(default_factory=dict)
-    """Of what a call of forward gave, by the call's number, which its backward has too, whatever was computed again."""
+    """Digest of what a forward gave, by the number of its call: the backward has that number, too."""
 
     def by_call(self, anchor: _Anchor) -> None:
         node = anchor.node
@@ -132,6 +134,8 @@ class _Expansion:
         inlining = self._traced(one, subgraph, anchor, back, number)
         inlining.place_forward(anchor.node)
         count = len(anchor.call.promise)
+        # State goes on from call to call once: a forward that is computed again found the old state, and its new one is
+        # dropped.
         if not anchor.again:
             self.now.update(zip(one.state, inlining.placed(count, count + len(one.state)), strict=True))
         if back is not None:
@@ -161,6 +165,7 @@ class _Expansion:
         places = {f"{one.fqn}.{name}": i for i, name in enumerate(call.held) if f"{one.fqn}.{name}" in one.state}
         for name, i in places.items():
             self.inputs.setdefault(name, nodes[i])
+        # The first forward of a call number notes the state that it finds; one computed again, and the backward, use the same.
         state = self.at.setdefault(number, {name: self.now.get(name, self.inputs[name]) for name in places})
         for name, i in places.items():
             nodes[i] = state[name]
@@ -171,6 +176,7 @@ class _Expansion:
             output, new = run_subgraph(one, subgraph, held, call.given, flat[len(held) : len(nodes)])
             results: list[torch.Tensor] = []
             written(output, results, f"the sub-graph of module {one.fqn} gives")
+            # Nodes so far are the forward's, what follows is the backward's: they go to different places in the graph.
             before.extend(tracing.current_graph().nodes)
             asked = [flat[i] for i in wanted]
             found = gradients(results, asked, dict(zip(grads, flat[len(nodes) :], strict=True)))
@@ -201,7 +207,7 @@ def _replace(anchor: fx.Node, results: Sequence[fx.Node]) -> None:
 
 @dataclass
 class _Inlining:
-    """One sub-graph on its way into a graph: first what forward computes, then the rest."""
+    """A sub-graph, traced forward and backward at once, on its way into a graph: forward is put in first, then the rest."""
 
     made: fx.GraphModule
     forward: set[fx.Node]
@@ -211,14 +217,14 @@ class _Inlining:
     fake_mode: FakeTensorMode
     hold: Hold
     copies: dict[fx.Node, fx.Node]
-    """Nodes in the graph, by those of ``made``; to begin with of held and inputs."""
+    """The graph's nodes by the nodes of ``made`` that they stand for; to begin with those of held and inputs."""
 
     def place_forward(self, anchor: fx.Node) -> None:
         """Copy the nodes that forward computes, to stand before ``anchor``."""
         self._place(anchor, [node for node in self.made.graph.nodes if node in self.forward])
 
     def place_backward(self, anchor: fx.Node, grads: Sequence[fx.Node]) -> None:
-        """Copy what is not placed yet. ``grads`` are only said now, since other anchors may have given them."""
+        """Copy the nodes that are not placed yet. ``grads`` are known only now, as other anchors may have given them."""
         placeholders = self.made.graph.find_nodes(op="placeholder")
         self.copies.update(zip(placeholders[len(placeholders) - len(grads) :], grads, strict=True))
         self._place(anchor, self.made.graph.nodes)

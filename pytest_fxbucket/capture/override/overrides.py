@@ -75,7 +75,7 @@ class Overrides:
 
     of: Mapping[str, OverriddenModule] = field(default_factory=dict)
     idle: frozenset[str] | None = None
-    """Parameters that a call may leave without a gradient, by every name; None: all."""
+    """All FQNs, aliases too, of the parameters that a call may leave without a gradient; None: every parameter."""
 
     def __bool__(self) -> bool:
         return bool(self.of)
@@ -119,7 +119,7 @@ def overrides_of(model: nn.Module, plan: Plan, forwards: Forwards) -> Overrides:
 
 
 def overrides_given(model: nn.Module, given: Mapping[Any, Any], may_be_idle: Sequence[str]) -> Overrides:
-    """The same of what ``capture_step`` is given: FQNs or classes, each with "call", a callable or an :class:`Override`.
+    """Overrides ``given`` to ``capture_step``: FQNs or classes, each with "call", a callable or an :class:`Override`.
 
     ``may_be_idle`` are entries of parameters that a call may leave without a gradient.
     """
@@ -139,7 +139,7 @@ def overrides_given(model: nn.Module, given: Mapping[Any, Any], may_be_idle: Seq
 
 
 def _idle(model: nn.Module, asked: Overrides, entries: Sequence[str]) -> frozenset[str]:
-    """Every name of the parameters that ``entries`` name. Raises :class:`CaptureError` for what names none that is called."""
+    """All FQNs of the parameters that ``entries`` name. Raises :class:`CaptureError` if no module that is called has one."""
     named = [(name, one) for name, one in model.named_parameters(remove_duplicate=False) if one.requires_grad]
     first = {id(one): name for name, one in reversed(named)}
     names = {name: first[id(one)] for name, one in named}
@@ -218,7 +218,7 @@ def _instead(name: str, known: Sequence[str], there_are: str, quoted: Callable[[
 
 
 def _refuse_beside(named: _Named, forwards: Forwards) -> None:
-    """What else a plan does to a module's forward has no place in one that is not traced."""
+    """Raise :class:`PlanError` if the plan also parts, or checkpoints a part of, a module that is overridden."""
     for fqn, (_, where) in named.items():
         for key, modules in (("tp_plan", forwards.parted), ("ep_plan", forwards.experts)):
             if other := next((one for one in modules if _lies_in(one, fqn) or _lies_in(fqn, one)), None):

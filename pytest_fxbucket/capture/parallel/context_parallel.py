@@ -23,7 +23,7 @@ _SEQUENCE = 2
 """Dimension of queries, keys and values, (batch, heads, sequence, head_dim)."""
 _attend: Callable[..., torch.Tensor] = F.scaled_dot_product_attention
 _OTHERS = (F.multi_head_attention_forward,)
-"""They call attention where no mode sees it."""
+"""Functions that call attention below what a ``TorchFunctionMode`` sees."""
 
 
 class AttentionToAll(TorchFunctionMode):
@@ -71,13 +71,18 @@ class AttentionToAll(TorchFunctionMode):
             )
         if self._form == "ring":
             _refuse_in_blocks(query, key, value, dropout_p, bool(more.get("enable_gqa")))
-            return RingAttention.apply(query, key, value, self._group, self._place, is_causal, more.get("scale"))  # type: ignore[no-any-return]  # a tensor
+            return RingAttention.apply(  # type: ignore[no-any-return]  # a tensor
+                query, key, value, self._group, self._place, is_causal, more.get("scale")
+            )
+        # A key is attended to by queries of all ranks, so its gradient is the sum of theirs: reduced and scattered, hence no
+        # place.
         key, value = (GatherSequence.apply(one, self._group, None, _SEQUENCE) for one in (key, value))
+        # ``is_causal`` of the kernel would take this rank's first query for the first token of the whole sequence.
         mask = causal(query.shape[_SEQUENCE], key.shape[_SEQUENCE], self._place, query.device) if is_causal else None
         return _attend(query, key, value, mask, dropout_p, **more)
 
     def refuse_unused(self) -> None:
-        """Raise :class:`CaptureError` for a model in which no token would see those of other ranks."""
+        """Raise :class:`CaptureError` for a model that never attended, so that no token saw the tokens of other ranks."""
         if not self.calls:
             raise CaptureError(
                 "cp parts the sequence, but the model never calls torch.nn.functional.scaled_dot_product_attention, so no "
@@ -88,7 +93,7 @@ class AttentionToAll(TorchFunctionMode):
 def _refuse_in_blocks(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, dropout_p: float, enable_gqa: bool) -> None:
     """Raise :class:`CaptureError` for attention that has no kernel which gives its logsumexp, by which blocks are merged.
 
-    The kernel believes the shapes that it is given: of others than these it reads what lies behind a tensor, or dies.
+    The kernel does not check shapes: with others than these it reads beyond the end of a tensor, or crashes.
     """
     way_out = 'use cp_form = "all_gather"'
     if dropout_p:
@@ -114,13 +119,13 @@ def _refuse_in_blocks(query: torch.Tensor, key: torch.Tensor, value: torch.Tenso
 
 
 def causal(queries: int, keys: int, place: torch.Tensor, device: torch.device) -> torch.Tensor:
-    """Which of all keys each query of part number ``place`` sees: those that are not behind it in the whole sequence."""
+    """Which keys each query of part number ``place`` sees: those that do not lie behind it in the whole sequence."""
     own = place * queries + torch.arange(queries, device=device)
     return torch.arange(keys, device=device) <= own[:, None]
 
 
 def cut_sequences(batch: Any, mesh: Mesh, rank: int) -> Any:
-    """The part of ``batch`` that ``rank`` gets: of each tensor its part of dimension 1, of one without that all.
+    """The part of ``batch`` that ``rank`` gets: of each tensor its part of dimension 1; all of a tensor with fewer dimensions.
 
     Raises :class:`CaptureError` for a sequence that cp does not divide.
     """

@@ -1,4 +1,4 @@
-"""Modules whose forward is another while the step is traced: parted over tp or ep, or computed again in backward."""
+"""Modules whose forward is exchanged while a step is traced: parted over tp or ep, or computed again in backward."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Forwards:
     """Modules that entries name, whose inputs are cast to param_dtype."""
     resharding: Resharding = field(default_factory=lambda: Resharding(True))
     cp_form: str = ""
-    """How attention sees all of a sequence that is parted over cp; empty: it is not."""
+    """How attention sees the whole of a sequence that is parted over cp (``cp_form``); empty: no sequence is parted."""
 
     @property
     def places(self) -> tuple[str, ...]:
@@ -96,6 +96,7 @@ def modules_named(entries: Sequence[Entry], model: nn.Module, where: str) -> lis
 def modules_called(entries: Sequence[Entry], model: nn.Module, where: str) -> list[str]:
     """FQN of each module that ``entries`` name, with parameters or without. Raises PlanError, beginning with ``where``."""
     modules = [fqn for fqn, _ in model.named_modules()]
+    # Selectors are resolved among parameters. Each module is given one of its own here, so that modules without any are found.
     calls = [f"{fqn}.forward" for fqn in modules if fqn]
     found = resolve(single_selectors(entries), calls, modules, unplanned="allow", where=where, what="modules")
     return [entry.name.removesuffix(".forward") for entry in found.entries]
@@ -128,6 +129,7 @@ def _recomputed(forward: Callable[..., Any], fqn: str, namer: NodeNamer) -> Call
     """``forward``, whose results are not kept but computed again when backward needs them."""
     from torch.utils.checkpoint import checkpoint
 
+    # In backward torch calls this function alone, not the module, so no hook tells the namer which module runs.
     def named(*args: Any, **kwargs: Any) -> Any:
         with namer.inside(fqn):
             return forward(*args, **kwargs)
@@ -152,6 +154,8 @@ def experts_forward(fqn: str, module: nn.Module, experts: int, group: Group) -> 
                 f"ep_plan parts {fqn}, whose parameters have {experts} rows, so its input must be (experts = {experts}, "
                 f"capacity, ...), but has the shape {tuple(tokens.shape)}"
             )
+        # Tokens go to the ranks of their experts. There the tokens of each expert lie one part for each sending rank. They are
+        # put side by side, (own experts, ranks * capacity, ...), for the module, and apart again for the way back.
         there = _Exchange.apply(tokens, group)
         by_rank = there.view(group.size, own, *tokens.shape[1:])
         made = whole(by_rank.transpose(0, 1).flatten(1, 2))
@@ -163,7 +167,7 @@ def experts_forward(fqn: str, module: nn.Module, experts: int, group: Group) -> 
 
 
 def count_of_experts(fqn: str, module: nn.Module) -> int:
-    """Rows of all of ``module``'s parameters, one an expert. Raises :class:`CaptureError` if they differ."""
+    """Rows of each of ``module``'s parameters, one row an expert. Raises :class:`CaptureError` if parameters differ in them."""
     rows = {name: parameter.shape[0] if parameter.dim() else 1 for name, parameter in module.named_parameters()}
     counts = set(rows.values())
     if len(counts) > 1:

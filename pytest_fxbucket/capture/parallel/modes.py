@@ -50,6 +50,8 @@ def modes_of(parallel: Parallel, mesh: Mesh, where: str) -> tuple[ParallelMode, 
         dense = Sharded(along, mesh.group(along), replicate, first)
         if parallel.ep == 1:
             return dense, dense
+        # ep takes its ranks out of dp_shard, so experts are sharded over what is left of it. An expert has the tokens of all
+        # ranks of ep, so its gradient is already the sum over them, and the average lacks a division by ep.
         inner = "dp_shard_mod_ep"
         return dense, Sharded(inner, mesh.group(inner), replicate, first, mesh.degree("ep"))
     mode = _foreign(parallel.mode, parallel, mesh, where)
@@ -69,7 +71,7 @@ def _foreign(name: str, parallel: Parallel, mesh: Mesh, where: str) -> ParallelM
 
 @contextmanager
 def _naming(beginning: str) -> Iterator[None]:
-    """Begin what a mesh says of a name that it does not have with who used it."""
+    """Put ``beginning``, which says who used a name, before what the mesh says of a name that it does not have."""
     try:
         yield
     except CaptureError as error:
@@ -128,9 +130,9 @@ class Sharded:
     scatter_first: bool
     """Whether gradients are scattered before they are averaged over the copies, as FSDP2 does; else after, as SimpleFSDP."""
     divide: float = 1
-    """What is reduced is divided by it: how many ranks' batches each gradient is already the sum of."""
+    """Divides what was reduced: the number of ranks over whose batches a gradient is already summed before it is reduced."""
     ops: tuple[str, str] = ("avg", "avg")
-    """Over shards, and over copies."""
+    """Reduction over shards, and over copies."""
     before: float = 1
     """Gradients are multiplied by it before they are reduced."""
 
@@ -151,6 +153,7 @@ class Sharded:
         """Rank's shard of the average."""
         gradient = gradient if gradient.dim() else gradient.view(1)
         gradient = gradient if self.before == 1 else gradient * self.before
+        # A reduce-scatter cuts equal parts, so rows are padded as those of the shards are.
         padding = shard_rows(gradient.shape[0], self.shard.size) * self.shard.size - gradient.shape[0]
         if padding:
             gradient = torch.nn.functional.pad(gradient, [0, 0] * (gradient.dim() - 1) + [0, padding])

@@ -31,15 +31,15 @@ class ParameterShards:
 
     @classmethod
     def of(cls, parallel: Parallel, mesh: Mesh, where: str = "[parallel] mode") -> ParameterShards:
-        """Parts of parameters that travel as ``parallel`` says; ``where`` begins what is said of a mode of the user's own."""
+        """Parts of parameters as ``parallel`` asks for; ``where`` begins errors of a mode of the user's own."""
         return cls(mesh, parallel, *modes_of(parallel, mesh, where))
 
     def mode(self, is_expert: bool) -> ParallelMode:
-        """What a parameter travels by."""
+        """The mode by which a parameter is parted, gathered and reduced."""
         return self.experts if is_expert else self.dense
 
     def local(self, whole: torch.Tensor, tp_dim: int | None, is_expert: bool, rank: int) -> torch.Tensor:
-        """What ranks of the data-parallel groups of ``rank`` hold together: a view of ``whole``."""
+        """The part of ``whole``, a view, that the data-parallel ranks with the tp and ep index of ``rank`` hold together."""
         if tp_dim is not None:
             whole = whole.chunk(self.mesh.degree("tp"), tp_dim)[self.mesh.at(rank, "tp")]
         if is_expert:
@@ -54,6 +54,7 @@ class ParameterShards:
     def parted_along(self, parameter: Parameter) -> tuple[str, ...]:
         """Mesh dimensions over which ``parameter`` is parted; along all others ranks hold the same."""
         mode = self.mode(parameter.is_expert)
+        # ep and what is left of dp_shard, over which experts are parted, are dp_shard together.
         along = "dp_shard" if parameter.is_expert else mode.along
         return tuple(name for name in (along, "tp" if parameter.tp_dim is not None else "") if name)
 
@@ -103,6 +104,7 @@ def describe_parameters(
                     f"tp_plan parts {fqn} and {alias} in two ways, but they are one tied parameter; give both one way"
                 )
         _refuse_indivisible(fqn, parameter, dims[fqn], fqn in experts, parts.mesh)
+        # Parts have one shape on all ranks, so the first rank's are described.
         local = parts.local(parameter, dims[fqn], fqn in experts, 0)
         with naming_user_frame(partial("mode {} of parameter {}".format, parts.parallel.mode, fqn)):
             part = parts.mode(fqn in experts).part(local, parts.mesh, 0)

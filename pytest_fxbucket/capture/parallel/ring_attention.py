@@ -1,8 +1,8 @@
 """Ring attention (arXiv 2310.01889): keys and values go round the ranks of cp, while each attends to those that it has.
 
-Blocks are merged by their logsumexp in float32, as torch's own context parallelism does it, so bits are the same. There, a
-causal rank leaves out blocks that lie behind its own. Here it computes them and keeps what it had: the last rank needs all
-blocks and the others wait for it, so nothing is lost, and one graph serves all ranks but for whom they send to.
+Blocks are merged by their logsumexp in float32 as in torch's own context parallelism, so bits are the same. There, a causal
+rank leaves out blocks that lie behind its own. Here it computes them and drops the result. That takes no longer, since the last
+rank needs all blocks and the others wait for it. So one graph serves all ranks, except for the neighbours that they send to.
 """
 
 from __future__ import annotations
@@ -54,6 +54,8 @@ class RingAttention(torch.autograd.Function):
             near = _arrived(sent, near)
             if turn + 1 < group.size:
                 sent = _send(near, group)
+            # After ``turn`` turns a rank has the block of the rank ``turn`` places before it. For the first ``turn`` ranks that
+            # is one from the end of the sequence, which causal queries do not see.
             merged = _merged(out, logsumexp, *_attend(query, near, False, scale))
             out, logsumexp = merged if not is_causal else _where(place >= turn, merged, (out, logsumexp))
         result = out.to(query.dtype)
@@ -70,6 +72,7 @@ class RingAttention(torch.autograd.Function):
         sent = _send(near, group)
         zeros = [torch.zeros_like(one, dtype=torch.float32) for one in (query, key, value)]
         sums = _sums(zeros, _attend_backward(gradient, query, near, out, logsumexp, ctx.is_causal, ctx.scale))
+        # The sums for keys and values travel one turn behind their block. Each rank adds its share; the last send is home.
         home = _send(sums[1:], group)
         for turn in range(1, group.size):
             near = _arrived(sent, near)
@@ -102,6 +105,7 @@ def _attend_backward(
 ) -> Tensors:
     """What one block adds to the gradients of queries, keys and values; ``out`` and ``logsumexp`` are of all blocks."""
     heads, own = query.shape[HEADS], near[0].shape[HEADS]
+    # The kernel makes a block's softmax again from the logsumexp of all blocks, so what blocks give can be added up.
     whole = [_for_all(one, heads) for one in near]
     of_query, *others = _flash_backward(gradient, query, *whole, out, logsumexp, 0.0, is_causal, scale=scale)
     return [of_query, *(one.unflatten(HEADS, (own, -1)).sum(HEADS + 1) for one in others)]
@@ -116,6 +120,7 @@ def _merged(
     out: torch.Tensor, logsumexp: torch.Tensor, block: torch.Tensor, weight: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Attention to what ``out`` has seen and to one more block, and the logsumexp of both."""
+    # exp(weight) / (exp(weight) + exp(logsumexp)): the block's share of the softmax, in a form that cannot overflow.
     share = torch.sigmoid(weight - logsumexp)
     return out - share * (out - block), logsumexp - F.logsigmoid(logsumexp - weight)
 
@@ -128,11 +133,11 @@ def _where(seen: torch.Tensor, these: Tensors, those: Tensors) -> Tensors:
     return [torch.where(seen, one, other) for one, other in zip(these, those, strict=True)]
 
 
-# What goes round: all tensors as one, one launch a turn, launched before the block is computed and waited for behind it.
+# What goes round: all tensors as one message, one launch a turn, before the block is computed; its wait is behind the block.
 
 
 def _send(tensors: Tensors, group: Group) -> torch.Tensor:
-    """``tensors`` on their way from the first rank to the next one, what it gets from the last one not awaited yet."""
+    """Send ``tensors`` on, as the first rank does: to the next rank, and from the last one. The result is not waited for."""
     flat = torch.cat([one.reshape(-1) for one in tensors])
     launched: torch.Tensor = c10d_functional().all_to_all_single(flat, *_splits(flat.numel(), group.size, 0), group.name)
     return launched
@@ -152,7 +157,7 @@ def _splits(numel: int, size: int, place: int) -> tuple[list[int], list[int]]:
 
 
 def at_place(step: StepGraph, mesh: Mesh, rank: int) -> StepGraph:
-    """``step``, which the first rank traced, as ``rank`` runs it: what goes round comes from its own neighbour, to its own."""
+    """``step``, which the first rank traced, as ``rank`` runs it: with its own neighbours in place of the first rank's."""
     group, place = mesh.group("cp"), mesh.at(rank, "cp")
     graphs = {phase: own_copy(module) for phase, module in step.graphs.items()}
     for module in graphs.values():

@@ -20,7 +20,7 @@ from pytest_fxbucket.errors import CaptureError
 from pytest_fxbucket.step.mesh import Group
 
 SEQUENCE = 1
-"""Dimension of activations."""
+"""Dimension of activations that is the sequence."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +30,7 @@ class SequenceModules:
     styles: Mapping[str, str] = field(default_factory=dict)
     """``sequence``: takes and gives parts; ``scatter``: gives parts of what it makes; ``gather``: takes parts, reads all."""
     linears: Mapping[str, str] = field(default_factory=dict)
-    """Those that are parted over tp, and whether ``colwise`` or ``rowwise``."""
+    """Linears that are parted over tp, and whether ``colwise`` or ``rowwise``."""
 
     @property
     def regions(self) -> list[str]:
@@ -63,6 +63,7 @@ class SequenceModules:
                     f"tp_plan makes {region} sequence, so all that reads its input is to be parted over tp, but parameter "
                     f'{name} is not; make its module colwise or rowwise, or, if it reads what those give, "sequence", too'
                 )
+            # This bias is added behind the reduce-scatter, so each rank adds it to its own part of the sequence.
             if self.linears[module] == "rowwise" and last == "bias":
                 on_part.add(name)
         for alias, first in aliases.items():
@@ -88,7 +89,8 @@ class SequenceModules:
                 found[fqn] = _reading_all(fqn, forward, lambda x: GatherSequence.apply(x, group, place))
             elif fqn in regions:
                 found[fqn] = _region(fqn, forward, group)
-            else:  # a view, as DTensor makes: gradients of the module's reads are added before they meet those of the residual
+            else:
+                # A view, as DTensor makes one: the gradients of the module's reads are added up before that of the residual is.
                 found[fqn] = _reading_all(fqn, forward, lambda x: x.view_as(x))
         return found
 
@@ -146,8 +148,11 @@ def _scattering(fqn: str, forward: Callable[..., Any], group: Group, place: torc
 
 
 class GatherSequence(torch.autograd.Function):
-    """Parts of dimension ``dim`` to all of it. Its gradient is a part of the sum, to be reduced and scattered, if ``place`` is
-    None; else whole on every rank, of which each takes its own part."""
+    """From a rank's part of dimension ``dim`` to the whole.
+
+    With ``place`` None each rank's gradient is a part of a sum, which is reduced and scattered. Else each rank has the whole
+    gradient, and takes its own part.
+    """
 
     @staticmethod
     def forward(ctx: Any, part: torch.Tensor, group: Group, place: torch.Tensor | None, dim: int = SEQUENCE) -> torch.Tensor:
@@ -164,7 +169,7 @@ class GatherSequence(torch.autograd.Function):
 
 
 class ReducedOut(torch.autograd.Function):
-    """Parts of a sum to this rank's part, along the sequence, of that sum."""
+    """From a rank's addend to its part, along the sequence, of the sum over ranks."""
 
     @staticmethod
     def forward(ctx: Any, part: torch.Tensor, group: Group) -> torch.Tensor:
@@ -179,7 +184,7 @@ class ReducedOut(torch.autograd.Function):
 
 
 class _OwnPart(torch.autograd.Function):
-    """The whole sequence, the same on every rank, to this rank's part of it."""
+    """From the whole sequence, the same on every rank, to this rank's part of it."""
 
     @staticmethod
     def forward(ctx: Any, whole: torch.Tensor, group: Group, place: torch.Tensor) -> torch.Tensor:
@@ -196,7 +201,8 @@ def summed(addend: torch.Tensor, group: Group) -> torch.Tensor:
     return collective("all_reduce", addend.contiguous(), "sum", group.name)
 
 
-# Collectives along the sequence. They send dimension 0, so parts lie one behind the other there, as DTensor does it.
+# Collectives along the sequence. They cut and join dimension 0, so tensors are chunked and concatenated around them, as DTensor
+# does it.
 
 
 def gathered(part: torch.Tensor, group: Group, dim: int = SEQUENCE) -> torch.Tensor:
@@ -221,5 +227,5 @@ def own_part(whole: torch.Tensor, group: Group, place: torch.Tensor, dim: int = 
 
 
 def place_name(dim: str) -> str:
-    """What the input is called that says the index of a rank along the mesh dimension ``dim``."""
+    """Name of the input that holds a rank's index along the mesh dimension ``dim``."""
     return f"index along {dim}"

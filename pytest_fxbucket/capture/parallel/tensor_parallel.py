@@ -25,11 +25,12 @@ def parted_dim(style: str, name: str) -> int | None:
 def parted_forward(fqn: str, module: nn.Linear, style: str, group: Group, in_sequence: bool) -> Callable[..., Any]:
     """What is to be called instead of the forward of ``module``, called ``fqn``: it computes on the part of the weight.
 
-    ``colwise`` takes the whole input and gives its part of the output, ``rowwise`` the reverse. ``in_sequence``: it lies in a
-    module that gathers the sequence for all linears in it at once, and of which each rank gives a part of the sequence.
+    ``colwise`` takes the whole input and gives its part of the output, ``rowwise`` the reverse. ``in_sequence``: the
+    linear lies in a module that gathers the sequence for all its linears at once, and gives a rank's part of the sequence.
     """
     if style == "colwise":
         whole = module.forward
+        # The gather of the sequence sums the input's gradient in its own backward.
         if in_sequence:
             return whole
         return lambda x: whole(_CopyIn.apply(x, group))
@@ -43,13 +44,14 @@ def parted_forward(fqn: str, module: nn.Linear, style: str, group: Group, in_seq
             )
         join = ReducedOut if in_sequence else _SumOut
         out: torch.Tensor = join.apply(torch.nn.functional.linear(x, module.weight), group)
+        # Added to a part, the bias would be in the sum once for each rank.
         return out if module.bias is None else out + module.bias
 
     return rowwise
 
 
 def refuse_unpartable(model: nn.Module, styles: Mapping[str, str]) -> None:
-    """Raise :class:`CaptureError` for one of the modules that ``styles`` names that is no plain linear."""
+    """Raise :class:`CaptureError` if a module that ``styles`` names is no plain linear."""
     for fqn, style in styles.items():
         module = model.get_submodule(fqn)
         if type(module).forward is not torch.nn.Linear.forward:
@@ -68,7 +70,7 @@ def refuse_unpartable(model: nn.Module, styles: Mapping[str, str]) -> None:
 
 
 def tp_hint(parted: Mapping[str, str], ranks: int, error: Exception) -> str:
-    """End of the sentence about ``error``, which a model raised while its linears ``parted`` gave parts of their outputs."""
+    """What to say behind ``error``, which a model raised while its linears ``parted`` gave a rank's part; empty: nothing."""
     narrow = [fqn for fqn, style in parted.items() if style == "colwise"]
     if ranks == 1 or not narrow or not isinstance(error, (RuntimeError, ValueError, IndexError)):
         return ""

@@ -31,17 +31,17 @@ class ParameterTravel:
 
     mode: ParallelMode
     shape: torch.Size
-    """Of what the mode gathers."""
+    """Shape of what the mode gathers."""
     param_dtype: torch.dtype | None
-    """dtype that it is gathered in; None, and for one that is complex: its own."""
+    """dtype that it is gathered in; None: its own. A complex parameter is always gathered in its own."""
     reduce_dtype: torch.dtype | None
     """dtype that its gradient is reduced in; None: the gradient's own."""
     fqn: str = "a parameter"
     mode_name: str = ""
-    """The mode's own, as the plan has it, for what is said of its mistakes."""
+    """Name of the mode in the plan, for errors."""
     summed_over: Group | None = None
-    """Ranks that each have a part of the gradient's sum before the mode reduces it, as those of tp of a norm that reads parts
-    of the sequence; None: each has the same."""
+    """Ranks over which the gradient is summed before the mode reduces it, as over tp for a norm that reads parts of the
+    sequence; None: each rank has the whole gradient."""
 
     def gather(self, part: torch.Tensor) -> torch.Tensor:
         """The whole parameter. Raises :class:`CaptureError` for a mode that gives another shape."""
@@ -81,12 +81,12 @@ class ParameterTravel:
         return gradient if self.summed_over is None else summed(gradient, self.summed_over)
 
     def unreduced(self, gradient: torch.Tensor, before: torch.Tensor | None = None) -> torch.Tensor:
-        """The gradient as it is reduced, with ``before``, the sum of earlier ones: rounded once, as FSDP2 adds them."""
+        """``gradient`` plus ``before``, the sum of earlier ones, in ``reduce_dtype``; cast once, as FSDP2 does it."""
         return _cast(gradient if before is None else before + gradient, self.reduce_dtype)
 
 
 def _cast(tensor: torch.Tensor, dtype: torch.dtype | None) -> torch.Tensor:
-    """``tensor`` in ``dtype``; as it is if it is complex, of which a real dtype would lose half."""
+    """``tensor`` in ``dtype``. A complex tensor stays as it is, since a real dtype would drop its imaginary part."""
     return tensor.to(dtype) if dtype is not None and tensor.is_floating_point() else tensor
 
 
@@ -103,6 +103,7 @@ class _Unshard(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None, None]:
         travel: ParameterTravel = ctx.travel
+        # Asked for only now: a ``backward()`` within forward may have added to it since the gather.
         gradient = travel.to_reduce(gradient, ctx.before())
         return travel.reduce(gradient, ctx.shape).to(ctx.dtype), None, None
 
@@ -112,8 +113,8 @@ class Reader:
 
     ``hooks`` are the user's, by FQN: each gets the gradient of the microbatch before it is reduced, as under DDP.
 
-    ``before`` holds sums of earlier microbatches' gradients, not reduced, which are reduced with this one's. With ``last``
-    False nothing is reduced: gradients are to be asked for what :attr:`whole` holds then, else for :attr:`parts`.
+    ``before`` holds sums of earlier microbatches' gradients, which are reduced with this one's. If ``last`` is False nothing is
+    reduced, and gradients are to be asked for the tensors of :attr:`whole`; else for those of :attr:`parts`.
     """
 
     def __init__(
@@ -131,14 +132,14 @@ class Reader:
         self._hooks, self._staged = hooks, staged
         self.whole: dict[StageRead, torch.Tensor] = {}
         self.parts: dict[StageRead, torch.Tensor] = {}
-        """What was gathered."""
+        """The parts that were gathered in the last microbatch."""
         self._edges: dict[StageRead, torch.Tensor] | None = None
 
     def read(self, fqn: str) -> torch.Tensor:
         """The whole parameter ``fqn``."""
         read = StageRead(fqn, self._namer.stage)
         if read not in self.whole:
-            # Whoever reads it first, a parameter has a gradient where it is read with one.
+            # The first read may be one without gradients. The gathered tensor is kept for later reads, which may need them.
             with self._namer.inside(fqn.rpartition(".")[0]), torch.inference_mode(False), torch.enable_grad():
                 self.whole[read] = self._gathered(read)
                 if self.whole[read].requires_grad:
@@ -153,7 +154,7 @@ class Reader:
 
     @contextmanager
     def summed_separately(self) -> Iterator[None]:
-        """Inside, the gradients of a parameter's reads are summed before they meet those of reads elsewhere."""
+        """Inside, gradients of a parameter's reads are summed by themselves before those of reads elsewhere are added."""
         before, self._edges = self._edges, {}
         try:
             yield
@@ -163,7 +164,7 @@ class Reader:
     def _gathered(self, read: StageRead) -> torch.Tensor:
         part, travel = self._parts[read.fqn], self._travels[read.fqn]
         if self._last:
-            # The gradients of a parameter that several stages read are summed in an order of ours.
+            # If several stages read it, each has a leaf of its own: gradients are added later, last stage first.
             self.parts[read] = part = part.detach().requires_grad_(part.requires_grad) if self._staged else part
             whole: torch.Tensor = _Unshard.apply(part, travel, partial(self._before.get, read))
             return whole
@@ -189,8 +190,8 @@ def hooks_of(model: nn.Module) -> dict[str, list[Hook]]:
 
 # Whole parameters wherever a model reads its own: by attribute, ``parameters()``, ``functional_call``, a list that it keeps.
 #
-# A module's place of a parameter gives the gathered one, as under FSDP2. Who holds the parameter itself (the flat weights of an
-# LSTM, a list, a closure) has it exchanged where torch is called with it.
+# A read of a module's attribute gives the gathered parameter, as under FSDP2. Where code holds the parameter itself (the flat
+# weights of an LSTM, a list, a closure), it is exchanged among the arguments of torch's functions.
 
 
 Gathered = Callable[[Any], Any]
@@ -198,9 +199,9 @@ Gathered = Callable[[Any], Any]
 
 
 def own_parameters(model: nn.Module) -> dict[int, str]:
-    """FQN of each parameter of ``model`` by its identity, and by that of the real one if it stands for one.
+    """FQN of each parameter of ``model`` by its identity, and by that of the real parameter that it stands for.
 
-    A tied one has one FQN.
+    A tied parameter has one FQN.
     """
     named = dict(model.named_parameters())
     reals = {id(parameter.stands_for): fqn for fqn, parameter in named.items() if hasattr(parameter, "stands_for")}
@@ -211,28 +212,30 @@ def own_parameters(model: nn.Module) -> dict[int, str]:
 def read_by(
     model: nn.Module, own: Mapping[int, str], read: Callable[[str], torch.Tensor], is_read: Callable[[], bool] = is_tracing
 ) -> Iterator[None]:
-    """While inside, whoever reads a parameter of ``model`` gets what ``read`` gives for its FQN, asked at each read
-    of which ``is_read`` says so: each that is traced.
+    """While inside, a read of a parameter of ``model`` gives what ``read`` gives for its FQN.
 
-    ``own`` is of :func:`own_parameters`.
+    ``is_read`` is asked at each read whether it is to be so: by default in what is traced. ``own`` is of
+    :func:`own_parameters`.
     """
 
     def gathered(value: Any) -> Any:
         fqn = own.get(id(value))
         return read(fqn) if fqn is not None and is_read() else value
 
+    # A function mode does not see ``autograd.Function.apply``, which is given exchanged arguments by itself.
     exchanged = _Exchanged(gathered)
     with with_parameters(model, lambda parameters: _Places(parameters, gathered)), functions_given(exchanged.of), exchanged:
         yield
 
 
 class _Places(dict[str, Any]):
-    """A module's parameters by name, each the gathered one when it is read; what somebody else puts there is as it is."""
+    """A module's parameters by name: a read gives the gathered one. A value that somebody else puts there is given as it is."""
 
     def __init__(self, held: Mapping[str, Any], gathered: Gathered) -> None:
         super().__init__(held)
         self._gathered = gathered
 
+    # The other methods of a dict do not go through this one, so each that gives values is written out.
     def __getitem__(self, name: str) -> Any:
         return self._gathered(super().__getitem__(name))
 
