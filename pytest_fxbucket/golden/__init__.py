@@ -1,1 +1,1 @@
-"""Reviewed texts: a schedule as text, read back and compared in words; where texts lie, and how a new one is accepted."""
+"""Goldens, the reviewed texts of schedules: written, read back, compared in words, stored, and accepted anew."""

@@ -1,7 +1,7 @@
 """Accepting goldens, by one process at the end of a run; and goldens that no plan and no test owns any more.
 
-A worker of pytest-xdist hands its texts to the controller as plain dicts (``{"path": ..., "text": ...}``) on the report of the
-item that gave them, so a worker that dies loses nothing that was reported, and no two processes write.
+A worker of pytest-xdist hands its texts to the controller as plain dicts (``{"path": ..., "text": ...}``), each on the report
+of the item that gave it. So a worker that dies loses nothing that was reported, and only one process writes.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def accepts(mode: str | None, path: Path) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class WriteOutcome:
-    """What was done on disk: goldens that were really written, or removed, and a sentence for each that could not be."""
+    """What was done on disk: goldens that were written, or removed, and a sentence for each that could not be."""
 
     paths: tuple[Path, ...] = ()
     errors: tuple[str, ...] = ()
@@ -38,7 +38,7 @@ class AcceptQueue:
 
     pending: dict[Path, str] = field(default_factory=dict)
     clashing: dict[Path, Sequence[str]] = field(default_factory=dict)
-    """what was given two texts -> node ids of the tests that gave them, as far as they are known"""
+    """Path that was given two different texts -> node ids of the tests that gave them, as far as they are known."""
 
     def add(self, path: Path, text: str) -> None:
         """Queue the whole file ``text`` that GoldenStore.render gave for ``path``; GoldenError if it is damaged."""
@@ -64,9 +64,9 @@ class AcceptQueue:
         return entries
 
     def flush(self, mode: str | None, start: Snapshot | None = None) -> WriteOutcome:
-        """Write what ``mode`` lets be written, each file whole or not at all, in path order, and forget it.
+        """Write the queued goldens that ``mode`` allows, each file whole or not at all, in path order; then forget them all.
 
-        What is not on disk as it was at the ``start`` of the run is somebody else's work, and left alone.
+        A file that changed on disk since the ``start`` of the run is somebody else's work, and left alone.
         """
         errors = [
             f"{path} was given {two_texts(tests)}, so neither is written; "
@@ -86,6 +86,7 @@ class AcceptQueue:
                     errors.append(not_written(path, str(path), error))
                 except GoldenError as error:
                     errors.append(str(error))
+        # Once for each folder, behind all writes: it syncs the directory, which is what makes a rename outlive a crash.
         for folder in {path.parent for path in paths}:
             settle(folder)
         return WriteOutcome(tuple(paths), tuple(errors))
@@ -97,7 +98,7 @@ class AcceptQueue:
 
 
 def two_texts(tests: Sequence[str]) -> str:
-    """Name the tests that gave one place two texts."""
+    """Name the ``tests`` that gave two texts to one golden, as part of a sentence."""
     return "two texts in one run" + (f", by {' and by '.join(dict.fromkeys(tests))}" if tests else "")
 
 
@@ -130,19 +131,21 @@ def _write(path: Path, text: str, mode: str | None, start: Snapshot | None) -> b
         return False
     if start is not None and (reason := obstacle(path, start.root)):
         raise GoldenError(reason)  # before the check, to which what lies behind a linked folder is somebody else's
-    check()
+    check()  # ``write_whole`` calls it again right before the rename: somebody may write in between
     if not accepts(mode, path):
         raise GoldenError(f"{path} is {'there' if path.exists() else 'missing'}, and --fxbucket-accept={mode} leaves it so")
     check_not_newer(path)
     return write_whole(path, text, check)
 
 
-# Whose goldens lie on disk: those that no plan and no test owns any more are found, and removed where that is asked for.
+# Owners of the goldens on disk: goldens that no plan and no test owns any more are found, and removed where that is asked for.
+#
+# A golden counts as owned wherever that is in doubt: if a plan cannot be read, or a test file was run in part or not at all.
 
 
 @dataclass(frozen=True, slots=True)
 class Orphan:
-    """A golden that nobody owns, and what is missing, as a clause."""
+    """A golden that nobody owns, and why, as a clause."""
 
     path: Path
     reason: str
@@ -161,8 +164,8 @@ class FolderScan:
 class GoldenOwners:
     """Finds the owners of goldens on disk, as plan files and test files say.
 
-    ``has_run_whole`` says whether every test of a test file ran to its end in this run: a golden of that file that none of them
-    asked for is then nobody's. A file that was run in part, or not, owns all the goldens in its folder.
+    ``has_run_whole`` says whether every test of a test file ran to its end in this run. Then a golden of that file that no test
+    asked for has no owner. A test file that was run in part, or not at all, owns all goldens in its folder.
     """
 
     store: GoldenStore
@@ -171,7 +174,7 @@ class GoldenOwners:
     _rows: dict[Path, dict[str | None, bool] | None] = field(default_factory=dict)
 
     def look(self) -> FolderScan:
-        """Look at every golden below the golden folder; other files, links, and goldens of a newer format are none of ours."""
+        """Look at every golden below the golden folder; other files, links, and goldens of a newer format are ignored."""
         orphans, has_seen_all = [], True
         for path in goldens_below(self.store.root):
             reason = None if path in self.compared else self._lacking(path)
@@ -195,7 +198,7 @@ class GoldenOwners:
         return next(filter(None, reasons), f"{self.store.shown(plan)} is not there")
 
     def _of_plans(self, golden: Path) -> Iterator[str | None]:
-        """Yield for each plan file whose golden it could be why it is not, or None if it is."""
+        """Yield, for each plan file on disk that ``golden`` could belong to by its name, why it does not; None if it does."""
         for plan, row in self.store.candidates(golden):
             if not plan.is_file():
                 continue
@@ -208,7 +211,7 @@ class GoldenOwners:
                 yield f"checks.golden is false in {shown}" + (f" (matrix row {row})" if row else "")
 
     def _rows_of(self, plan: Path) -> dict[str | None, bool] | None:
-        """Return matrix id -> whether its golden is checked; None of a plan that cannot be read, which owns all it might."""
+        """Return matrix id -> whether its golden is checked; None for a plan that cannot be read, and so owns what it might."""
         from pytest_fxbucket.plan.load import load_plans
 
         if plan not in self._rows:
@@ -226,7 +229,7 @@ def goldens_below(root: Path) -> list[Path]:
 
 
 def prune(orphans: Iterable[Orphan], start: Snapshot) -> WriteOutcome:
-    """Remove ``orphans``, and folders that this leaves empty; what is not as it was at the ``start`` of the run stays."""
+    """Remove ``orphans``, and folders that this leaves empty; a file that changed since the ``start`` of the run stays."""
     paths: list[Path] = []
     errors = []
     if not start.root.is_dir():
@@ -249,7 +252,7 @@ def prune(orphans: Iterable[Orphan], start: Snapshot) -> WriteOutcome:
 
 
 def _remove_empty(folder: Path, root: Path) -> None:
-    """Remove ``folder`` and those around it, up to ``root``, as far as they are empty."""
+    """Remove ``folder`` and its parents below ``root``, as far as they are empty."""
     with contextlib.suppress(OSError):  # not empty
         while folder != root:
             folder.rmdir()

@@ -1,6 +1,6 @@
-"""What a golden that does not fit says: what changed in words, a diff that is capped, the command that accepts it.
+"""The message for a golden that does not fit: what changed in words, a capped diff, the command that accepts it.
 
-In words first the mesh and the graphs, then the buckets, then launches, waits and updates.
+The words speak first of the mesh and the graphs, then of the buckets, then of launches, waits and updates.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _MOST_DIFF = 60
 
 
 def change_lines(old: str, new: str, names: tuple[str, str] = ("golden", "found"), rest: Path | None = None) -> list[str]:
-    """What changed from body ``old`` to body ``new`` in words, then the diff; all of a long one goes to the file ``rest``."""
+    """What changed from body ``old`` to body ``new`` in words, then the diff; a long diff is whole in the file ``rest``."""
     words = changes(old, new) or [_header_words(old, new)]
     diff = list(unified_diff(_lines(old), _lines(new), *names, lineterm="", n=2))
     return [
@@ -38,12 +38,12 @@ def mismatch_lines(accepted: str, found: str, command: str, rest: Path | None = 
 
 
 def _lines(text: str) -> list[str]:
-    """Lines as line feeds part them, and nothing else: names may hold other breaks."""
+    """The lines of ``text``, split at line feeds only: names may hold other characters that ``splitlines`` splits at."""
     return text.removesuffix("\n").split("\n")
 
 
 def _header_words(old: str, new: str) -> str:
-    """Of texts whose schedules are the same."""
+    """What differs between two texts whose schedules are the same, in words."""
     plans = [text.partition("\n")[0].removeprefix("plan ") for text in (old, new)]
     if plans[0] != plans[1]:
         return f"the text is of {plans[0]}, and this is {plans[1]}"
@@ -51,7 +51,7 @@ def _header_words(old: str, new: str) -> str:
 
 
 def capped(diff: Sequence[str], head: Sequence[str] = (), rest: Path | None = None) -> list[str]:
-    """The first 60 lines of ``diff``; all of a longer one, under ``head``, goes to ``rest``, which the last line names."""
+    """The first 60 lines of ``diff``. A longer one is written whole, below ``head``, to ``rest``, which the last line names."""
     more = len(diff) - _MOST_DIFF
     if more <= 0:
         return list(diff)
@@ -62,9 +62,9 @@ def capped(diff: Sequence[str], head: Sequence[str] = (), rest: Path | None = No
 
 
 def changes(old: str, new: str) -> list[str]:
-    """Sentences on how the golden's body ``new`` differs from ``old``; layers of which the same is said are one sentence.
+    """Sentences on how the golden's body ``new`` differs from ``old``; layers that changed alike share one sentence.
 
-    The plan's name is none of the schedule's business and passed over.
+    The plan's name is no part of the schedule and is ignored.
     """
     a, b = read_back(old), read_back(new)
     sentences = [*_header(a.header, b.header)]
@@ -87,6 +87,7 @@ def _header(old: list[str], new: list[str]) -> Iterator[str]:
 
 def _graph(old: ReadGraph, new: ReadGraph) -> Iterator[str]:
     pairs = paired(old.buckets, new.buckets)
+    # Buckets are paired first: events name buckets, and a bucket that only has another name now has lost no launch.
     said = list(bucket_sentences(pairs))
     yield from said
     if not said and [one.entry for one in old.buckets] != [one.entry for one in new.buckets]:
@@ -99,7 +100,7 @@ def _graph(old: ReadGraph, new: ReadGraph) -> Iterator[str]:
 
 
 def _without(graph: ReadGraph, updates: Collection[str]) -> dict[str, list[str]]:
-    """Events by section, without ``updates``, of which enough is said."""
+    """Events by section, without ``updates``, on which a sentence was given already."""
     return {
         section: [event for event in events if PART.sub("", event) not in updates] for section, events in graph.events.items()
     }

@@ -9,14 +9,16 @@ from pytest_fxbucket.golden.schedule import NAMELESS, PADDING, NamedBucket
 from pytest_fxbucket.words import plural
 
 _FEW = 4
-"""Members of which each has a sentence of its own."""
+"""Up to this many members have a sentence each; more are summed up in one."""
 
 Holders = Mapping[tuple[str, str, str], NamedBucket]
 """Bucket by direction, kind and a member's FQN."""
 
 
 def bucket_sentences(paired: PairedBuckets) -> Iterator[str]:
-    """Sentences on all buckets, those that are gone first."""
+    """Sentences on all buckets: first those that are gone, then new ones, then those that changed."""
+    # ``settled`` has the names of buckets that need no sentence of their own, since one on another bucket names them. Sentences
+    # on lost buckets and on pairs fill it, so those on pairs are made before the new buckets are said, though they come last.
     now = _holders([*paired.new, *(new for _, new in paired.pairs)])
     before = _holders([*paired.lost, *(old for old, _ in paired.pairs)])
     counted = {(one.direction, one.kind, one.entry) for one in (*paired.lost, *paired.new)}
@@ -39,7 +41,7 @@ def _holders(buckets: Sequence[NamedBucket]) -> dict[tuple[str, str, str], Named
 
 
 def _lost(old: NamedBucket, now: Holders, settled: set[str]) -> str:
-    """What became of a bucket that is gone; its name goes into ``settled`` if that says where its members are."""
+    """What became of a bucket that is gone; its name goes into ``settled`` if the sentence says where its members are now."""
     into = {now[key].name for fqn in carried(old) if (key := (old.direction, old.kind, fqn)) in now}
     if len(into) == 1 and all((old.direction, old.kind, fqn) in now for fqn in carried(old)):
         settled.add(old.name)
@@ -54,7 +56,10 @@ def _new(new: NamedBucket, before: Holders) -> str:
 
 
 def _renumbered(old: NamedBucket, new: NamedBucket, counted: Collection[tuple[str, str, str]]) -> Iterator[str]:
-    """That a bucket has another number, where none of those that are counted with it is gone or new."""
+    """A sentence on a bucket that has another number, unless a bucket of the same series is lost or new.
+
+    ``counted`` has direction, kind and entry of those series: there the change of a number is only a consequence.
+    """
     is_counted_anew = (new.direction, new.kind, new.entry) in counted or (old.direction, old.kind, old.entry) in counted
     if old.entry == new.entry and old.label != new.label and not is_counted_anew:
         yield f"bucket {old.name} is now {new.name}"
@@ -63,7 +68,7 @@ def _renumbered(old: NamedBucket, new: NamedBucket, counted: Collection[tuple[st
 def _changes(
     old: NamedBucket, new: NamedBucket, others: Sequence[NamedBucket], now: Holders, before: Holders, settled: set[str]
 ) -> Iterator[str]:
-    """Sentences on one bucket; of buckets in ``settled`` enough is said, and new ones that these speak of go into it."""
+    """Sentences on one bucket. Buckets in ``settled`` are not named again; new ones that are named here are put into it."""
     alone = _launched_alone(old, new, others, now)
     settled |= {bucket.name for bucket in alone.values()}
     members, brought = carried(old), carried(new)
@@ -92,7 +97,7 @@ def _changes(
 
 
 def _renamed(old: NamedBucket, new: NamedBucket, now: Holders, before: Holders) -> Iterator[tuple[str, str]]:
-    """(old FQN, new FQN) of members that stand where one of the same size stood, if nothing carries the one now."""
+    """(old FQN, new FQN) of members with the place and size of an old one, if the old FQN is gone and the new one is new."""
     members, brought = list(carried(old).items()), list(carried(new).items())
     if len(members) != len(brought):
         return
@@ -104,7 +109,7 @@ def _renamed(old: NamedBucket, new: NamedBucket, now: Holders, before: Holders) 
 
 
 def _each(fqns: Collection[str], sentences: Sequence[str], behind: str) -> Iterator[str]:
-    """A sentence for each of a few members; of many one: the first and last of them, and what stands ``behind``."""
+    """A sentence each for a few members; for many, one that names the first and last of them, with ``behind`` as its end."""
     if len(sentences) <= _FEW:
         yield from sentences
     else:
@@ -112,7 +117,7 @@ def _each(fqns: Collection[str], sentences: Sequence[str], behind: str) -> Itera
 
 
 def _launched_alone(old: NamedBucket, new: NamedBucket, others: Sequence[NamedBucket], now: Holders) -> dict[str, NamedBucket]:
-    """Members of ``old`` that launches of their own bring now."""
+    """Members of ``old`` that new launches carry alone, with those launches; ``others`` are all new buckets."""
     fresh = {id(bucket) for bucket in others}
     found = {}
     for fqn in carried(old):
@@ -124,7 +129,7 @@ def _launched_alone(old: NamedBucket, new: NamedBucket, others: Sequence[NamedBu
 
 
 def _moved(what: str, way: str, fqns: Sequence[str], old: NamedBucket, holders: Holders, settled: set[str]) -> Iterator[str]:
-    """One sentence for all members that came from, or went to, one bucket; one for those of which there is no other."""
+    """One sentence for all members that came from, or went to, one bucket; one for the members that no other bucket has."""
     by_holder: dict[str, list[str]] = {}
     for fqn in fqns:
         holder = holders.get((old.direction, old.kind, fqn))
@@ -155,6 +160,7 @@ def _facts(old: NamedBucket, new: NamedBucket, *, has_other_members: bool) -> It
 
 
 def _layout(old: NamedBucket, new: NamedBucket) -> Iterator[str]:
+    # Members that came or went have sentences of their own: only the order among those that stayed is compared.
     before, after = list(carried(old)), list(carried(new))
     kept_before, kept_after = [f for f in before if f in after], [f for f in after if f in before]
     at = next((i for i, (x, y) in enumerate(zip(kept_before, kept_after, strict=True)) if x != y), None)
@@ -165,7 +171,7 @@ def _layout(old: NamedBucket, new: NamedBucket) -> Iterator[str]:
 
 
 def _padding(bucket: NamedBucket) -> str:
-    """Where padding stands and how much of it."""
+    """Where padding stands, and how much."""
     places = [
         f"{size} behind {bucket.members[at - 1][0]}" if at else size
         for at, (fqn, size) in enumerate(bucket.members)

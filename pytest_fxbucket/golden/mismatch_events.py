@@ -1,6 +1,7 @@
-"""What became of launches, waits and updates, in words: gone, new, moved past what, swapped, no longer hidden by what.
+"""Sentences on launches, waits and updates: gone, new, moved past others, swapped, no longer hidden by compute.
 
-What kept its order is the heaviest increasing subsequence (Fredman 1975, with a Fenwick tree of maxima).
+The events that kept their order are the heaviest increasing subsequence (Fredman 1975, with a Fenwick tree of maxima). All
+others have moved.
 """
 
 from __future__ import annotations
@@ -14,10 +15,12 @@ from pytest_fxbucket.golden.schedule import COMPUTING, direction_of
 
 
 def kept(places: Sequence[int], weights: Sequence[int]) -> set[int]:
-    """Indices of ``places`` (distinct numbers from 0 on) whose numbers increase and weigh most in all.
+    """Indices of the heaviest increasing subsequence of ``places``, which are distinct numbers from 0 on.
 
-    Takes n log n. Of several equally heavy the one that is found first, so always the same.
+    Takes n log n. Of several equally heavy ones it is always the same that is found.
     """
+    # ``best`` is a Fenwick tree over places: a query gives the heaviest subsequence that ends below a place, by its end.
+    # ``before`` links each index to the one before it in its own subsequence, and the result is read backwards along it.
     size = max(places, default=-1) + 1
     best = [(0, -1)] * (size + 1)
     total, before = [0] * len(places), [-1] * len(places)
@@ -45,7 +48,7 @@ def kept(places: Sequence[int], weights: Sequence[int]) -> set[int]:
 
 
 PART = re.compile(r" \((\d+) of \d+\)$")
-"""How many of its parameters an event of an entry's compute has to do with, where not all."""
+"""End of an event of an entry's compute that has to do with only some of its parameters: how many of how many."""
 _AGAIN = re.compile(r" \(\d+\)$")
 Events = tuple[Sequence[str], Sequence[str]]
 """Distinct names of events, and the events as the text has them."""
@@ -70,7 +73,7 @@ def within_sentences(old: Events, new: Events, said: Set[str]) -> Iterator[str]:
 
 
 def _surroundings(events: Sequence[str], known: Set[str]) -> dict[str, list[str]]:
-    """Of each launch and wait the ``known`` compute that stands both before and behind it."""
+    """For each launch and wait, the ``known`` compute that has parts both before and behind it."""
     last = {plain(event): at for at, event in enumerate(events) if event.startswith("compute ")}
     last = {event: at for event, at in last.items() if event in known}
     begun: list[str] = []
@@ -91,7 +94,7 @@ def _parts(events: Events) -> Iterator[tuple[str, str, str]]:
 
 
 def plain(event: str) -> str:
-    """An event without which of its name it is."""
+    """An event without the number that tells it from others of its name."""
     return _AGAIN.sub("", event)
 
 
@@ -127,7 +130,7 @@ def _sections(events: Sections) -> dict[str, set[str]]:
 
 
 def _behind(events: Sequence[str], update: str) -> str:
-    """The launch, wait or compute that the first part of ``update`` stands behind."""
+    """A clause that names the last launch, wait or compute before the first part of ``update``; empty if there is none."""
     at = next(at for at, event in enumerate(events) if PART.sub("", event) == update)
     last = next((event for event in reversed(events[:at]) if not event.startswith("update ")), "")
     return f", behind {PART.sub('', last)}" if last else ""
@@ -138,11 +141,13 @@ class _Moved:
     event: str
     is_later: bool
     past: tuple[str, ...]
-    """What it was before and is behind now, or the other way round, in order."""
+    """Events, in order, that it stood before and stands behind now, or the other way round."""
 
 
 def event_sentences(section: str, old: Sequence[str], new: Sequence[str], paired: PairedBuckets) -> Iterator[str]:
-    """Sentences on the events of one section; a bucket that has another name now is called by it."""
+    """Sentences on the events of one section; a bucket that was renamed is called by its new name."""
+    # Old events are renamed to the labels of the buckets they are paired with, and events of lost and new buckets are left out,
+    # so that equal names in both lists are the same event. What only one list has is gone or new; the rest may have moved.
     direction = direction_of(section)
     names = {a.label: b.label for a, b in paired.pairs if a.direction == direction}
     lost, fresh = ({one.label for one in buckets if one.direction == direction} for buckets in (paired.lost, paired.new))
@@ -168,12 +173,12 @@ def event_sentences(section: str, old: Sequence[str], new: Sequence[str], paired
 
 
 def _without(events: Sequence[str], labels: Set[str]) -> list[str]:
-    """``events`` without those of buckets called ``labels``, of which enough is said: another may have the name now."""
+    """``events`` without those of the lost or new buckets called ``labels``: another bucket may have such a name by now."""
     return [event for event in events if _computes(event) or event.partition(" ")[2] not in labels]
 
 
 def _distinct(events: Sequence[str], names: Mapping[str, str]) -> list[str]:
-    """Events by their new names; compute without how much of it, the second of a name as ``name (again)`` and so on."""
+    """Events under their new names, made distinct: the second of a name is ``name (2)``. Compute is without its part."""
     seen: dict[str, int] = {}
     out = []
     for event in events:
@@ -187,7 +192,8 @@ def _distinct(events: Sequence[str], names: Mapping[str, str]) -> list[str]:
 def _moved(old: Sequence[str], new: Sequence[str]) -> Iterator[_Moved]:
     """Launches, waits and updates that have moved among the others; compute stands, since what it hides is what matters."""
     place = {event: at for at, event in enumerate(old)}
-    # an update moves rather than a launch or a wait
+    # One compute outweighs all launches and waits together, so these are said to have moved past it, not it past them. An
+    # update is said to move rather than a launch or a wait.
     weights = [2 * len(new) if event.startswith("compute ") else 1 if _computes(event) else 2 for event in new]
     still = kept([place[event] for event in new], weights)
     stood = [event for at, event in enumerate(new) if at in still]
@@ -214,7 +220,7 @@ def _moved_sentence(one: _Moved, swapped: set[str]) -> str:
 
 
 def _hidden(events: Sequence[str]) -> dict[str, int]:
-    """How much compute stands between the launch and the wait of each label that has both."""
+    """For each label that has a launch and a wait, how many events of compute stand between them."""
     launched: dict[str, int] = {}
     found: dict[str, int] = {}
     computed = 0

@@ -1,4 +1,4 @@
-"""The text of a golden, read back; and which bucket of one schedule is which of another."""
+"""Reading a golden's text back; and pairing the buckets of two schedules."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _MEMBER = re.compile(r"^(?P<fqn>.+?) (?P<size>\d+(?: [a-z]\w*)?)$")
 
 @dataclass(slots=True)
 class ReadGraph:
-    """One graph as the text has it."""
+    """One graph, read back from the text."""
 
     events: dict[str, list[str]] = field(default_factory=dict)
     """By section; ``launch all_gather layers.0``."""
@@ -27,7 +27,7 @@ class ReadGraph:
 
 @dataclass(slots=True)
 class ReadGolden:
-    """The whole text."""
+    """A whole golden, read back."""
 
     header: list[str] = field(default_factory=list)
     graphs: dict[str, ReadGraph] = field(default_factory=dict)
@@ -35,7 +35,8 @@ class ReadGolden:
 
 
 def read_back(text: str) -> ReadGolden:
-    """Read a golden's body. What is no line of one is passed over: the text's diff shows it."""
+    """Read a golden's body. Lines that do not belong in a golden are skipped: the diff of the texts shows them."""
+    # Two steps: lines are first sorted into their sections, since a ``repeat`` block is written out only as a whole.
     golden = ReadGolden()
     graph, section = ReadGraph(), list[str]()
     sections: list[tuple[ReadGraph, str, list[str]]] = []
@@ -54,6 +55,7 @@ def read_back(text: str) -> ReadGolden:
         if name == "buckets":
             graph.buckets += _buckets(lines)
         else:
+            # The columns of :func:`~pytest_fxbucket.golden.text.schedule_lines`: indent 2, the event's kind in 7, its label.
             graph.events[name] = [f"{line[2:9].strip()} {line[10:]}" for line in unfold(lines) if line]
     return golden
 
@@ -69,6 +71,7 @@ def _buckets(lines: Sequence[str]) -> Iterator[NamedBucket]:
 
 
 def _of_entry(entry: str, lines: Sequence[str]) -> Iterator[NamedBucket]:
+    # Members are written once, below the last of the bucket lines in a row that share them: those lines wait for them.
     waiting: list[re.Match[str]] = []
     members: list[tuple[str, str]] = []
     for line in [*lines, "  "]:
@@ -96,12 +99,12 @@ def pair(member: str) -> tuple[str, str]:
     return (match["fqn"], match["size"]) if match else (member, "")
 
 
-# Which bucket of one schedule is which of another: by what they carry first, then by name.
+# Pairing the buckets of two schedules: by their members first, then by name.
 
 
 @dataclass(frozen=True, slots=True)
 class PairedBuckets:
-    """Buckets of two schedules; each is in one of the three."""
+    """The buckets of two schedules: each is in a pair, or lost, or new."""
 
     pairs: tuple[tuple[NamedBucket, NamedBucket], ...]
     """In the order of the old ones."""
@@ -110,7 +113,9 @@ class PairedBuckets:
 
 
 def paired(old: Sequence[NamedBucket], new: Sequence[NamedBucket]) -> PairedBuckets:
-    """Pair buckets of the same direction and kind that share most members; of the rest those that have the same name."""
+    """Pair buckets of the same direction and kind that share most members, then the rest by equal names."""
+    # Greedy from the best candidate down; a bucket is paired once. Names alone would not do: a bucket that is split or merged
+    # renumbers those of its entry that follow, and every one of them would be said to have changed.
     taken_old: dict[int, int] = {}
     taken_new: set[int] = set()
     for a, b in _candidates(old, new):
@@ -130,7 +135,7 @@ def paired(old: Sequence[NamedBucket], new: Sequence[NamedBucket]) -> PairedBuck
 
 
 def carried(bucket: NamedBucket) -> dict[str, str]:
-    """Size of each member by FQN; the second of a name as ``name (2)``. Padding is none."""
+    """Size of each member by FQN, without padding; the second member of one name is ``name (2)``."""
     found: dict[str, str] = {}
     for fqn, size in bucket.members:
         if fqn != PADDING:
@@ -143,12 +148,12 @@ def carried(bucket: NamedBucket) -> dict[str, str]:
 
 
 def known(bucket: NamedBucket) -> list[str]:
-    """Members by which a bucket is known again: all that are parameters."""
+    """Members by which a bucket can be recognized: all that are parameters."""
     return [fqn for fqn in carried(bucket) if not fqn.startswith(NAMELESS)]
 
 
 def _candidates(old: Sequence[NamedBucket], new: Sequence[NamedBucket]) -> list[tuple[int, int]]:
-    """Pairs that share a member: those that share most first, of those the ones that leave least out, then of the same name."""
+    """Pairs that share a member, the best first: most members shared, then fewest members in both, then the same name."""
     holders: dict[tuple[str, str, str], list[int]] = {}
     for b, bucket in enumerate(new):
         for fqn in known(bucket):

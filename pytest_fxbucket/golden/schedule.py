@@ -14,19 +14,19 @@ if TYPE_CHECKING:
     from pytest_fxbucket.step.roles import Direction
 
 ACTIVATIONS = "activations"
-"""What carries no parameter and no parameter's gradient."""
+"""Entry of a launch that carries no parameter and no parameter's gradient."""
 
 COMPUTING = ("compute", "update")
-"""What happens and is no communication: of the model, and of the optimizer."""
+"""Kinds of events that are no communication: compute of the model, and updates of the optimizer."""
 
 NORMS = "norms"
-"""What an optimizer sends that is no parameter: norms of gradients, to clip them."""
+"""Entry of what an optimizer sends besides parameters: norms of gradients, to clip them."""
 
 PADDING = "(padding)"
 """Bytes between members, or after the last, that carry nothing."""
 
 NAMELESS = "(no parameter)"
-"""A member that is no parameter and no parameter's gradient: nothing that one could know again elsewhere."""
+"""A member that is no parameter and no parameter's gradient, so it cannot be recognized in another bucket."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +38,7 @@ class Event:
     what: str
     """launch, wait, compute; update of the optimizer's compute."""
     label: str
-    """Kind and entry of the bucket; of compute the entry, and how much of it if not all: ``layers.0 (2 of 10)``."""
+    """Kind and entry of the bucket; for compute the entry, and how many parameters if not all: ``layers.0 (2 of 10)``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +50,7 @@ class NamedBucket:
     kind: str
     entry: str
     number: int
-    """Which of those of the same direction, kind and entry, from 1 on, in order of launch."""
+    """Its number, from 1 on, among the buckets of the same direction, kind and entry, in order of launch."""
     dtype: str
     """Of all members; if they differ ``mixed as`` the dtype that is sent."""
     bytes: int
@@ -58,7 +58,7 @@ class NamedBucket:
     dims: str
     """Mesh dimension of its process group."""
     op: str
-    """Of a reduction; ``from 0`` of a broadcast; empty for others."""
+    """The operation of a reduction; ``from 0`` for a broadcast from rank 0; empty for others."""
     members: tuple[tuple[str, str], ...]
     """(FQN, elements on a rank, with their dtype if not all have one) in byte order; ``(padding)`` with its bytes between."""
 
@@ -84,8 +84,8 @@ class Schedule:
 def schedule_of(reading: GraphAnalysis, entry_of: Mapping[str, str], dims_of: Mapping[str, str]) -> Schedule:
     """The schedule that ``reading`` found.
 
-    ``entry_of`` maps FQNs to entries, in the plan's order; ``dims_of`` groups' names to mesh dimensions. Raises
-    :class:`GoldenError` for a group that it does not have: all such would read alike.
+    ``entry_of`` maps FQNs to entries, in the plan's order; ``dims_of`` maps names of process groups to mesh dimensions. Raises
+    :class:`GoldenError` for a group that ``dims_of`` does not have: the texts of all such groups would be the same.
     """
     named = dict(named_buckets(reading.buckets, entry_of, dims_of))
     order = {entry: place for place, entry in enumerate(dict.fromkeys(entry_of.values()))}
@@ -97,7 +97,7 @@ def schedule_of(reading: GraphAnalysis, entry_of: Mapping[str, str], dims_of: Ma
 
 
 def entry_text(bucket: Bucket, entry_of: Mapping[str, str]) -> str:
-    """Entries of what ``bucket`` carries, joined by ``&``, of many the first and last; else whose activations."""
+    """Entries of the parameters in ``bucket``, joined by ``&``, of many the first and last; else :func:`nameless_text`."""
     entries = list(dict.fromkeys(entry_of.get(fqn, fqn) for fqn in bucket.fqns if fqn))
     if len(entries) > 3:
         return f"{entries[0]} ... {entries[-1]} ({len(entries)})"
@@ -105,7 +105,7 @@ def entry_text(bucket: Bucket, entry_of: Mapping[str, str]) -> str:
 
 
 def nameless_text(bucket: Bucket) -> str:
-    """What ``bucket`` carries if it is no parameter and no gradient: whose activations, or norms."""
+    """What a ``bucket`` of no parameter and no gradient carries: activations, with their module, or norms."""
     if bucket.direction == "optimizer":
         return NORMS
     return f"{ACTIVATIONS} of {bucket.module}" if bucket.module else ACTIVATIONS
@@ -144,13 +144,13 @@ def _communication(
 
 
 def _placed(what: str, label: str, direction: Direction, where: int, sections: Sections) -> Event:
-    """The event in the section where it stands."""
+    """The event in the section where it stands; in a section of another direction its label names its own."""
     section = sections.of(where, direction)
     return Event(section, what, label if direction_of(section) == direction else f"{label} of {direction}")
 
 
 def _computes(reading: GraphAnalysis, entry_of: Mapping[str, str], sections: Sections) -> Iterator[tuple[int, int, Event, str]]:
-    """Compute, with what it has to do with: a parameter, or nothing for products of activations alone."""
+    """Events of compute, each with the FQN of its parameter; empty for products of activations alone."""
     for named, found in ((True, reading.computes), (False, reading.products)):
         for where, direction, fqn in found:
             what = "update" if direction == "optimizer" else "compute"
@@ -159,7 +159,8 @@ def _computes(reading: GraphAnalysis, entry_of: Mapping[str, str], sections: Sec
 
 
 def _of_entry(timeline: Iterable[tuple[int, int, Event, str]]) -> dict[Event, set[str]]:
-    """What compute of each section and entry has to do with, and an entry's updates wherever they stand."""
+    """The FQNs that all compute of a section and entry has to do with; an entry's updates count in all sections together."""
+    # This is the whole of which ``(2 of 10)`` in a label tells the part.
     found: dict[Event, set[str]] = {}
     for _, _, event, what in timeline:
         if event.what in COMPUTING:
@@ -177,7 +178,7 @@ def _computing(fqn: str, entry_of: Mapping[str, str]) -> str:
 
 
 def _merged(timeline: list[tuple[int, int, Event, str]], of_entry: Mapping[Event, set[str]]) -> Iterator[Event]:
-    """Compute between two launches or waits is one event for each entry: in which order it stands there hides nothing."""
+    """Merge compute between two launches or waits to one event for each entry: its order there does not matter for overlap."""
     run: dict[Event, set[str]] = {}
     for _, _, event, fqn in timeline:
         if event.what in COMPUTING:
@@ -230,9 +231,9 @@ def _named_dtype(dtype: object) -> str:
 
 # In which section of a schedule each event stands: forward, backward, optimizer; with microbatches forward #2 and so on.
 #
-# A section is where its direction computes; another round of them begins with forward compute behind that of backward. What an
-# optimizer does before all gradients are reduced stands in the backward. What is done for the call before has no section of its
-# own, unless there is nothing else.
+# A section extends over the compute of its direction. Forward compute behind backward compute begins a new round of sections.
+# Updates that stand before all gradients are reduced are in the backward section. Work for the call before, in a steady graph,
+# has no section of its own: it is in that in which it stands.
 
 
 DIRECTIONS: tuple[Direction, ...] = ("forward", "backward", "optimizer")
@@ -257,7 +258,7 @@ class Sections:
         self._reduced = max((where for bucket in backward for where in (bucket.launch, *bucket.waits)), default=-1)
 
     def computing(self, where: int, direction: Direction) -> str:
-        """The section of ``direction`` that computes at ``where``; of an update that in which it stands."""
+        """The section of the compute of ``direction`` at ``where``; for an update, the section in which it stands."""
         if where in self._late:
             return self._standing(where, direction)
         if direction == "optimizer":
@@ -267,12 +268,15 @@ class Sections:
     def of(self, where: int, direction: Direction) -> str:
         """The section of a launch or wait that belongs to ``direction`` and stands at ``where``.
 
-        Mostly one of its direction's own; a launch for backward in the midst of forward is one of forward's.
+        It is mostly a section of its own direction; a launch for backward in the midst of forward compute is in forward.
         """
         if where in self._late:
             return self._standing(where, direction)
         if direction == "optimizer":
             return self._of_update(where)
+        # ``here`` is the first section whose compute is not over at ``where``, ``mine`` the first from there on of the own
+        # direction. Between two sections an event is in the earlier one if that is of its direction. Else ``mine`` holds unless
+        # compute of an earlier section is still to come.
         here = next((i for i, one in enumerate(self._found) if where < one.last), len(self._found))
         own = [i for i, one in enumerate(self._found) if one.direction == direction]
         if not own:
@@ -284,11 +288,11 @@ class Sections:
         return self._found[min(here, mine)].name
 
     def _standing(self, where: int, direction: Direction) -> str:
-        """Where something of the call before stands, whatever it is."""
+        """The section in which an event of the call before stands, whatever its direction."""
         return next((one.name for one in self._found if where <= one.last), direction)
 
     def _of_update(self, where: int) -> str:
-        """The last of the backward as long as anything of it goes on, be it a wait."""
+        """The section of an update: the last backward one as long as that computes or waits for reductions, else optimizer."""
         last = next((one for one in reversed(self._found) if one.direction == "backward"), None)
         if last is None or where > max(last.last, self._reduced):
             return "optimizer"
@@ -301,7 +305,7 @@ def _sections(computes: Iterable[tuple[int, Direction]]) -> Iterable[_Section]:
     number, before = 0, 0
     for where, direction in computes:
         index = DIRECTIONS.index(direction)
-        number += index == 0 < before
+        number += index == 0 < before  # forward behind anything else begins a round
         before = index
         places.setdefault((number, index), []).append(where)
     counts = dict.fromkeys(DIRECTIONS, 0)
@@ -319,7 +323,7 @@ def direction_of(section: str) -> str:
 
 
 def in_order(sections: Iterable[str]) -> list[str]:
-    """Names of sections as a step runs them, each once: forward, backward, forward #2, backward #2; what is done once last."""
+    """Names of sections, each once, as a step runs them: forward, backward, forward #2, backward #2, and optimizer last."""
 
     def place(section: str) -> tuple[int, int]:
         match = _NAME.fullmatch(section)

@@ -77,7 +77,7 @@ def format_of(path: Path) -> int | None:
 
 
 def check_not_newer(path: Path) -> None:
-    """Raise GoldenError if the golden at ``path`` has a format that is yet to come: no old one may replace it."""
+    """Raise GoldenError if the golden at ``path`` has a newer format than this version's: it must not be overwritten."""
     number = format_of(path)
     if number is not None and number > FORMAT:
         raise _newer(number, str(path))
@@ -92,7 +92,7 @@ def _split_footer(rest: str) -> tuple[str, str | None]:
 
 
 def _behind_footer(rest: str) -> str | None:
-    """Return the first line behind a whole golden; None if none is in there."""
+    """Return the first line behind the first whole golden in ``rest``; None if there is no whole one."""
     for found in re.finditer(rf"^{FOOTER}([0-9a-f]{{16}})\n", rest, re.MULTILINE):
         if found[1] == _digest(rest[: found.start()]):
             return rest[found.end() :].partition("\n")[0]
@@ -111,7 +111,7 @@ class GoldenStore:
     root: Path
     rootdir: Path
     test: tuple[str, ...] = ()
-    """Arguments of pytest that run the test whose goldens these are; empty: they are plans'."""
+    """Arguments of pytest that run the test whose goldens these are; empty for goldens of plans."""
 
     def path_for_test(self, file: Path, name: str) -> Path:
         """Return the golden ``name`` of the tests in ``file``; GoldenError outside rootdir, or if a plan owns that file too."""
@@ -144,6 +144,7 @@ class GoldenStore:
             ) from None
         except OSError as error:
             raise GoldenError(self._unreadable(path, error)) from None
+        # A checkout may have turned line feeds into CRLF; the digest in the last line is that of the text with line feeds.
         try:
             return parse(text.replace("\r\n", "\n"), where)
         except GoldenError as error:
@@ -170,7 +171,7 @@ class GoldenStore:
         item = f"{self.shown(plan)}::golden"
         words = ["pytest", f"{item}[{row}]" if row else item, f"--fxbucket-accept={mode}"]
         if not row and _matrix_ids(plan):
-            # the bare name stands for the rows too, and nobody has reviewed those
+            # The bare name selects the items of all rows too, whose goldens nobody has reviewed.
             words.append(f"--deselect={item}[")
         return shlex.join(words)
 
@@ -199,8 +200,8 @@ class GoldenStore:
     def _owners(self, golden: Path) -> Iterator[tuple[Path, str | None]]:
         """Yield each (plan file, matrix id) on disk whose golden is ``golden``, the shortest file name first.
 
-        ``a.b.txt`` belongs to row ``b`` of ``a.toml`` and to ``a.b.toml``: a property of the files, so it is found
-        whichever of the two is run.
+        ``a.b.txt`` belongs to row ``b`` of ``a.toml`` and to ``a.b.toml``. The files on disk are asked, not the plans of this
+        run, so that the clash is found whichever of the two is run.
         """
         for plan, row in self.candidates(golden):
             if plan.is_file() and (not row or row in _matrix_ids(plan)):
@@ -214,7 +215,7 @@ class GoldenStore:
             yield folder / (".".join(parts[:cut]) + ".toml"), ".".join(parts[cut:]) or None
 
     def source_folder(self, golden: Path) -> Path:
-        """Return the folder below rootdir that the folder of ``golden`` stands for: that of its plan."""
+        """Return the folder below rootdir that mirrors the folder of ``golden``: the one of its plan or test."""
         return self.rootdir / golden.relative_to(self.root).parent
 
     def shown(self, path: Path) -> str:
@@ -223,7 +224,7 @@ class GoldenStore:
 
 
 def _matrix_ids(plan: Path) -> set[str]:
-    """Return the ids of a plan's matrix rows; none if the file cannot be read, which its own item says."""
+    """Return the ids of a plan's matrix rows; none if the file cannot be read, which the plan's own item reports."""
     import tomllib
 
     try:

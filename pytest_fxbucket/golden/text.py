@@ -1,4 +1,4 @@
-"""A schedule as text that a person reviews and a machine reads back: lines that repeat but for an index are one block.
+"""A schedule as text that a person reviews and a machine reads back. Lines that repeat but for a layer's index are one block.
 
 ``repeat 30 times, i = 1 ... 30`` stands over a block with ``layers.{i}`` and ``layers.{i+1}`` in it; ``0 ... 60 by 2`` counts
 by two, ``30 ... 1`` down. A number that stays the same in all of them, as in ``layers.{i}.mlp.0``, stays a number.
@@ -30,7 +30,7 @@ _RANGE = re.compile(r"(\d+)(?: \.\.\. (\d+)(?: by (\d+))?)?")
 _LONGEST_BLOCK = 200
 _FEWEST_REPEATS = 3
 _FRAME = 2
-"""Lines that a block has around it."""
+"""Lines around a block: its heading and its end. Folding must save more than these."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,13 +48,14 @@ class _Repetition:
     length: int
     times: int
     moves: tuple[tuple[int, ...], ...]
-    """For each index of each line of a block, what it counts by: 0 or ``step``."""
+    """For each index of each line of a block, how much it grows from block to block: 0 or ``step``."""
     first: int
     step: int
 
 
 def fold(lines: Sequence[str], letter: str = "i") -> list[str]:
     """Replace blocks that repeat but for a counting index, called ``letter``, by one; :func:`unfold` gives the lines back."""
+    # Greedy, from the top: at each line the repetition that saves most lines is taken whole, and the walk goes on behind it.
     out: list[str] = []
     cut = [_cut(line, at) for at, line in enumerate(lines)]
     at = 0
@@ -80,7 +81,10 @@ def fold(lines: Sequence[str], letter: str = "i") -> list[str]:
 def _from_launch(
     lines: Sequence[str], cut: Sequence[_Line], at: int, found: _Repetition, out: list[str]
 ) -> tuple[int, _Repetition]:
-    """Where a block that begins with a launch begins, so that the same layers are the same block wherever it starts."""
+    """The repetition ``found`` turned so that its block begins with its first launch; lines before that go to ``out``.
+
+    A repetition can be cut into blocks at any of its lines: turned, the same layers give the same block whatever precedes them.
+    """
     first = next((i for i in range(at, at + found.length) if lines[i].lstrip().startswith("launch ")), at)
     turned = _repeats(cut, first, found.length)
     if turned is None:
@@ -90,7 +94,7 @@ def _from_launch(
 
 
 def unfold(lines: Sequence[str]) -> list[str]:
-    """Lines with every ``repeat`` block written out."""
+    """``lines`` with every ``repeat`` block written out."""
     out: list[str] = []
     at = 0
     while at < len(lines):
@@ -119,7 +123,7 @@ def place_text(offset: int, letter: str = "i") -> str:
 
 
 def ranges_text(numbers: Sequence[int]) -> str:
-    """``0 ... 59, 61 ... 125`` of numbers in their order; three that are evenly spaced and more are a range."""
+    """``numbers``, in their order, as ``0 ... 59, 61 ... 125``; three or more that are evenly spaced are one range."""
     return ", ".join(_ranges(numbers))
 
 
@@ -160,7 +164,7 @@ def _repetition(lines: Sequence[_Line], at: int) -> _Repetition | None:
 
 
 def _repeats(lines: Sequence[_Line], at: int, length: int) -> _Repetition | None:
-    """Blocks of ``length`` from ``at`` on that are alike but for indices that count alike, if there are enough of them."""
+    """The repetition of blocks of ``length`` lines from ``at`` on, whose indices stay or grow by one step; None if short."""
     moves = _moves(lines, at, length)
     steps = {move for line in moves or () for move in line if move}
     if moves is None or len(steps) != 1:
@@ -180,7 +184,7 @@ def _repeats(lines: Sequence[_Line], at: int, length: int) -> _Repetition | None
 
 
 def _moves(lines: Sequence[_Line], at: int, length: int) -> tuple[tuple[int, ...], ...] | None:
-    """What each index of the block at ``at`` counts by to the next block; None if more than indices differs."""
+    """How much each index of the block at ``at`` grows to the next block; None if the blocks differ in more than indices."""
     if at + 2 * length > len(lines) or lines[at].words != lines[at + length].words:
         return None
     found = []
@@ -192,7 +196,7 @@ def _moves(lines: Sequence[_Line], at: int, length: int) -> tuple[tuple[int, ...
 
 
 def _cut(line: str, at: int) -> _Line:
-    """A line that has braces of its own is like no other."""
+    """``line`` cut at its indices. One with braces of its own is made like no other, or :func:`unfold` would fill them in."""
     if "{" in line:
         return _Line((line, f"line {at}"), ())
     parts = INDEX.split(line)
@@ -206,9 +210,10 @@ def _relative(line: _Line, moves: Sequence[int], first: int, letter: str) -> str
     return "".join(word + place for word, place in zip(line.words, [*places, ""], strict=True))
 
 
-# Blocks of lines that are alike but for one index, wherever they stand: written once, with the indices that they have.
+# Blocks of lines that are alike but for one index, wherever they stand: written once, with a list of their indices.
 #
 # ``layers.{i}, i = 0 ... 59, 61 ... 125`` stands over what those layers have in common, and layer 60 has a block of its own.
+# Each block is written in several ways, relative to each index of its heading, and goes with the text that most blocks share.
 
 
 Block = tuple[str, ...]
@@ -218,7 +223,7 @@ _HEADING = re.compile(r"^(.*), i = ([^,].*)$")
 
 
 def fold_alike(blocks: Sequence[Block]) -> list[Block]:
-    """``blocks`` with those that are alike as one, where the first of them stood."""
+    """``blocks`` with each group of blocks that are alike as one, at the place of its first."""
     relative = [dict(_relatives(block)) for block in blocks]
     often = Counter(text for one in relative for text in one)
     groups: dict[tuple[Block, bool], list[int]] = {}
@@ -249,9 +254,10 @@ def _headed(block: Block, numbers: Sequence[int]) -> Block:
 
 
 def _relatives(block: Block) -> Iterator[tuple[Block, int]]:
-    """(``block`` with one of its heading's indices called i, that index): i itself, and those that are some more or less.
+    """(``block`` written relative to one of its heading's indices, that index), for each index in two ways.
 
-    None of a block that has braces of its own.
+    In the first way only that number behind the same stem becomes ``{i}``; in the second every number behind the stem becomes
+    ``{i}``, ``{i+1}`` and so on. A block that has braces of its own yields nothing.
     """
     if any("{i" in line for line in block):
         return
@@ -261,7 +267,7 @@ def _relatives(block: Block) -> Iterator[tuple[Block, int]]:
         for any_index in (index[0], r"(?:0|[1-9][0-9]*)"):
             name = r"(?<![\w.])" + re.escape(stem) + f"({any_index})"
             every = re.compile(name + r"(?=[.:+;,)\s]|$)")
-            # without a stem, a number behind a member is its size
+            # Without a stem any number would match; in a member's line, the number behind the name is its size.
             inside = every if stem else re.compile(name + r"(?=\.)")
             place = partial(_place, stem, number)
             yield (every.sub(place, block[0]), *(inside.sub(place, line) for line in block[1:])), number
@@ -273,13 +279,13 @@ def _place(stem: str, number: int, found: re.Match[str]) -> str:
 
 # A schedule as text that a person can review and a machine can read back.
 #
-# First one line an event, in order, of each direction, and of each microbatch; then what each entry's launches carry, in byte
-# order. What a launch carries is said once, below, and not with each event: so a change of it is a change in one place. No name
-# of a node or process group, no rank, path or address; layers that are alike are folded.
+# First a line for each event, in order, by direction and microbatch; then the members of each entry's launches, in byte order.
+# Members are listed once, below, and not with each event, so that a change of them is a change in one place. The text has no
+# name of a node or process group, no rank, path or address. Layers that are alike are folded.
 
 
 def schedule_lines(schedule: Schedule, *, folded: bool = True) -> list[str]:
-    """Lines of the whole schedule; equal layers folded unless asked otherwise."""
+    """Lines of the whole schedule; layers that are alike are folded unless ``folded`` is false."""
     lines: list[str] = []
     for section in in_order(event.section for event in schedule.events):
         events = [f"  {event.what:7} {event.label}" for event in schedule.events if event.section == section]
@@ -292,7 +298,7 @@ def schedule_lines(schedule: Schedule, *, folded: bool = True) -> list[str]:
 
 
 def _entry_lines(buckets: Sequence[NamedBucket], folded: bool) -> Iterator[str]:
-    """A line for each bucket; under the last of those in a row that carry the same, what they carry."""
+    """A line for each bucket; buckets in a row with equal members have these once, below the last of them."""
     for bucket, following in zip(buckets, [*buckets[1:], None], strict=True):
         yield f"  {_bucket_line(bucket)}"
         if following is None or following.members != bucket.members:

@@ -37,7 +37,7 @@ class Call:
     """Operator and node, for messages."""
     group: Ranks
     says: tuple[str, ...]
-    """What all members must agree in: operator, reduction, dtype, elements, source of a broadcast, and the twin of the group."""
+    """What all members must agree in: operator, reduction, dtype, elements, source of a broadcast, twin of the group."""
     received: tuple[int, ...] = ()
     """Of an all-to-all that gives its split sizes: rows that it receives of each member; else empty."""
     sent: tuple[int, ...] = ()

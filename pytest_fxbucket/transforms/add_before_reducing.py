@@ -1,6 +1,7 @@
 """``add_before_reducing``: RS(a) + RS(b) becomes RS(a + b), which rounds otherwise.
 
-First two reductions on their way to a sum, and whether what they send may be added instead of what they bring.
+The first half of the file decides for two reductions and their sum whether what they send may be added instead of what they
+bring; the second half does it.
 """
 
 from __future__ import annotations
@@ -36,17 +37,17 @@ _SHOWS = frozenset(
 )
 """Operators that keep all elements in their order."""
 PERMUTES = _SHOWS | {"aten::t", "aten::transpose", "aten::permute"}
-"""Operators that keep all elements, each as it is: the sum of two that went through them is that of the two, through them."""
+"""Operators that keep every element but may reorder them: for these, f(a) + f(b) is f(a + b)."""
 
 
 @dataclass(frozen=True, slots=True)
 class ReducedValue:
-    """What one reduction brings, on its way to a sum."""
+    """One reduction, and the nodes between it and the sum that reads it."""
 
     sent: MergeableLaunch
-    """As the graph had it at first; what it sends now may be a sum."""
+    """The launch as the graph had it at first; by now it may send a sum."""
     way: tuple[fx.Node, ...]
-    """What it goes through from its wait on, the wait first; what waits for it again is in it too."""
+    """The nodes from its wait up to the sum, the wait first; further waits for the same result are among them."""
 
     @property
     def launch(self) -> fx.Node:
@@ -65,7 +66,7 @@ class ReducedValue:
 
 
 def why_apart(node: fx.Node, one: ReducedValue, other: ReducedValue) -> str:
-    """Why the sum ``node`` must stay behind ``one`` and ``other``, written memory aside; empty if it need not."""
+    """Why the sum ``node`` must stay behind the reductions ``one`` and ``other``; empty if not. Writes are left aside here."""
     if written(node):
         return f"{node.name} adds in place"
     alpha: Any = node.kwargs.get("alpha", 1)
@@ -94,12 +95,14 @@ def _of_one(node: fx.Node, reduced: ReducedValue) -> str:
 
 
 def _differ(one: ReducedValue, other: ReducedValue) -> str:
-    """In what both differ that must be the same."""
+    """What differs between both though it must be the same, as a clause; empty if nothing does."""
     if one.sent.says != other.sent.says:
         return "they differ in kind, operation, ranks or process group"
     forms = [(form_of(reduced.sends), form_of(reduced.launch)) for reduced in (one, other)]
     if forms[0] != forms[1]:
         return "they reduce tensors of other shapes, dtypes or devices"
+    # Ways that keep the order of elements may differ in their steps: equal forms at the end are enough. Where one permutes,
+    # both must take the same steps with the same arguments, or elements would meet other partners.
     if all(operator_name(step) in _SHOWS for reduced in (one, other) for step in reduced.steps):
         is_same = form_of(one.way[-1]) == form_of(other.way[-1])
     else:
@@ -117,10 +120,10 @@ _ADDS = frozenset({"aten::add", "aten::add_"})
 def add_before_reducing(step: StepGraph, state: dict[str, torch.Tensor]) -> StepGraph:
     """Add before reducing in ``step``'s graphs: reduce-scatters, or all-reduces, whose results nobody reads but their sum.
 
-    Both reduce by sum or avg, over one group, in one dtype, and go the same way of views and copies to the sum; sums of more
-    than two go one by one, in the order in which they were added. Nothing that is sent may be written in between, and no
-    result at all. The one reduction stands where the last of them stood. Every such sum is rounded otherwise than before.
-    Raises :class:`PassError` for nodes without fake values.
+    Both reduce by sum or avg, over one group, in one dtype, and go the same way of views and copies to the sum. A sum of more
+    than two is taken addition by addition, in graph order. What is sent may not be written between both launches, and no result
+    may be written at all. The one reduction stands where the later of the two stood. Every such sum is rounded otherwise than
+    before. Raises :class:`PassError` for nodes without fake values.
     """
     done: list[str] = []
     left: list[tuple[str, str]] = []
@@ -134,7 +137,7 @@ def add_before_reducing(step: StepGraph, state: dict[str, torch.Tensor]) -> Step
 
 
 class _Adding:
-    """One graph, its sums visited in order: a sum that became one reduction may be added to the next."""
+    """One graph, whose additions are visited in order: a sum that became one reduction may be an addend of the next."""
 
     def __init__(self, step: StepGraph, phase: Phase) -> None:
         self.graph_module = step.graphs[phase]
@@ -143,11 +146,11 @@ class _Adding:
         self.writes = GraphWrites(self.order)
         self.labels = Labels(self.graph, step.inputs[phase], step.outputs[phase])
         self.sent: dict[fx.Node, MergeableLaunch] = {}
-        """Reductions that were met, as the graph had them at first."""
+        """Every reduction met so far, as the graph had it at first."""
         self.added: dict[fx.Node, list[str]] = {}
-        """Labels of the reductions that a launch of a sum stands for."""
+        """For each launch that reduces a sum, the labels of all reductions that it stands for."""
         self.mixed: dict[fx.Node, ReducedValue] = {}
-        """Sums of a reduction and something else, with the reduction."""
+        """For each addition of a reduction and something else, the reduction: only to report sums that were missed for it."""
         self.left: list[tuple[str, str]] = []
 
     def run(self) -> None:
@@ -176,7 +179,10 @@ class _Adding:
             yield f"{' + '.join(dict.fromkeys(labels))}: {len(labels)} launches are 1, of what each rank adds before"
 
     def _note_mixed(self, node: fx.Node, reduced: ReducedValue | None) -> None:
-        """``node`` adds something else to ``reduced``, or neither of both is a reduction."""
+        """Note the addition ``node``, of which at most the one addend ``reduced`` is a reduction.
+
+        In RS(a) + x + RS(b) the two reductions never meet in one addition, which is reported.
+        """
         mixed = next((source for source in node.all_input_nodes if source in self.mixed), None)
         before = None if mixed is None else self.mixed[mixed]
         if mixed is not None and before is not None and reduced is not None and not self._is_made_of(reduced, before, mixed):
@@ -186,7 +192,7 @@ class _Adding:
             self.mixed[node] = found
 
     def _is_made_of(self, reduced: ReducedValue, before: ReducedValue, mixed: fx.Node) -> bool:
-        """Whether ``reduced`` is ``before``, or of what is computed from the sum ``mixed``: then they cannot be one."""
+        """Whether ``reduced`` is ``before``, or sends something computed from ``mixed``: then they could not be one anyway."""
         first = self.order.index[mixed]
         queue, seen = [reduced.launch], {reduced.launch, before.launch}
         for node in queue:
@@ -199,7 +205,7 @@ class _Adding:
         return self.added.get(reduced.launch) or [self.labels.of(reduced.launch)]
 
     def _reduced(self, node: fx.Node) -> ReducedValue | None:
-        """The reduction that ``node`` is, behind views and copies, as they may be; None if it is anything else."""
+        """The reduction whose result ``node`` is, behind waits, views, copies and permutations; None if there is none."""
         way = [node]
         while collectives.launch_kind(way[0]) is None:
             passes = collectives.is_wait(way[0]) or is_view(way[0]) or operator_name(way[0]) in PERMUTES
@@ -214,10 +220,10 @@ class _Adding:
         return ReducedValue(self.sent[launch], tuple(way))
 
     def _written(self, node: fx.Node, one: ReducedValue, other: ReducedValue) -> str:
-        """Who writes what is sent before the last of both is launched, or the sum, which is what the reduction brings then."""
+        """Who writes what is sent before the later launch, or writes the sum, in whose place the reduction's result is read."""
         end = max(_place(one), _place(other))
         for reduced in (one, other):
-            # A sum that was made here is nobody else's; it is read where its launch stood from the first.
+            # A launch in ``added`` sends a sum that was made here, which nobody else can write.
             was = reduced.sent.tensors[0]
             if reduced.launch not in self.added and (writer := self.writes.first(was, _place(reduced), end)) is not None:
                 return f"{named(writer)} what {reduced.launch.name} sends, between both launches"
@@ -225,7 +231,7 @@ class _Adding:
         return f"{named(self.order.nodes[writing[0]])} the sum" if writing else ""
 
     def _add(self, node: fx.Node, one: ReducedValue, other: ReducedValue) -> None:
-        """Let the later launch send the sum of what both send, and the readers of the sum ``node`` read what it brings."""
+        """Let the later launch send the sum of what both send; readers of the sum ``node`` then read its result."""
         first, last = sorted((one, other), key=_place)
         launch = last.launch
         meta = {key: value for key, value in launch.meta.items() if key not in ("val", LAUNCHES)}

@@ -1,4 +1,4 @@
-"""Whether a step that a transformation gave back still fits, and breaks nothing: its graph, its roles, its state."""
+"""Checks on a step that a transformation gave back: graph, roles and state fit each other, and no collective is broken."""
 
 from __future__ import annotations
 
@@ -63,6 +63,7 @@ def _refuse_other_ends(where: str, graph: fx.Graph, inputs: Sequence[Value], out
 
 def _refuse_lost_on_the_way(where: str, after: StepGraph) -> None:
     """What one call hands to the next must be what that takes."""
+    # Set-up runs first and clean-up last, with any number of steady calls between them, also none.
     ways: tuple[tuple[Phase, Phase], ...] = (("setup", "steady"), ("steady", "steady"), ("setup", "cleanup"))
     for giver, taker in ways:
         if giver not in after.graphs or taker not in after.graphs:
@@ -86,7 +87,7 @@ def _refuse_other_values(where: str, side: str, values: Sequence[Value], nodes: 
 
 
 def _refuse_other_roles(where: str, before: StepGraph, after: StepGraph) -> None:
-    """Only state may come and go; an input that nothing needs may go, too."""
+    """Added inputs must be state or carried, added outputs new values of inputs or carried; only outputs of state may go."""
     had = _keys(before.inputs)
     if foreign := next((key for key in _keys(after.inputs) if key not in had and key[0] not in ("state", "carried")), None):
         raise CaptureError(f"{where} added the input {_named(*foreign)}; only state can be added")
@@ -145,12 +146,12 @@ def _kind(shape: Any, dtype: Any) -> str:
     return f"shape {tuple(shape)} and dtype {dtype}"
 
 
-# What no transformation of a step may break: looked at after each, so that the first that breaks one can be named.
+# Invariants that no transformation of a step may break. They are checked after each, so that the one at fault can be named.
 
 
 @dataclass(frozen=True, slots=True)
 class ObservedGraph:
-    """What one graph of a step does, as one rank has it."""
+    """One graph of a step, read for one rank."""
 
     graph: fx.Graph
     reading: GraphAnalysis
@@ -190,6 +191,8 @@ def refuse_broken(
 def _broken(
     before: Mapping[Phase, ObservedGraph], after: Mapping[Phase, ObservedGraph], keeps_collectives: bool
 ) -> Iterator[str]:
+    # A problem counts against the transformation only if it is new. Problems are compared without the names of nodes, and each
+    # old one excuses one in every graph of the new step, since one joint graph may have become three.
     known = Counter(_nameless(problem, one.graph) for one in before.values() for problem in one.problems)
     for phase, one in after.items():
         left = known.copy()

@@ -1,4 +1,4 @@
-"""What a plan may do to a step, in which order; run one after the other, on copies."""
+"""The transformations of a plan: imported, checked for their order, and run one after the other on copies of the step."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from pytest_fxbucket.user_frame import naming_user_frame
 BUILT_IN = {
     name: f"pytest_fxbucket.transforms.{name}:{name}" for name in ("merge_duplicates", "add_before_reducing", "next_iteration")
 }
-"""Where the transformations of our own are, by their names in a plan."""
+"""Import paths of our own transformations, by their names in a plan."""
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,7 @@ class TransformStages:
     before: tuple[TransformStage, ...] = ()
     after: tuple[TransformStage, ...] = ()
     modules: tuple[str, ...] = ()
-    """Python modules of transformations that are not ours, which may register operators of the graph."""
+    """Modules of transformations that are not ours: importing them may register operators that the graph calls."""
 
 
 def stages_of(plan: Plan) -> TransformStages:
@@ -54,6 +54,7 @@ def stages_of(plan: Plan) -> TransformStages:
         stages.append(TransformStage(one.name, f"{where}: {one.name}", function, one.args))
         if plan.pipeline is not None:
             _refuse_beside_pipeline(stages[-1])
+    # A plan that does not list the pass has it before the first transformation that must follow it, else behind all.
     if place is None:
         place = next((n for n, stage in enumerate(stages) if BUCKET in traits_of(stage.function).after), len(stages))
     refuse_order(stages, place)
@@ -93,7 +94,11 @@ def _refuse_beside_pipeline(stage: TransformStage) -> None:
 
 
 def _refuse_late_rounding(order: Sequence[tuple[str, str, Traits]]) -> None:
-    """Bitwise compares with the step behind what rounds otherwise: all that does not round must come behind that."""
+    """Refuse an order that leaves a transformation uncompared.
+
+    Bitwise compares with the step behind the last transformation that rounds. So the pass and all that does not round must come
+    behind it.
+    """
     names = [name for name, _, _ in order]
     for number, (name, where, traits) in enumerate(order):
         if traits.rounds and BUCKET in names[:number]:
@@ -109,15 +114,15 @@ def _refuse_late_rounding(order: Sequence[tuple[str, str, Traits]]) -> None:
             )
 
 
-# Runs transformations on a step, one after the other, on copies, and looks at what each left.
+# Running transformations: one after the other, each on a copy of the step, which is checked after each.
 
 
 State = dict[str, "torch.Tensor"]
 Transform = Callable[..., "StepGraph"]
 """``(step, state, **args)`` to the same step, changed. The graphs are the transformation's own: it may work in place.
 
-To add state: a placeholder, its :class:`Value` among the inputs at the same place, a new value among the outputs, and its first
-tensor in the dict. To remove it: out of all of them.
+To add state it adds a placeholder, the :class:`Value` of that at the same place among the inputs, a new value among the
+outputs, and the first tensor to ``state``. To remove state it removes all of these.
 """
 _NEEDS = {
     "roles": "the roles of the graph's inputs and outputs; let the [graph] factory return a TracedStep with roles and fqns",
@@ -131,7 +136,7 @@ class TransformStage:
 
     name: str
     where: str
-    """For errors: where it is asked for, and its name."""
+    """Beginning of its errors: the place in the plan that asks for it, and its name."""
     function: Transform
     args: Mapping[str, Any] = field(default_factory=dict)
 
@@ -185,7 +190,8 @@ def _run(stage: TransformStage, step: StepGraph, state: State) -> StepGraph:
 
 @contextmanager
 def _naming(stage: TransformStage) -> Iterator[None]:
-    """Errors for people begin with where the transformation is asked for."""
+    """Let errors for people begin with the place that asks for the transformation."""
+    # One of ours begins its errors with its name, which ``where`` ends with: once is enough.
     try:
         yield
     except FxbucketError as error:

@@ -21,7 +21,7 @@ class StepVersions:
     """One rank's step at each stop from the one that bitwise compares with to the one that runs."""
 
     reference: StepGraph
-    """What the last step is compared with bit for bit: as captured, or behind the last transformation that rounds."""
+    """The step that the final one is compared with bit for bit: as captured, or behind the last transformation that rounds."""
     before: tuple[TransformOutput, ...]
     """The step behind each transformation before the pass."""
     step: StepGraph
@@ -43,11 +43,12 @@ class BeforePass:
     before: tuple[TransformOutput, ...]
     step: StepGraph
     state: State
-    """First tensors of what it has, by name."""
+    """First tensor of each state of the step, by name."""
 
 
 def state_of(step: StepGraph) -> State:
-    """All state by name: real first tensors of what was added before, of an optimizer's tensors without values."""
+    """First tensor of each state by name: real ones for state added before, fake ones for an optimizer's own state."""
+    # An optimizer's state gets its values on the ranks. Here transformations only see it, and may remove it.
     values = {value.fqn: value for values in step.inputs.values() for value in values if value.role == "state"}
     with FakeTensorMode():
         fakes = {fqn: torch.empty(value.shape, dtype=value.dtype) for fqn, value in values.items()}
@@ -55,7 +56,7 @@ def state_of(step: StepGraph) -> State:
 
 
 def with_first_state(step: StepGraph, captured: StepGraph, state: State) -> StepGraph:
-    """``step`` with first tensors of the ``state`` that transformations added; ``captured`` itself if they did nothing."""
+    """``step`` with the first tensors of ``state`` that is not in ``captured``; ``step`` itself if none was added."""
     known = {value.fqn for values in captured.inputs.values() for value in values if value.role == "state"}
     added = {fqn: tensor for fqn, tensor in state.items() if fqn not in known}
     return replace(step, first_state={**captured.first_state, **added}) if added else step

@@ -1,4 +1,4 @@
-"""What a transformation of a step says of itself, and what it tells of its work."""
+"""The traits that a transformation of a step declares, and the decorator that declares them."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ class Traits:
     after: tuple[str, ...] = ()
     """Names of transformations that must come before it, where a plan has both; ``bucket`` is the pass."""
     before: tuple[str, ...] = ()
-    """Names of those that must come after it."""
+    """Names of transformations that must come after it."""
     keeps_collectives: bool = True
-    """Whether each collective carries what it carried before; else only what was gathered and reduced must still be."""
+    """Whether each collective carries what it carried before; else some graph must still gather or reduce each parameter so."""
     rounds: str = ""
     """How results are rounded otherwise than before, as a clause; empty: all bits are the same."""
     crosses_iterations: bool = False

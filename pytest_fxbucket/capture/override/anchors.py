@@ -33,7 +33,7 @@ def _keep(ctx: Any, inputs: tuple[Any, ...], output: list[torch.Tensor]) -> None
     ctx.save_for_backward(*held, *given)
     # A result that no gradient comes to has None instead of zeros, so that the anchor's backward names those that have one.
     ctx.set_materialize_grads(False)
-    ctx.mark_non_differentiable(*(result for result in output if not result.is_floating_point()))
+    ctx.mark_non_differentiable(*(one for one in output if not (one.is_floating_point() or one.is_complex())))
 
 
 def _backward(ctx: Any, grads: Sequence[torch.Tensor | None]) -> tuple[Any, ...]:

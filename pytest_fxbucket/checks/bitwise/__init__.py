@@ -1,3 +1,3 @@
-"""Is it still the same program? The unbucketed and the bucketed step on the same ranks and batches, bit for bit."""
+"""Is it still the same program? Runs the unbucketed and the bucketed step on the same batches and compares them bit for bit."""
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Bitwise of one plan: what its ranks are given, and what they brought back, judged."""
+"""The check ``bitwise`` of one plan: makes the ranks' tasks, runs them, and judges the outcomes."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 _JOB = "pytest_fxbucket.checks.bitwise.job:run"
 _CROSSING_STEPS = 3
-"""Steady behind what set-up left, and behind what steady left."""
+"""Set-up, then steady twice: behind what set-up handed on, and behind what steady handed on."""
 
 
 class Bitwise(OnRanks):
@@ -55,6 +55,7 @@ class Bitwise(OnRanks):
         refuse_too_large(world.step(0).parameters, world.size, self.name)
         may_be_idle, idle, said = self.may_be_idle(), set[str](), dict[str, None]()
         try:
+            # Equal bits mean nothing on data that could not show a wrong pass, so the data is judged, not only the differences.
             for phase in world.step(0).graphs:
                 outcomes = self._outcomes(phase)
                 largest = max(largest, *(outcome.peak_bytes for outcome in outcomes))
@@ -82,7 +83,7 @@ class Bitwise(OnRanks):
         return replace(passed("bitwise", summary), lines=outcomes[0].ran_on)
 
     def _launched_otherwise(self, phase: Phase, outcomes: Sequence[BitwiseOutcome]) -> tuple[list[str], list[str]]:
-        """Where a compiler launches otherwise than the graph: as problems, and as clauses for people to know."""
+        """Launches that a compiler emitted otherwise than the graph: (problems, clauses for people to know)."""
         name, problems, notes = self.world.plan.run.compiler, dict[str, None](), dict[str, None]()
         for rank, outcome in enumerate(outcomes if name == "inductor" else ()):
             expected = launches_of(self.world.final(rank)[phase].graph)
@@ -95,7 +96,10 @@ class Bitwise(OnRanks):
         return list(problems), list(notes)
 
     def _localised(self, phase: Phase, step: int) -> list[str]:
-        """Where the runs part in ``step``; of stages no node stands where one of the whole step does."""
+        """Where the runs part in ``step``, by a second run of the ranks that compares node by node.
+
+        With pipeline stages only the values that cross stages are compared: their graphs have no nodes of the whole step.
+        """
         outcomes = self._outcomes(phase, step)
         if self.world.plan.pipeline is not None:
             return judge.crossed_lines(outcomes, self.world.mesh)
@@ -114,7 +118,7 @@ class Bitwise(OnRanks):
         return outcomes
 
     def _nowhere(self, phase: Phase) -> list[str]:
-        """What the whole step gives, and no rank's pipeline stages."""
+        """A sentence for each output of the whole step that no rank's pipeline stages give."""
         world = self.world
         if world.plan.pipeline is None:
             return []
@@ -123,7 +127,7 @@ class Bitwise(OnRanks):
         return [f"no rank's stages give the {judge.WORDS.get(one.role, one.role)} {one.fqn}".rstrip() for one in lost]
 
     def _stages(self) -> dict[str, str]:
-        """The pipeline stages that have a parameter, and the loss, in words; none of a plan without."""
+        """By FQN, the pipeline stages that read a parameter, in words, and of the loss by ''; empty without stages."""
         staged, found = self.world.staged, dict[str, list[int]]()
         if staged is None:
             return {}
@@ -133,7 +137,7 @@ class Bitwise(OnRanks):
         return {fqn: f"stage{'s'[: len(on) - 1]} {', '.join(map(str, on))}" for fqn, on in found.items()}
 
     def _copies(self) -> dict[str, list[list[int]]]:
-        """Of each parameter the sets of ranks that hold the same of it, as far as its mode says."""
+        """For each parameter, the sets of ranks that must hold the same part of it, as far as its parallel mode says."""
         plan, step = self.world.plan, self.world.step(0)
         if plan.graph is not None:
             return {fqn: [list(ranks) for ranks in sets] for fqn, sets in step.copies.items() if fqn}
@@ -167,7 +171,7 @@ class Bitwise(OnRanks):
 
 
 def task_of(world: PlanOnMesh, phase: Phase, rank: int, backend: str, localise: int | None = None) -> BitwiseTask:
-    """What ``rank`` is to run of the graph ``phase``; ``localise``: the step to compare node by node."""
+    """The task of ``rank`` for the graph ``phase``; ``localise``: the step to compare node by node."""
     crossing, pipelined = crossing_graphs(world, rank), stage_graphs(world, rank)
     inputs, outputs = final_values(world, rank, phase)
     step_fields = fields_of(world.plan, world.mesh, world.reference(rank), phase)
@@ -187,7 +191,10 @@ def task_of(world: PlanOnMesh, phase: Phase, rank: int, backend: str, localise: 
 
 
 def steps_of(world: PlanOnMesh) -> int:
-    """As the plan says; where work crosses iterations, or state is gone, as many as it takes to see it."""
+    """Steps to run: as the plan says, but at least 3 where work crosses iterations and 2 where state was removed.
+
+    Fewer would not show what one step hands to the next.
+    """
     asked = world.plan.run.steps
     if crosses(world):
         return max(asked, _CROSSING_STEPS)
@@ -204,7 +211,7 @@ def _idle(fqns: Collection[str]) -> str:
 
 
 def lacks_compiler(compiler: str) -> str:
-    """What is not here that ``compiler`` needs, as a sentence; empty if nothing is."""
+    """A sentence on what ``compiler`` needs and this machine lacks; empty if it lacks nothing."""
     cxx = os.environ.get("CXX", "g++")
     if compiler != "inductor" or shutil.which(cxx):
         return ""

@@ -1,4 +1,4 @@
-"""Both graphs of a step, run compiled; and in which order what a compiler wrote launches and waits."""
+"""Running both graphs of a step compiled; and the order of launches and waits in the code that a compiler wrote."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ _CALL = re.compile(r"^\s*(?:\w+ = )?torch\.ops\._c10d_functional\.(\w+)", re.MUL
 
 
 class CompiledGraph(OneGraph):
-    """A step as one graph that ``compiler`` compiles when it is first run; what looks at single nodes runs it as it is."""
+    """A step as one graph that ``compiler`` compiles when it is first run; while single nodes are watched, it runs as it is."""
 
     def __init__(self, graph: fx.GraphModule, state: list[torch.Tensor], task: StepTask, name: str, compiler: str) -> None:
         super().__init__(graph, state, task, name)
         self.compiler = compiler
         self._compiled: Compiled | None = None
         self.emitted: tuple[str, ...] = ()
-        """Launches and waits in the order of the code that the compiler wrote; nothing of one that writes none."""
+        """Launches and waits in the order of the code that the compiler wrote; empty for a compiler that writes none."""
 
     def call(self, name: str, graph: fx.GraphModule, *given: torch.Tensor) -> list[Any]:
         """Results of ``graph``, compiled."""
@@ -45,18 +45,18 @@ class CompiledGraph(OneGraph):
 
 
 def launches_in(code: Sequence[str]) -> tuple[str, ...]:
-    """Operators of the launches and waits that inductor's wrappers call, in order; in place or not is the same."""
+    """Operators of the launches and waits that inductor's wrappers call, in order; in-place forms have the plain name."""
     return tuple(name.removesuffix("_") for text in code for name in _CALL.findall(text))
 
 
 def launches_of(graph: fx.Graph) -> tuple[str, ...]:
-    """The same of a graph."""
+    """Operators of a graph's launches and waits, in order, named as :func:`launches_in` names them."""
     names = ((node, operator_name(node).partition("::")[2]) for node in graph.nodes)
     return tuple(name.removesuffix("_") for node, name in names if is_wait(node) or launch_kind(node) is not None)
 
 
 def other_launches(emitted: Sequence[str], graph: Sequence[str]) -> str:
-    """What is launched more or less often than the graph has it, as a clause; empty if nothing is."""
+    """A clause on the first operator that is called more or less often than in the graph; empty if none is."""
     for name in sorted({*emitted, *graph}):
         have, expected = emitted.count(name), graph.count(name)
         if have != expected:
@@ -65,9 +65,9 @@ def other_launches(emitted: Sequence[str], graph: Sequence[str]) -> str:
 
 
 def launched_later(emitted: Sequence[str], graph: Sequence[str]) -> str:
-    """The first wait that fewer launches come before than in the graph, as a clause; empty if there is none.
+    """A clause on the first wait with fewer launches before it than in the graph; empty if there is none.
 
-    A launch that comes earlier hides no less.
+    More launches before a wait are no loss: a launch that comes earlier hides no less.
     """
     have, expected = _before_waits(emitted), _before_waits(graph)
     for number, (now, was) in enumerate(zip(have, expected, strict=False), 1):

@@ -1,4 +1,4 @@
-"""A plan whose work crosses iterations, or is in pipeline stages, for its checks: its graphs for the ranks, its audit."""
+"""Plans whose work crosses iterations or runs in pipeline stages: their graphs for the ranks, and their audit."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ def crosses(world: PlanOnMesh) -> bool:
 
 
 def moved_entries(world: PlanOnMesh) -> dict[str, str]:
-    """By parameter the entry that is to be reduced and updated in the next call: those asked for, and those that are."""
+    """By parameter, the entry that is reduced and updated in the next call: as asked for, or else as the graphs have it."""
     asked = _asked(world)
     return asked | {fqn: world.entry_of.get(fqn, fqn) for fqn in _updated_late(world, 0) if fqn not in asked}
 
 
 def _asked(world: PlanOnMesh) -> dict[str, str]:
-    """By parameter the entry that the plan's next_iteration names; none of a transformation of one's own."""
+    """By parameter, the entry that the plan's next_iteration names; empty if the user's own transformation moves them."""
     step = world.step(0)
     names = [parameter.fqn for parameter in step.parameters]
     listed = [entry for one in world.plan.transform if one.name == _NAME for entry in parse_entries(one.args["entries"], _NAME)]
@@ -44,7 +44,7 @@ def _asked(world: PlanOnMesh) -> dict[str, str]:
 
 
 def crossing_problems(world: PlanOnMesh, rank: int) -> list[str]:
-    """What rank ``rank``'s graphs do not keep of what the plan asks for, a sentence each; none if nothing crosses."""
+    """How the graphs of rank ``rank`` fall short of what the plan asks to move, a sentence each; none if nothing crosses."""
     if not crosses(world):
         return []
     asked = _asked(world)
@@ -56,7 +56,7 @@ def crossing_problems(world: PlanOnMesh, rank: int) -> list[str]:
 
 
 def _updated_late(world: PlanOnMesh, rank: int) -> list[str]:
-    """Parameters that clean-up updates: a transformation of one's own moves them without saying which."""
+    """Parameters that clean-up updates: the only sign of what a user's own transformation moved."""
     return [value.fqn for value in world.final_step(rank).outputs["cleanup"] if value.role == "param"]
 
 
@@ -95,17 +95,17 @@ def run_names(world: PlanOnMesh) -> Sequence[str]:
 
 
 def run_readings(world: PlanOnMesh, phase: Phase, rank: int) -> list[GraphAnalysis]:
-    """Readings of the graphs that rank ``rank`` runs: what it compares with, then what it checks."""
+    """Readings of the graphs that rank ``rank`` runs: first the reference, then the graphs that are checked."""
     return [world.reference_reading(rank)[phase], *(one.reading for one in _checked(world, phase, rank))]
 
 
 def run_digests(world: PlanOnMesh, phase: Phase, rank: int) -> list[str]:
-    """Digests of what rank ``rank`` checks."""
+    """Digests of the graphs that rank ``rank`` checks."""
     return [one.digest for one in _checked(world, phase, rank)]
 
 
 def _checked(world: PlanOnMesh, phase: Phase, rank: int) -> list[Passed]:
-    """What rank ``rank`` runs beside what it compares with."""
+    """The graphs that rank ``rank`` runs besides the reference."""
     final = world.final(rank)
     if world.plan.pipeline is not None:
         return list(final.values())
@@ -113,7 +113,8 @@ def _checked(world: PlanOnMesh, phase: Phase, rank: int) -> list[Passed]:
 
 
 def _bucketed(world: PlanOnMesh, rank: int) -> ReadPhase:
-    """The one graph that was made three."""
+    """The one graph out of which set-up, steady and clean-up were made."""
+    # The transformation that makes three graphs stands last: the graph is that of the one before it, or that of the pass.
     versions = world.versions(rank)
     if len(versions.after) > 1:
         step, reading = versions.after[-2].step, versions.after[-2].looked["joint"].reading

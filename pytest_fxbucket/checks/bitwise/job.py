@@ -53,16 +53,17 @@ class BitwiseTask(StepTask):
     """None for a step of several graphs."""
     steps: int
     crossing: tuple[PhaseGraph, ...] = ()
-    """Of a step whose work crosses iterations its set-up, steady and clean-up graphs."""
+    """For a step whose work crosses iterations, its set-up, steady and clean-up graphs."""
     pipelined: PipelinedTask | None = None
-    """Of a step in pipeline stages the rank's."""
+    """For a step in pipeline stages, the stages of this rank."""
     final_inputs: tuple[Value, ...] = ()
-    """Of the step that is compared, but for what is carried, where transformations added or removed state; else as before."""
+    """Inputs of the final step, without carried values; empty if they are those of the reference."""
     final_outputs: tuple[Value, ...] = ()
+    """Its outputs, likewise; used only if ``final_inputs`` are not empty."""
     backend: str = "gloo"
-    """What its ranks run on; says which settings are to be recorded."""
+    """The back end of the ranks, which says which settings are recorded."""
     compiler: str = "none"
-    """Of both graphs, of a step that is one: none, aot_eager, inductor."""
+    """Compiles both graphs of a step that is one graph: none, aot_eager, inductor."""
     localise_step: int | None = None
     """Step to compare node by node; None: compare results only."""
 
@@ -77,7 +78,7 @@ class TensorDifference:
     """loss, gradient, parameter, buffer, output."""
     fqn: str
     elements: int
-    """How many differ."""
+    """Number of elements that differ."""
     numel: int
     ulps: int
     """Largest distance in units in the last place; -1 where it has no meaning (NaN against number, integers)."""
@@ -88,35 +89,36 @@ class BitwiseOutcome:
     """What one rank saw."""
 
     digests: tuple[str, ...]
-    """Of the graphs that ran: unbucketed, then bucketed, or set-up, steady and clean-up."""
+    """Digests of the graphs that ran: unbucketed, then bucketed, or the graphs of several phases in their order."""
     differences: list[TensorDifference] = field(default_factory=list)
     batches: list[str] = field(default_factory=list)
     """Digest of the batch of each step."""
     built: dict[str, str] = field(default_factory=dict)
     """Digest of each whole parameter and buffer as the model's factory made it."""
     held: dict[str, str] = field(default_factory=dict)
-    """Digest of this rank's part of each parameter, its gradient and state after the last step, unbucketed."""
+    """Digest of this rank's part of each parameter, with its gradient and state, after the last step of the unbucketed run."""
     still: list[str] = field(default_factory=list)
     """FQNs of parameters that the optimizer left as they were."""
     losses: list[str] = field(default_factory=list)
     """Digest of the unbucketed loss of each step."""
     squares: list[dict[str, float]] = field(default_factory=list)
-    """Of each step the squared norm of this rank's part of each gradient."""
+    """For each step, the squared norm of this rank's part of each gradient."""
     zero: list[str] = field(default_factory=list)
     """FQNs of gradients that were all zero in every step."""
     not_finite: list[str] = field(default_factory=list)
+    """Gradients, by FQN, and the loss that had a NaN or an infinity in a step that was not on edge values."""
     first_node: tuple[int, str, str] | None = None
     """(position in its graph, node name, operator) of the first node whose bits differ."""
     first_graph: str = "bucketed"
-    """The graph that it is of: bucketed, or setup, steady, cleanup."""
+    """The graph of that node: bucketed, or setup, steady, cleanup."""
     made: dict[Crossed, str] = field(default_factory=dict)
-    """Of the step to localise the digest of each value that a pipeline stage made for the one beside it."""
+    """In the step to localise, the digest of each value that a pipeline stage of this rank made for a neighbouring stage."""
     received: dict[Crossed, str] = field(default_factory=dict)
-    """And of each that it received."""
+    """The same for each value that a stage of this rank received."""
     emitted: tuple[str, ...] = ()
     """Launches and waits in the order of the code that a compiler wrote for the bucketed graph."""
     peak_bytes: int = 0
-    """Largest resident size of the rank's process so far; on a GPU, most memory of it that the rank's tensors took."""
+    """Largest resident size of the rank's process so far; on a GPU, the most GPU memory that the rank's tensors took."""
     ran_on: tuple[str, ...] = ()
     """Settings that sums on GPUs depend on, ``name=value`` each."""
 
@@ -124,9 +126,9 @@ class BitwiseOutcome:
 def run(rank: int, world: int, task: BitwiseTask) -> BitwiseOutcome:
     """Run ``task.steps`` steps of both graphs from the same state, the last on edge values, and compare after each.
 
-    Work that crosses iterations is finished after each step, on copies of the state: as if that step was the last. Learning
-    rates without a schedule shrink from step to step, each by a factor of its own, since an update must use that of its own
-    step and group.
+    Work that crosses iterations is finished after each step on copies of the state, as if that step was the last. Learning
+    rates without a schedule shrink from step to step, each by a factor of its own: an update that used the rate of another step
+    or group would show.
     """
     graphs, digests, numbers = graphs_of(rank, task, {"unbucketed": task.unbucketed})
     outcome = BitwiseOutcome(digests)
@@ -145,6 +147,8 @@ def run(rank: int, world: int, task: BitwiseTask) -> BitwiseOutcome:
         batch = [tensor.to(device()) for tensor in batches(step)]
         outcome.batches.append(bits_digest(batch))
         set_rates(runs, step)
+        # Not where work crosses iterations: a moved update is still to come then and would change the edge values, where the
+        # unbucketed run has updated before it gets them.
         edges = not task.crossing and is_on_edges(step, task.steps)
         if edges:
             put_edges(batch)
@@ -154,12 +158,13 @@ def run(rank: int, world: int, task: BitwiseTask) -> BitwiseOutcome:
             following = [tensor.to(device()) for tensor in batches(step + 1)] if step + 1 < task.steps else None
             _localise(outcome, runs, (batch, following), task, step)
             return outcome
+        # Each run gets the same random numbers and a batch of its own, since a graph may write its inputs.
         took = []
         for one in runs:
             torch.manual_seed(task.seed + step)
             took.append(one.step([tensor.clone() for tensor in batch], step + 1, task.steps))
         outcome.differences += _compare_late(step, rank, before, took[1].late)
-        if edges:
+        if edges:  # edge values may give NaNs on the way
             _one_nan([tensor for each in took for tensor in (*each.results, *each.given)])
         outcome.differences += _compare_step(step, rank, [(one.task, each) for one, each in zip(runs, took, strict=True)])
         results = took[0].results
@@ -191,7 +196,7 @@ def _localise(
 
 
 def _one_nan(tensors: Sequence[Any]) -> None:
-    """Make all NaNs the same: which of two an addition hands on is no matter of the program, but of the lane it ran in."""
+    """Make all NaNs the same: which of two NaNs an addition gives depends on the lane of a vector, not on the program."""
     for tensor in tensors:
         if isinstance(tensor, torch.Tensor) and (tensor.is_floating_point() or tensor.is_complex()):
             tensor.detach().masked_fill_(tensor.isnan(), float("nan"))
@@ -200,9 +205,9 @@ def _one_nan(tensors: Sequence[Any]) -> None:
 def graphs_of(
     rank: int, task: BitwiseTask, others: Mapping[str, PortableGraph]
 ) -> tuple[dict[str, fx.GraphModule], tuple[str, ...], frozenset[Key]]:
-    """The graphs that ``rank`` runs, ``others`` first, where they run and with their groups.
+    """The graphs that ``rank`` runs, ``others`` first, on their device and with their process groups.
 
-    With a digest of each, and the keys of what they read as numbers, which stays on the CPU.
+    Gives a digest of each, too, and the keys of inputs that the graphs read as numbers, which stay on the CPU.
     """
     phases = task.pipelined.graphs if task.pipelined else task.crossing
     sent = {**others, **({"bucketed": task.bucketed} if task.bucketed is not None else {})}
@@ -211,6 +216,7 @@ def graphs_of(
     with collector.paused():
         # On a device graphs are changed below, and a compiler changes those that it is given.
         graphs = _DECODED.take(sent, keep=device() == "cpu" and task.compiler == "none")
+        # Taken here, before anything is moved to a device: it is compared with the digest of the graph that was checked.
         digests = tuple(digest(encode_module(graph)) for graph in graphs.values())
     make_groups(task.mesh, rank)
     for graph in graphs.values():
@@ -221,7 +227,7 @@ def graphs_of(
 def final_run(
     graphs: Mapping[str, fx.GraphModule], start: Sequence[torch.Tensor], task: BitwiseTask, numbers: frozenset[Key]
 ) -> StepRun:
-    """The step that is checked, on copies of ``start``; ``numbers`` as of :func:`graphs_of`."""
+    """The step that is checked, on copies of ``start``; ``numbers`` are the keys that :func:`graphs_of` gives."""
     final = _final(task)
     state = placed(begun_with(start, task, final.inputs, task.first_state), final.inputs, numbers)
     if "bucketed" in graphs:
@@ -239,7 +245,7 @@ def one_graph(graph: fx.GraphModule, state: list[torch.Tensor], task: BitwiseTas
 
 
 def _final(task: BitwiseTask) -> BitwiseTask:
-    """The step that is compared: its inputs and outputs instead of those of what it is compared with."""
+    """``task`` with the inputs and outputs of the final step instead of those of the reference."""
     return replace(task, inputs=task.final_inputs, outputs=task.final_outputs) if task.final_inputs else task
 
 
@@ -258,7 +264,7 @@ def _squares(task: BitwiseTask, results: Sequence[Any]) -> dict[str, float]:
 
 
 def _held(task: BitwiseTask, state: Sequence[torch.Tensor], results: Sequence[Any]) -> dict[str, str]:
-    """By FQN the digest of what this rank holds of each parameter: itself, what state is named after it, its gradient."""
+    """By FQN, the digest of what this rank holds of each parameter: itself, the state named after it, and its gradient."""
     kept = [value for value in task.inputs if value.role in KEPT]
     gradients = {v.fqn: r for v, r in zip(task.outputs, results, strict=True) if v.role == "grad"}
     of: dict[str, list[torch.Tensor]] = {v.fqn: [] for v in kept if v.role == "param"}
@@ -280,7 +286,8 @@ def _still(task: BitwiseTask, start: Sequence[torch.Tensor], state: Sequence[tor
 
 
 def _compare_step(step: int, rank: int, took: Sequence[tuple[StepTask, StepOutcome]]) -> Iterator[TensorDifference]:
-    """Every output that both steps have, and every input as the step left it: a graph may write to any of them."""
+    """Differences in every output that both steps have, and in every input as the step left it, since graphs may write it."""
+    # Outputs and inputs that only one step has come from transformations that add or remove state: they have no counterpart.
     results, given = (
         [_by_key(task.outputs, one.results) for task, one in took],
         [_by_key(task.inputs, one.given) for task, one in took],
@@ -292,7 +299,7 @@ def _compare_step(step: int, rank: int, took: Sequence[tuple[StepTask, StepOutco
 
 
 def _by_key(values: Sequence[Value], tensors: Sequence[Any]) -> dict[tuple[str, str, int], Any]:
-    """By role, name, and which of that name."""
+    """``tensors`` by role, name, and number among the values of that role and name."""
     found: dict[tuple[str, str, int], Any] = {}
     for value, tensor in zip(values, tensors, strict=True):
         number = next(n for n in count() if (*value.key, n) not in found)
@@ -303,7 +310,7 @@ def _by_key(values: Sequence[Value], tensors: Sequence[Any]) -> dict[tuple[str, 
 def _compare_late(
     step: int, rank: int, before: Mapping[Key, torch.Tensor], late: Mapping[Key, torch.Tensor]
 ) -> Iterator[TensorDifference]:
-    """What a call gave of the step before, against what that step gave."""
+    """Differences between what a call gave for the step before, and what the unbucketed run gave in that step."""
     for (role, fqn), result in sorted(late.items()):
         yield from compare(step - 1, rank, f"{_what(role, 'output')} that the next call gave", fqn, before[role, fqn], result)
 
@@ -328,11 +335,11 @@ def compare(step: int, rank: int, what: str, fqn: str, a: Any, b: Any) -> Iterat
         yield TensorDifference(step, rank, what, fqn, int(elements), a.numel(), ulps_apart(a, b))
 
 
-# Values that no step's data holds by itself, and that a pass may lose: zeros of both signs, denormals, large numbers.
+# Edge values, which ordinary data does not hold and a wrong pass may lose: zeros of both signs, denormals, large numbers.
 
 
 FEWEST_STEPS = 3
-"""With fewer steps none is on edge values: they may saturate whatever the model computes."""
+"""With fewer steps none is on edge values: they may saturate the model, so the steps before must tell what they cannot."""
 
 
 def is_on_edges(step: int, steps: int) -> bool:
@@ -341,9 +348,9 @@ def is_on_edges(step: int, steps: int) -> bool:
 
 
 def put_edges(tensors: Sequence[torch.Tensor], values: Sequence[Value] | None = None) -> None:
-    """Overwrite the first elements of each floating tensor in place; with ``values``, one for each tensor, of parameters alone.
+    """Overwrite the first elements of each floating tensor in place; with ``values``, one for each tensor, only of parameters.
 
-    Ranks that hold the same part of a parameter hold the same afterwards.
+    Ranks that held the same part of a parameter hold the same afterwards, since all write the same values.
     """
     for index, tensor in enumerate(tensors):
         if tensor.is_floating_point() and (values is None or values[index].role == "param"):

@@ -1,4 +1,4 @@
-"""Is it still the same program? What the ranks saw, judged: equal graphs, data that can tell, equal bits."""
+"""Judges what the ranks saw: equal graphs, data that could show a wrong pass, equal bits."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class RankComparison(Protocol):
-    """What one rank saw that compared tensors."""
+    """The outcome of a rank that compared tensors."""
 
     digests: tuple[str, ...]
     differences: list[TensorDifference]
@@ -25,7 +25,7 @@ _SHOWN = 12
 WORDS = {"grad": "gradient of", "param": "new value of parameter", "state": "state"}
 """What people call outputs by their roles."""
 RUNS = ("unbucketed", "bucketed")
-"""The first word of what a rank's mark says in a step."""
+"""Names of the two runs: the first word of a rank's mark, which says where in its job it is."""
 
 
 def idle(outcomes: Sequence[BitwiseOutcome]) -> set[str]:
@@ -39,10 +39,10 @@ def unusable_data(
     data_ranks: int | None = None,
     key: str = "[model] may_be_idle",
 ) -> list[str]:
-    """Why the data could not tell right from wrong, one sentence each; empty if it can.
+    """Why the data could not tell a right pass from a wrong one, one sentence each; empty if it can.
 
-    ``may_be_idle`` are parameters whose gradients ``key`` of the plan lets be zero; ``data_ranks`` is how many batches there
-    are, one for each rank if left out.
+    ``may_be_idle`` are parameters whose gradients may be zero by the plan's key ``key``. ``data_ranks`` is the number of
+    batches in a step, one for each rank if left out.
     """
     found = []
     if unasked := idle(outcomes).difference(may_be_idle):
@@ -68,7 +68,7 @@ def unusable_data(
 
 
 def wrong_graphs(outcomes: Sequence[RankComparison], checked: Sequence[tuple[str, ...]]) -> list[str]:
-    """Ranks that ran another graph than the one that was checked."""
+    """A sentence for each rank that ran another graph than the one that was checked, by their digests."""
     return [
         f"rank {rank} ran another graph than the one that was checked"
         for rank, (outcome, digests) in enumerate(zip(outcomes, checked, strict=True))
@@ -80,6 +80,7 @@ def never_clipped(
     outcomes: Sequence[BitwiseOutcome], clip_norm: float, copies: Mapping[str, Sequence[Sequence[int]]]
 ) -> list[str]:
     """Why clipping to ``clip_norm`` was not checked: no step's gradients are larger; ``copies``: ranks that hold the same."""
+    # The norm over all ranks; a gradient of which several ranks hold the same counts once.
     share = {(fqn, rank): len(ranks) for fqn, sets in copies.items() for ranks in sets for rank in ranks}
     norms = [
         sum(
@@ -97,7 +98,10 @@ def never_clipped(
 
 
 def differing_losses(outcomes: Sequence[BitwiseOutcome], sharing: Sequence[Sequence[int]], is_placed: bool) -> list[str]:
-    """Ranks that must have the same loss, and have not: ``sharing``, which have one batch, or ``is_placed`` so."""
+    """A sentence on ranks whose losses differ though they must not; ``sharing`` are the sets of ranks that share a loss.
+
+    They do so by the placements of the user's graph if ``is_placed``, else since they have one batch.
+    """
     for ranks in sharing:
         if other := next((rank for rank in ranks if outcomes[rank].losses != outcomes[ranks[0]].losses), None):
             if is_placed:
@@ -110,7 +114,8 @@ def differing_losses(outcomes: Sequence[BitwiseOutcome], sharing: Sequence[Seque
 
 
 def differing_copies(outcomes: Sequence[BitwiseOutcome], copies: Mapping[str, Sequence[Sequence[int]]]) -> list[str]:
-    """Parameters and buffers that are not what another rank has, where they must be; ``copies``: ranks that hold the same."""
+    """Sentences on parameters and buffers that differ between ranks and must not; ``copies``: ranks that hold the same."""
+    # Whole tensors as the factory built them come first: if those differ, so does everything that is made of them.
     for fqn in outcomes[0].built:
         if other := next((rank for rank, one in enumerate(outcomes) if one.built.get(fqn) != outcomes[0].built[fqn]), None):
             return [
@@ -140,9 +145,11 @@ def buckets_at_hand(
 ) -> dict[int, str]:
     """Rank -> the bucket of the collective that it launched or waits for; ranks that are in no step's collective are left out.
 
-    ``readings``: of each rank's graphs, in the order of ``runs``, whose launches the flight record numbers from 1 in each step.
-    ``members_of``: ranks of each process group by the name that the graphs use.
+    ``readings`` are those of each rank's graphs, in the order of ``runs``. ``members_of`` has the ranks of each process group
+    by the name that the graphs use.
     """
+    # The flight record numbers the launches of a process group from 1 in each step, so the n-th bucket on that group is the
+    # one. Groups are matched by their members.
     found = {}
     for state in failure.states:
         where, run = state.where, state.where.mark.partition(" ")[0]
@@ -193,6 +200,7 @@ def first_node_lines(outcomes: Sequence[BitwiseOutcome], on_ring: bool = False) 
 
     ``on_ring``: whether the step has all-reduces whose sums depend on where an element lies.
     """
+    # Clean-up runs behind the other graph of its step, so a node of it comes last whatever its position.
     nodes = {rank: (one.first_graph, one.first_node) for rank, one in enumerate(outcomes) if one.first_node is not None}
     if not nodes:
         line = "no node that both graphs have differs: the difference arises in nodes that the pass made"
@@ -205,7 +213,7 @@ def first_node_lines(outcomes: Sequence[BitwiseOutcome], on_ring: bool = False) 
 
 
 def crossed_lines(outcomes: Sequence[BitwiseOutcome], mesh: Mesh) -> list[str]:
-    """The first value that a pipeline stage received otherwise than the one beside it made it; nothing if all are the same."""
+    """A sentence on the first value that a pipeline stage received otherwise than its neighbour made it; empty without one."""
     for rank, outcome in enumerate(outcomes):
         made = {of: digest for other in mesh.ranks(rank, "pp") for of, digest in outcomes[other].made.items()}
         for (direction, stage, microbatch, name), digest in outcome.received.items():

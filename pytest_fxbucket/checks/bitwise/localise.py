@@ -1,4 +1,4 @@
-"""Where two runs of a step part; and bits of tensors: as integers to compare, as distances, as digests."""
+"""Finds the first node at which two runs of a step differ; and bits of tensors, as integers, as distances, as digests."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def bits(tensor: torch.Tensor) -> torch.Tensor:
 def ulps_apart(a: torch.Tensor, b: torch.Tensor) -> int:
     """Largest distance in units in the last place; -1 where it has no meaning.
 
-    That is for what is no float, if one is NaN where the other is not, and if nothing but NaNs is left to compare.
+    It has none for tensors that are not of floats, if one is NaN where the other is not, and if there are only NaNs.
     """
     if not a.is_floating_point() or bool((a.isnan() != b.isnan()).any()):
         return -1
@@ -49,6 +49,7 @@ def ulps_apart(a: torch.Tensor, b: torch.Tensor) -> int:
 
 def _ordered(tensor: torch.Tensor) -> torch.Tensor:
     """Integers in the order of the floats, neighbours one apart; both zeros are 0."""
+    # The bits of negative floats, as signed integers, ascend while the floats descend: they are mirrored below zero.
     raw = bits(tensor).view(_SIGNED[tensor.element_size()]).to(torch.int64)
     low = -(1 << (8 * tensor.element_size() - 1))
     return torch.where(raw < 0, low - raw, raw)
@@ -63,7 +64,7 @@ def bits_digest(tensors: Sequence[torch.Tensor]) -> str:
     return text.hexdigest()
 
 
-# Where two runs of a step part: the first node that both have, and whose bits differ.
+# Where two runs of a step part: the first node that both graphs have and whose bits differ.
 
 
 Batch = Sequence[torch.Tensor]
@@ -74,9 +75,11 @@ First = tuple[tuple[int, str, str] | None, str]
 def first_difference(runs: Sequence[StepRun], batches: Sequence[Batch | None], task: StepTask, step: int, count: int) -> First:
     """Take ``step`` (from 0) of ``count`` with both ``runs``, node by node. All ranks do this together.
 
-    ``batches`` are those of the step and of the next one, which does what moved there once more. Gives the first node of the
-    second run's graphs that the first run's graph has too, and whose bits differ.
+    ``batches`` are those of the step and of the next one. Gives the first node of the second run's graphs that the first run's
+    graph has too, and whose bits differ.
     """
+    # If work crosses iterations, the second run takes the next step as well: there the steady graph runs the moved nodes of
+    # this step, which so far only clean-up ran, on copies.
     for number, batch in enumerate(batches):
         for one in runs[number:]:
             if batch is not None and (number == 0 or isinstance(one, ThreeGraphs)):
@@ -84,6 +87,7 @@ def first_difference(runs: Sequence[StepRun], batches: Sequence[Batch | None], t
                 torch.manual_seed(task.seed + step + number)
                 one.step([tensor.clone() for tensor in batch], step + number + 1, count)
         set_rates(runs, step + number + 1)
+    # Nodes are matched by name and target. Those that a pass made, as packs, match none, and the difference shows behind them.
     (_, unbucketed, reference), *_ = runs[0].seen
     targets = {node.name: str(node.target) for node in unbucketed.graph.nodes}
     for name, graph, digests in _of_the_step(runs[1]):
@@ -95,7 +99,7 @@ def first_difference(runs: Sequence[StepRun], batches: Sequence[Batch | None], t
 
 
 def what_crossed(run: PipelinedRun, batch: Batch, step: int, task: StepTask) -> tuple[dict[Crossed, str], dict[Crossed, str]]:
-    """Take ``step`` (from 0) in pipeline stages: digests of what this rank's stages made for others, and received."""
+    """Take ``step`` (from 0) in pipeline stages; gives digests of what this rank's stages made for others, and received."""
     torch.manual_seed(task.seed + step)
     run.taken(batch, f"step {step + 1}")
     digests = [(received, of, bits_digest([value])) for received, of, value in run.crossed()]
@@ -104,10 +108,12 @@ def what_crossed(run: PipelinedRun, batch: Batch, step: int, task: StepTask) -> 
 
 
 def _of_the_step(run: StepRun) -> Iterator[Seen]:
-    """What belongs to the first step of those that ``run`` took: of steady, what moved is of the step before."""
+    """The graphs that ``run`` ran, each with the digests of those of its nodes that belong to the step to localise."""
     if not isinstance(run, ThreeGraphs):
         yield from run.seen
         return
+    # In order: the graph of the step, its clean-up, and the graph of the next step. In the first one moved nodes belong to the
+    # step before; in the third one only they belong to this step.
     first, *others = run.seen
     for number, (name, graph, digests) in enumerate([first, *others[:2]]):
         own = {
@@ -117,13 +123,13 @@ def _of_the_step(run: StepRun) -> Iterator[Seen]:
 
 
 def seen(graph: fx.GraphModule, *given: torch.Tensor) -> tuple[Any, dict[str, str]]:
-    """Results of ``graph``, and by node a digest of each value that has arrived."""
+    """Results of ``graph``, and by node the digest of each value that has arrived."""
     recorder = _Recorder(graph)
     return recorder.run(*given), recorder.seen
 
 
 class _Recorder(fx.Interpreter):
-    """Runs a graph and keeps a digest of each value that has arrived."""
+    """Runs a graph and keeps a digest of each value, but not of those in flight, whose bytes may still change."""
 
     def __init__(self, graph_module: fx.GraphModule) -> None:
         super().__init__(graph_module)

@@ -1,4 +1,4 @@
-"""Does a schedule that was found by itself keep its limits, and expose no more than it must, on the plan's cluster?"""
+"""Does an automatic schedule keep its limits, and expose no more communication than it must, on the plan's cluster?"""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ if TYPE_CHECKING:
 
 _GB = 1 << 30
 _SAME = 1e-6
-"""Share by which seconds may differ that are summed in another order."""
+"""Relative tolerance for seconds: sums in another order round differently."""
 
 
 def automatic_problems(world: PlanOnMesh, rank: int) -> list[str]:
-    """What ``rank``'s graphs do not keep of ``schedule = "auto"``, one sentence each; nothing of another schedule.
+    """How ``rank``'s graphs break the promises of ``schedule = "auto"``, one sentence each; none for another schedule.
 
     Raises SimulationError for a cost model of the plan's own that gives no number of seconds.
     """
@@ -52,7 +52,7 @@ def automatic_problems(world: PlanOnMesh, rank: int) -> list[str]:
 
 
 def _asked_once(world: PlanOnMesh, step: StepGraph, cluster: Cluster) -> CostModel | None:
-    """The plan's own cost model, with what it said when the schedule was found: one that measures says something else now."""
+    """The plan's own cost model, with its answers from when the schedule was found: a model that measures varies by call."""
     cost = own_cost(world.plan, step, cluster)
     if cost is None:
         return None
@@ -71,7 +71,7 @@ def _exposed(before: Timeline, after: Timeline) -> Iterator[str]:
 
 
 def _promised(passed: Mapping[Phase, Passed], after: Timeline) -> Iterator[str]:
-    """What the pass says of its own schedule."""
+    """Whether the graphs hold what the pass's report says of its own schedule: pairs in order, and seconds exposed."""
     for one in passed.values():
         schedule = None if one.bucketed.report is None else one.bucketed.report.schedule
         if schedule is None:
@@ -80,12 +80,14 @@ def _promised(passed: Mapping[Phase, Passed], after: Timeline) -> Iterator[str]:
         for earlier, later in schedule.pairs:
             if place.get(earlier, -1) >= place.get(later, len(place)):
                 yield f"{earlier} was to stand before {later}, so that compute hides a collective, and does not"
+        # The simulation is of the whole step, the report of one graph: they compare only where that is the whole step.
         if len(passed) == 1 and after.exposed > schedule.exposed * (1 + _SAME) + HIDDEN:
             yield f"{_ms(after.exposed)} ms are exposed, where the schedule came to {_ms(schedule.exposed)} ms"
 
 
 def in_flight_problems(rules: Overlap, graph: fx.Graph) -> Iterator[str]:
-    """A sentence for the first launch with which more is in flight than a limit of ``rules`` allows, by limit."""
+    """For each limit of ``rules``, a sentence for the first launch with which more is in flight than it allows."""
+    # A launch is in flight until its first wait; one that nobody waits for would be so for ever, and does not count.
     flying: dict[fx.Node, int] = {}
     launches = [node for node in graph.nodes if flight_of(node) not in (None, "wait")]
     first_wait = {min(waits): node for node in launches if (waits := waits_of(node))}

@@ -1,4 +1,4 @@
-"""What a plan promises of every graph, and the words in which audits speak of it."""
+"""The promises of a plan for every graph, and the terms in which audits sort its buckets: kinds, rounds, stages."""
 
 from __future__ import annotations
 
@@ -42,20 +42,20 @@ class Expectations:
     bucket: BucketTable = field(default_factory=BucketTable)
     overlap: Overlap = field(default_factory=Overlap)
     is_traced_here: bool = True
-    """Otherwise what is gathered again, if the plan does not say, is what was before the pass."""
+    """Whether this package captured the graph. If not, and the plan is silent, the given graph says what is gathered again."""
     entries: tuple[str, ...] = ()
     """In the plan's order."""
     ranks_of: Mapping[str, Sequence[int]] = field(default_factory=dict)
     """Ranks of each process group, by its name, as far as they are known."""
     tp_group: str = ""
-    """Name of the process group over which gradients are summed before they are cast to reduce_dtype; empty: there is none."""
+    """Name of the process group on which gradients are summed before they are cast to reduce_dtype; empty without tp."""
 
     def ranks(self, bucket: Bucket) -> int:
         """How many ranks ``bucket`` runs on; 0 if that is not known."""
         return len(self.ranks_of.get(bucket.group, ()))
 
     def is_planned(self, fqn: str) -> bool:
-        """Whether the plan says anything of the parameter ``fqn``; by size it does of all."""
+        """Whether the plan says anything of the parameter ``fqn``; a plan that buckets by size speaks of all."""
         return not self.bucket.has_entries or fqn in self.entry_of
 
 
@@ -65,7 +65,7 @@ def promise_of(
     resolution: Resolution,
     ranks_of: Mapping[str, Sequence[int]] | None = None,
 ) -> Expectations:
-    """What ``plan`` promises of a step with ``parameters``, in order of registration; ``ranks_of`` its process groups."""
+    """The promises of ``plan`` for a step with ``parameters``, in order of registration; ``ranks_of``: ranks by group name."""
     planned = entry_by_parameter(resolution.entries)
     return Expectations(
         entry_of=planned,
@@ -97,14 +97,14 @@ def by_round(buckets: Sequence[Bucket]) -> dict[int, list[Bucket]]:
 
 
 def of_round(number: int) -> str:
-    """``, round 2`` of the second; of the first nothing, as most steps have no other."""
+    """``, round 2`` for the second round; empty for the first, as most steps have only that."""
     return f", round {number + 1}" if number else ""
 
 
 def stages_of(promise: Expectations, buckets: Sequence[Bucket], when: Callable[[Bucket], int]) -> dict[str, list[Bucket]]:
-    """Planned buckets that are waited for, by entry (by size each alone), entries in order of ``when``.
+    """Planned buckets that are waited for, by entry, in order of ``when``; a launch of several entries counts for each.
 
-    A launch of several entries counts for each.
+    In a plan that buckets by size each bucket is a stage of its own.
     """
     stages: dict[str, list[Bucket]] = {}
     for bucket in sorted(buckets, key=when):
@@ -118,9 +118,9 @@ def stages_of(promise: Expectations, buckets: Sequence[Bucket], when: Callable[[
 
 
 def kept_apart(promise: Expectations, step: StepGraph) -> tuple[Expectations, str]:
-    """``promise`` without what graphs that run apart cannot keep, and a clause that says what was left out; empty: nothing.
+    """``promise`` without what graphs that run apart cannot keep, and a clause on what was left out; empty if nothing was.
 
-    What a launch placed by hand needs, compute in its graph, the pass itself finds missing.
+    Launches placed by hand stay in: if the compute that one names is not in its graph, the pass itself refuses it.
     """
     if not is_handed_on(step):
         return promise, ""

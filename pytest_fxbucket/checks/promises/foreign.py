@@ -1,8 +1,8 @@
-"""What another's pass is held to: what it did beside buckets, and whether what its nodes say of themselves holds.
+"""A pass that is not ours: what it did besides bucketing, and whether its nodes' metadata is right.
 
-Beside buckets it may add nodes, compute some again, take some out, and part launches of activations. No plan speaks of them,
-so audit leaves them out, and names them. It is held to all that is left: every launch of parameters and gradients, and what
-the nodes that stayed read and make. What nodes say compilers go by, and readers; our checks believe none of it.
+Such a pass may add nodes, compute some again, take some out, and split launches of activations. No plan speaks of these
+changes, so audit names them and leaves them out. It checks all the rest: every launch of parameters and gradients, and what the
+nodes that stayed read and make. Compilers and people rely on the metadata of nodes; our own checks do not.
 """
 
 from __future__ import annotations
@@ -27,18 +27,18 @@ if TYPE_CHECKING:
     from pytest_fxbucket.graph.buckets import GraphAnalysis
 
 NodeKey: TypeAlias = tuple[str, object]
-"""Name and operator of a node, by which it is known where it stayed."""
+"""Name and target of a node: one with the same key before and after the pass is taken to have stayed."""
 
 
 @dataclass(frozen=True, slots=True)
 class ChangesOutsideBuckets:
-    """What a pass did to nodes that are of no bucket."""
+    """The changes of a pass to nodes that belong to no bucket."""
 
     stayed: frozenset[NodeKey]
     added: tuple[str, ...]
-    """Operators, with the modules that they say they are of."""
+    """Operators of added nodes, with the modules that their metadata names."""
     again: tuple[str, ...]
-    """The same of nodes that compute what one that stayed does."""
+    """The same for added nodes that compute what a node that stayed computes."""
     gone: tuple[str, ...]
 
     def told(self) -> Iterator[str]:
@@ -49,9 +49,9 @@ class ChangesOutsideBuckets:
 
 
 def done_beside(captured: GraphAnalysis, passed: GraphAnalysis) -> ChangesOutsideBuckets | None:
-    """What was done to the graph ``captured`` to make ``passed``; None if too little of it stayed to tell.
+    """The changes from the graph ``captured`` to ``passed``; None if half of the compute nodes or fewer stayed.
 
-    A pass that names most nodes anew is asked for all that it was asked before: nothing tells what it left alone.
+    In a graph whose nodes mostly have new names nothing tells which of them stayed, so nothing is left out of the audit.
     """
     if captured.order is None or passed.order is None:
         return None
@@ -68,7 +68,7 @@ def done_beside(captured: GraphAnalysis, passed: GraphAnalysis) -> ChangesOutsid
 
 
 def stayed_computes(reading: GraphAnalysis, beside: ChangesOutsideBuckets | None) -> list[tuple[str, str]]:
-    """(direction, FQN) of compute that reads a parameter or makes a gradient, in order; of nodes that stayed alone."""
+    """(direction, FQN) of compute that reads a parameter or makes a gradient, in order; ``beside``: of nodes that stayed."""
     nodes = reading.order.nodes if reading.order is not None else ()
     return [
         (direction, fqn) for place, direction, fqn in reading.computes if beside is None or _key(nodes[place]) in beside.stayed
@@ -76,7 +76,7 @@ def stayed_computes(reading: GraphAnalysis, beside: ChangesOutsideBuckets | None
 
 
 def _is_of_bucket(node: fx.Node) -> bool:
-    """Whether it is a launch or a wait, or moves data on the way to one or from one."""
+    """Whether ``node`` is a launch or a wait, or only moves data between a wait and its readers, or on the way to a launch."""
     if communicates(node):
         return True
     if not moves_data(node):
@@ -108,14 +108,14 @@ def _times(name: str, count: int) -> str:
     return name if count == 1 else f"{count} {name}"
 
 
-# Does what nodes say of themselves hold?
+# Is the metadata of nodes right?
 
 
 def metadata_problems(before: fx.Graph, after: fx.Graph) -> list[str]:
-    """A sentence for each kind of thing that nodes of ``after``, made of ``before``, say wrongly.
+    """A sentence for each kind of metadata that is wrong at nodes of ``after``, the graph that the pass made of ``before``.
 
-    A node that was there before says what it said; of a new one the shape and dtype of ``meta["val"]`` are what its operator
-    gives for those of its inputs. What a node does not say is no problem.
+    A node that stayed must keep its metadata. In a new one, shape and dtype of ``meta["val"]`` must be those that its operator
+    gives for its inputs. Metadata that is missing is no problem.
     """
     known = {(node.name, node.target): node for node in before.nodes}
     kept = [(known[node.name, node.target], node) for node in after.nodes if (node.name, node.target) in known]
@@ -131,7 +131,7 @@ def _other(kept: list[tuple[fx.Node, fx.Node]], said: Callable[[fx.Node], str]) 
 
 
 def _backward(node: fx.Node) -> str:
-    """Of the two directions the one that has marks."""
+    """The direction as far as it is marked: tracers mark backward only."""
     return "backward" if direction_of(node) == "backward" else ""
 
 

@@ -1,4 +1,7 @@
-"""Do set-up, steady and clean-up graphs do together what the bucketed graph did, and does what moved hide behind forward?"""
+"""Set-up, steady and clean-up graphs: do they do together what the bucketed graph did, and is what moved hidden by forward?
+
+The block is the part that moved into the next call: reductions and updates of some entries.
+"""
 
 from __future__ import annotations
 
@@ -39,7 +42,7 @@ class ReadPhase:
 
     @cached_property
     def given(self) -> dict[fx.Node, Value]:
-        """Input nodes with what they are."""
+        """Input nodes, with the value that each is."""
         return dict(zip((node for node in self.nodes if node.op == "placeholder"), self.inputs, strict=True))
 
     def role(self, node: fx.Node) -> str:
@@ -48,20 +51,20 @@ class ReadPhase:
 
     @cached_property
     def results(self) -> dict[tuple[str, str], Any]:
-        """By role and name what is returned."""
+        """By role and name, the node or constant that is returned."""
         return {v.key: node for node, v in zip(returned(self.nodes[-1]), self.outputs, strict=True)}
 
 
 def is_moved(entry_of: Mapping[str, str], bucket: Bucket) -> bool:
-    """Whether ``bucket`` reduces a gradient of what moves; ``entry_of`` has its parameters."""
+    """Whether ``bucket`` reduces a gradient of a parameter that moves, that is one in ``entry_of``."""
     return bucket.kind in REDUCTIONS and not entry_of.keys().isdisjoint(bucket.fqns)
 
 
-# Does what moved into the next call hide behind its forward? Launched first, waited for right before somebody needs it.
+# Does the block hide behind the forward of the next call? It is launched first, and waited for right before somebody needs it.
 
 
 def hidden_by_nothing(entry_of: Mapping[str, str], steady: ReadPhase) -> list[str]:
-    """Entries that are needed before anything of the forward computes: they move, and nothing hides that."""
+    """Entries whose parameters are needed before any forward compute: they move, but nothing hides their reduction."""
     computes = _forward(steady.reading)
     return [
         entry
@@ -71,7 +74,9 @@ def hidden_by_nothing(entry_of: Mapping[str, str], steady: ReadPhase) -> list[st
 
 
 def hiding_problems(entry_of: Mapping[str, str], steady: ReadPhase) -> Iterator[str]:
-    """Launched before the forward computes, waited for right before the result is needed, and needed by who reads it."""
+    """Sentences on reductions launched behind forward compute or waited for too early, and on parameters read too early."""
+    # Only compute in front of the first reader of the new parameters can hide a reduction. Of reductions that follow each
+    # other, only the first can be launched at the top, and only the last can be waited for right before the reader.
     reading, computes = steady.reading, _forward(steady.reading)
     joined = _joined(entry_of, steady)
     for entry in dict.fromkeys(entry_of.values()):
@@ -89,7 +94,8 @@ def hiding_problems(entry_of: Mapping[str, str], steady: ReadPhase) -> Iterator[
 
 
 def _joined(entry_of: Mapping[str, str], steady: ReadPhase) -> dict[str, set[str]]:
-    """By entry those, itself among them, with which it has nodes of the update in common: it must be there for all of them."""
+    """By entry, the entries with which it shares nodes of the update, and itself: it must be done before any is needed."""
+    # One walk over the work for the call before, which carries along from which entries' reductions each node is made.
     joined = {entry: {entry} for entry in entry_of.values()}
     made_of: dict[fx.Node, set[str]] = {}
     for bucket in steady.reading.buckets:
@@ -105,7 +111,7 @@ def _joined(entry_of: Mapping[str, str], steady: ReadPhase) -> dict[str, set[str
 
 
 def _stale(entry_of: Mapping[str, str], entry: str, steady: ReadPhase) -> Iterator[str]:
-    """Whoever reads a parameter of ``entry`` reads the new one."""
+    """A sentence for each parameter of ``entry`` that is read as it was before its update."""
     reading = steady.reading
     made = {fqn: node for (role, fqn), node in steady.results.items() if role == "param" and entry_of.get(fqn) == entry}
     new = set(made.values())
@@ -118,7 +124,7 @@ def _stale(entry_of: Mapping[str, str], entry: str, steady: ReadPhase) -> Iterat
 
 
 def _needed(entry_of: Mapping[str, str], entry: str, reading: GraphAnalysis) -> int:
-    """Where the first of ``entry``'s parameters is gathered, or read if it needs no gather."""
+    """Position at which the first of ``entry``'s parameters is gathered, or read if it needs no gather."""
     gathers = (
         bucket.launch
         for bucket in reading.buckets
@@ -133,10 +139,10 @@ def _forward(reading: GraphAnalysis) -> list[tuple[int, str]]:
     return [(place, fqn) for place, direction, fqn in reading.computes if direction == "forward" and place not in reading.late]
 
 
-# Do set-up, steady and clean-up graphs do together what the bucketed graph did, and does what moved hide behind the forward?
+# Do set-up, steady and clean-up graphs do together what the bucketed graph did, and does the block hide behind the forward?
 #
-# Read off the four graphs alone. Of what moved: reduced in no set-up, once in steady and clean-up; launched before the forward
-# computes, waited for right before it needs the result, and not later; made of what was handed on, of the right call.
+# Read off the four graphs alone. The block must be in steady and clean-up once, and not in set-up. It must be launched before
+# forward compute and waited for right before the forward needs its result. It must be made of values of the right call.
 
 
 _HANDS_ON: tuple[Phase, ...] = ("setup", "steady")
@@ -145,7 +151,7 @@ _OF_OTHER_CALLS = ("hyper", "batch")
 
 
 def iteration_problems(entry_of: Mapping[str, str], bucketed: ReadPhase, graphs: Mapping[Phase, ReadPhase]) -> list[str]:
-    """Everything that ``graphs`` (setup, steady, cleanup) do not keep of ``bucketed``, one sentence each.
+    """How ``graphs`` (setup, steady, cleanup) together differ from ``bucketed``, one sentence each.
 
     ``entry_of`` has the parameters that are to be reduced and updated in the next call, with their entries.
     """
@@ -165,7 +171,7 @@ def iteration_problems(entry_of: Mapping[str, str], bucketed: ReadPhase, graphs:
 
 
 def _launches(entry_of: Mapping[str, str], bucketed: ReadPhase, graphs: Mapping[Phase, ReadPhase]) -> Iterator[str]:
-    """What moved is launched in steady and cleanup, everything else in setup and steady, each as often as it was."""
+    """Launches of the block must be in steady and cleanup, all others in setup and steady, each as often as before."""
     moved = [one for one in bucketed.reading.buckets if is_moved(entry_of, one)]
     rest = [one for one in bucketed.reading.buckets if not is_moved(entry_of, one)]
     expected = {"setup": rest, "steady": [*rest, *moved], "cleanup": moved}
@@ -177,7 +183,7 @@ def _launches(entry_of: Mapping[str, str], bucketed: ReadPhase, graphs: Mapping[
 
 
 def _updates(entry_of: Mapping[str, str], bucketed: ReadPhase, graphs: Mapping[Phase, ReadPhase]) -> Iterator[str]:
-    """Each parameter and state is updated in the call that it is to be, of what it was updated of."""
+    """Each parameter and state must be updated in the right graphs, and be made of the same gradients and inputs as before."""
     before = {(one.role, one.fqn): one for one in bucketed.reading.updates}
     for phase, one in graphs.items():
         after = {(update.role, update.fqn): update for update in one.reading.updates}
@@ -193,7 +199,7 @@ def _updates(entry_of: Mapping[str, str], bucketed: ReadPhase, graphs: Mapping[P
 
 
 def _handed_on(graphs: Mapping[Phase, ReadPhase]) -> Iterator[str]:
-    """Calls hand on, and are given, the same."""
+    """All graphs must hand on, and be given, the same carried values."""
     given = {value for value in graphs["setup"].outputs if value.role == "carried"}
     steady, cleanup = graphs["steady"], graphs["cleanup"]
     for phase, what, values in (
@@ -207,7 +213,8 @@ def _handed_on(graphs: Mapping[Phase, ReadPhase]) -> Iterator[str]:
 
 
 def _own_values(entry_of: Mapping[str, str], bucketed: ReadPhase, graphs: Mapping[Phase, ReadPhase]) -> Iterator[str]:
-    """What a call hands on is its own, and each gradient that of its parameter."""
+    """Values handed on must be of the call that hands them on, and each gradient that of the parameter that it is named by."""
+    # An input may be handed on only as a copy: its memory may be written before the next call reads it.
     makers = _makers(bucketed)
     for phase in _HANDS_ON:
         late = {graphs[phase].nodes[place] for place in graphs[phase].reading.late}
@@ -223,7 +230,7 @@ def _own_values(entry_of: Mapping[str, str], bucketed: ReadPhase, graphs: Mappin
 
 
 def _in_place_of(entry_of: Mapping[str, str], graphs: Mapping[Phase, ReadPhase]) -> Iterator[str]:
-    """Each gradient that was handed on is reduced as that of its parameter."""
+    """Each gradient that was handed on must be reduced as that of its parameter."""
     for phase in _TAKES:
         for fqn, maker in _makers(graphs[phase]).items():
             value = graphs[phase].given.get(maker)
@@ -233,7 +240,7 @@ def _in_place_of(entry_of: Mapping[str, str], graphs: Mapping[Phase, ReadPhase])
 
 
 def _right_call(entry_of: Mapping[str, str], graphs: Mapping[Phase, ReadPhase]) -> Iterator[str]:
-    """What is done for the call before reads its learning rates and its data."""
+    """Work for the call before must read learning rates and data of that call, not of this one."""
     for phase in _TAKES:
         for (role, fqn), node in graphs[phase].results.items():
             owner = fqn.rpartition(".")[0] if role == "state" else fqn
@@ -258,11 +265,11 @@ def _launch_text(key: _Key) -> str:
 
 
 def _makers(one: ReadPhase) -> dict[str, fx.Node]:
-    """By parameter what made its gradient, before it was reduced."""
+    """By parameter, the node that made its gradient, before the gradient was reduced."""
     found = reductions_of(one.nodes[0].graph, one.inputs, one.outputs)
     return {fqn: maker for each in found if not each.level for fqn, maker in zip(each.fqns, each.makers, strict=True)}
 
 
 def _origin(node: fx.Node) -> fx.Node:
-    """What ``node`` is, or is a copy of."""
+    """The node that ``node`` is a copy of, or itself."""
     return node.all_input_nodes[0] if str(node.target).startswith("aten.clone") else node

@@ -1,9 +1,10 @@
 """Does the graph keep what the plan promises? Read from the graph that came out of the pass, without any golden.
 
-Entries: each is one launch for each direction, kind, group and dtype, with exactly its parameters in the layout asked for.
-Schedule: prefetch depth, deferred reduction waits, overlap with compute. Numbers: dtypes, and nothing squeezed on the way.
-Around it: compute reads what it read before the pass, and there is no launch that the graph before did not have. The optimizer:
-updates stand where they should, and are made of what they were made of.
+- Entries: each is one launch for each direction, kind, group and dtype, with exactly its parameters in the layout asked for.
+- Schedule: prefetch depth, deferred reduction waits, overlap with compute.
+- Numbers: dtypes are as asked, and no value goes through a narrower dtype on its way.
+- All around: compute reads what it read before the pass, and there is no launch that the graph before did not have.
+- Optimizer: updates stand where they should, and are made of the same gradients and inputs as before.
 """
 
 from __future__ import annotations
@@ -34,15 +35,15 @@ if TYPE_CHECKING:
     from pytest_fxbucket.graph.buckets import Bucket, GraphAnalysis, Member
 
 MOST_DISPLACED = 0.05
-"""Share of the nodes that are no collectives that may stand in another order than before."""
+"""Share of the nodes that neither communicate nor move data that may stand in another order than before."""
 
 
 def audit(
     promise: Expectations, captured: GraphAnalysis, passed: GraphAnalysis, beside: ChangesOutsideBuckets | None = None
 ) -> list[str]:
-    """Everything that ``passed`` does not keep, one sentence each; ``captured`` is the graph before the pass.
+    """Every broken promise of ``passed``, one sentence each; ``captured`` is the graph before the pass.
 
-    What ``beside`` has is no matter of the plan, and left out.
+    The changes in ``beside`` are no matter of the plan, and left out.
     """
     if captured.problems:
         return [f"the graph before the pass cannot be read: {problem}" for problem in captured.problems]
@@ -64,7 +65,7 @@ def audit(
 
 
 def _others(captured: GraphAnalysis, passed: GraphAnalysis, beside: ChangesOutsideBuckets | None) -> Iterator[str]:
-    """Launches that carry no parameter and no gradient: as many as before the pass, each of its kind, but for those parted."""
+    """Launches of no parameter and no gradient must be as many as before, by kind and size, except those that were split."""
     parted = {} if beside is None else _parted(captured, passed)
     before, after = (
         Counter(_describe(one) for one in reading.buckets if not any(one.fqns) and _kind(one) not in parted)
@@ -76,12 +77,12 @@ def _others(captured: GraphAnalysis, passed: GraphAnalysis, beside: ChangesOutsi
 
 
 def left_out(captured: GraphAnalysis, passed: GraphAnalysis, beside: ChangesOutsideBuckets) -> list[str]:
-    """What audit does not look at, a clause each, by name."""
+    """The changes that audit leaves out, a clause each."""
     return [*beside.told(), *_parted(captured, passed).values()]
 
 
 def _parted(captured: GraphAnalysis, passed: GraphAnalysis) -> dict[str, str]:
-    """Launches that carry no parameter and no gradient, of as many elements in all as before in other parts; by their kind."""
+    """Clauses by kind of launches of no parameter and no gradient that were split: as many elements as before, other parts."""
     before, after = _by_kind(captured), _by_kind(passed)
     return {
         what: f"{what} of no parameter in {counted(len(after[what]), 'launch')}, {len(was)} before the pass"
@@ -107,7 +108,7 @@ def _describe(bucket: Bucket) -> str:
 
 
 def _numbers(promise: Expectations, captured: GraphAnalysis, passed: GraphAnalysis) -> Iterator[str]:
-    """Are dtypes as asked, reductions the same, and is nothing squeezed through fewer bits? One sentence a bucket and fault."""
+    """Dtypes must be as asked, reductions as before, and no value rounded to fewer bits; a sentence for a bucket and fault."""
     before = _Before(captured)
     for bucket in passed.buckets:
         faults: dict[str, list[str]] = {}
@@ -140,7 +141,8 @@ def _faults(promise: Expectations, bucket: Bucket, member: Member, old: Bucket, 
 
 
 def _sizes(captured: GraphAnalysis, passed: GraphAnalysis) -> Iterator[str]:
-    """Does each launch carry as many bytes as its members had, and nothing to fill up but what aligns several dtypes?"""
+    """Each launch must carry as many bytes as its members had, and no filling but what aligns members of several dtypes."""
+    # Filling is bounded from above only: less than one alignment step before each member, in each rank's part.
     before = _Before(captured)
     for bucket in passed.buckets:
         known = [(member, before.of(bucket, member.fqn)) for member in bucket.members]
@@ -163,14 +165,14 @@ class _Before:
                 self.found.setdefault((bucket.direction, bucket.kind, member.fqn), []).append((bucket, member))
 
     def of(self, bucket: Bucket, fqn: str) -> tuple[Bucket, Member] | None:
-        """``fqn`` in a launch like ``bucket``: on its process group, if it was launched on several."""
+        """Launch and member of ``fqn`` before the pass, of ``bucket``'s direction and kind; of several, that on its group."""
         known = self.found.get((bucket.direction, bucket.kind, fqn), [])
         same = [one for one in known if one[0].group == untwinned(bucket.group)]
         return next(iter(same or known), None)
 
 
 def _readers(captured: GraphAnalysis, passed: GraphAnalysis, beside: ChangesOutsideBuckets | None) -> Iterator[str]:
-    """Does compute read the parameters, and make the gradients, that it did before the pass? All that stayed does."""
+    """Compute that stayed must read the parameters, and make the gradients, that it did before the pass."""
     for fqn, dtypes in sorted(set(passed.seen_as) - set(captured.seen_as)):
         yield f"compute reads the bits of {fqn}, {dtypes}, which it did not before the pass"
     for direction in (*DIRECTIONS, "optimizer"):
@@ -188,9 +190,9 @@ def _readers(captured: GraphAnalysis, passed: GraphAnalysis, beside: ChangesOuts
 
 
 def _moved(promise: Expectations, captured: GraphAnalysis, passed: GraphAnalysis) -> Iterator[str]:
-    """Only what must move moves: compute among itself hardly ever. A pass that names its nodes anew cannot be told.
+    """Compute must nearly keep its order: a pass has to move collectives. Nothing is said of a pass that renames its nodes.
 
-    Updates that are to stand where they are ready must move, and light compute may where a schedule is found by itself.
+    Exempt are updates that are to stand where they are ready, and in an automatic schedule all compute but matrix products.
     """
     if promise.overlap.schedule == "auto":
         yield from _products_moved(captured, passed)
@@ -204,7 +206,7 @@ def _moved(promise: Expectations, captured: GraphAnalysis, passed: GraphAnalysis
 
 
 def _products_moved(captured: GraphAnalysis, passed: GraphAnalysis) -> Iterator[str]:
-    """Products of matrices keep their order in any schedule; light compute may be put off with what it waits for."""
+    """Products of matrices must keep their order in an automatic schedule; light compute may be put off with its inputs."""
     if captured.order is None or passed.order is None:
         return
     before, after = ([node.name for node in one.order.nodes if multiplies(node)] for one in (captured, passed) if one.order)
@@ -230,11 +232,11 @@ def _through(bits: int) -> str:
     return names[0] if names and bits != EXACT else f"{bits} bits"
 
 
-# Is what forward gathered gathered again in backward, or kept, as each entry of the plan has it?
+# Are parameters that forward gathered gathered again in backward, or kept until then, as the plan has it for each entry?
 
 
 def resharding_problems(promise: Expectations, captured: GraphAnalysis, passed: GraphAnalysis) -> Iterator[str]:
-    """A sentence for what is kept though it should not be, and one for what is gathered again though it should be kept."""
+    """A sentence on parameters kept that should be gathered again, and one on parameters gathered again that should be kept."""
     kept = _kept(promise, captured)
     asked = (
         "reshard_after_forward = {}" if isinstance(promise.reshard_after_forward, bool) else "reshard_after_forward is {} there"
@@ -254,7 +256,7 @@ def resharding_problems(promise: Expectations, captured: GraphAnalysis, passed: 
 
 
 def _kept(promise: Expectations, captured: GraphAnalysis) -> set[str]:
-    """FQNs whose gathers backward reads, too."""
+    """FQNs of parameters that should stay gathered until backward."""
     asked = promise.reshard_after_forward
     if isinstance(asked, bool):
         return set() if asked else {fqn for fqn in promise.registration if fqn}

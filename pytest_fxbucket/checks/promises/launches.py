@@ -1,8 +1,9 @@
-"""Which launches a plan promises, told from the graph before the pass, each one's members in byte order; and is each there?
+"""The launches that a plan promises, derived from the graph before the pass, with members in byte order; and is each there?
 
-Members of one launch agree in entry, direction, round (of gathers), kind, process group, reduction and dtype; a cap closes a
-launch before it would grow above it; members that need each other's results end in different launches, as few as the longest
-chain of them. What no pass may merge (:attr:`~pytest_fxbucket.graph.buckets.Bucket.unmergeable`) stays alone.
+Members of one launch agree in entry, direction, round (of gathers), kind, process group, reduction and dtype. A launch is
+closed before it would grow above its cap. Members that need each other's results are in different launches, as few as the
+longest chain of such needs. Launches that no pass may merge (:attr:`~pytest_fxbucket.graph.buckets.Bucket.unmergeable`) stay
+alone.
 """
 
 from __future__ import annotations
@@ -32,23 +33,25 @@ class Expected:
     label: str
     """For people."""
     launches: tuple[Bucket, ...]
-    """Those before the pass that it is to take the place of, in byte order; they agree in direction, kind and group."""
+    """The launches before the pass that it replaces, in byte order; they agree in direction, kind and group."""
     loose: bool = False
-    """Whether it may be parted: with others it would form a circle of launches that need each other, or not stay hidden."""
+    """Whether it may be split: whole, it would be in a circle of launches that need each other, or would not stay hidden."""
 
     @property
     def first(self) -> Bucket:
-        """Any of its launches."""
+        """Its first launch, for the properties that all of them share."""
         return self.launches[0]
 
     @property
     def fqns(self) -> tuple[str, ...]:
-        """Members in byte order; one that the graph launches several times several times."""
+        """Members in byte order; a member that the graph launches several times is in there as often."""
         return tuple(fqn for bucket in self.launches for fqn in bucket.fqns)
 
 
 def expected(promise: Expectations, captured: GraphAnalysis, order: Order | None) -> list[Expected]:
-    """Every launch that carries parameters or gradients alone; ``order`` says which needs which other's result."""
+    """Every promised launch that carries only parameters or gradients; ``order`` says which launch needs which other."""
+    # Three steps. Launches with equal keys are laid out and cut by the cap. Each piece is parted so that no part needs its own
+    # result. Then parts that need each other in a circle, which cannot all be launched whole, are marked as loose.
     place = {fqn: i for i, fqn in enumerate(promise.registration)}
     capped = [
         _Capped(f"{direction} {kind}", key, list(_capped(promise, key.name, same, place)))
@@ -79,6 +82,8 @@ def _labelled(several: Sequence[_Capped], levels: Mapping[str, int]) -> Iterator
 
 def _circling(parts: Mapping[int, Sequence[Bucket]], below: Sequence[int]) -> set[int]:
     """Parts, by number, that lie on a circle of parts that need each other, or between two circles."""
+    # Peel off what needs nothing that is left, then, with the needs turned round, what nothing left needs. In order of launch
+    # most needs lead back, so one round of peeling nearly always does. Sets of parts are bits of an int.
     first = sorted(parts, key=lambda number: min(bucket.launch for bucket in parts[number]))
     left = _peeled(first, below, (1 << len(parts)) - 1)
     above = [0] * len(parts)
@@ -90,7 +95,10 @@ def _circling(parts: Mapping[int, Sequence[Bucket]], below: Sequence[int]) -> se
 
 
 def _peeled(order: Sequence[int], below: Sequence[int], left: int) -> int:
-    """``left`` (bits) without what needs none of it, again and again; one round, if ``order`` is one of the needs."""
+    """``left`` (bits) without the parts that need no other part in it, repeated until none goes.
+
+    One round does it if ``order`` has every part behind the parts that it needs.
+    """
     while True:
         before = left
         for number in order:
@@ -101,7 +109,7 @@ def _peeled(order: Sequence[int], below: Sequence[int], left: int) -> int:
 
 
 class _Capped(NamedTuple):
-    """Launches that agree in a key, parted by the cap."""
+    """Launches that agree in a key, cut into parts by the cap."""
 
     what: str
     key: _Key
@@ -109,12 +117,12 @@ class _Capped(NamedTuple):
 
 
 class _Key(NamedTuple):
-    """What members of one launch agree in."""
+    """The properties that members of one launch agree in."""
 
     name: str
-    """Entry; of a parameter in none its FQN; by size nothing."""
+    """The entry; the FQNs of parameters in no entry; empty in a plan that buckets by size."""
     alone: str
-    """What shares no launch, by its FQNs, and by its node if the FQNs do not tell."""
+    """FQNs of a launch that may not be merged; empty if it may. Such launches are told apart by ``node`` too."""
     dtype: str
     group: str
     op: str
@@ -124,7 +132,7 @@ class _Key(NamedTuple):
 
 
 def _by_key(promise: Expectations, buckets: Sequence[Bucket]) -> dict[_Key, list[Bucket]]:
-    """Launches that share a bucket but for its size, in order of launch; a launch of no parameter belongs to none."""
+    """Launches that would share a bucket if there were no cap, in order of launch, without launches of no parameter."""
     found: dict[_Key, list[Bucket]] = {}
     for bucket in buckets:
         if bucket.members and all(bucket.fqns):
@@ -148,11 +156,13 @@ def _key(promise: Expectations, bucket: Bucket) -> _Key:
 def _capped(promise: Expectations, name: str, buckets: Sequence[Bucket], place: Mapping[str, int]) -> Iterator[list[Bucket]]:
     """``buckets`` laid out and cut so that each part stays under its cap; ``place`` is the order of registration.
 
-    What is merged as far as it stays hidden may be cut anywhere: it is one part.
+    A plan with ``by = "overlap"`` merges only as far as launches stay hidden, so it may cut anywhere: all are one part here.
     """
     if promise.bucket.by == "overlap":
         yield _laid_out(promise, buckets, place)
         return
+    # By entry the layout is made first and each entry has one cap, the last one for all further entries. By size launches are
+    # cut in graph order, each part has a cap of its own, and the layout is made within it.
     if promise.bucket.has_entries:
         turn = promise.entries.index(name) if name in promise.entries else 0
         caps = [promise.bucket.cap_mb[min(turn, len(promise.bucket.cap_mb) - 1)]]
@@ -178,23 +188,23 @@ def _laid_out(promise: Expectations, buckets: Sequence[Bucket], place: Mapping[s
 
 
 def _parted(buckets: Sequence[Bucket], level: Mapping[str, int]) -> list[list[Bucket]]:
-    """``buckets`` in as few parts as possible of which none holds two that need each other; the order inside is kept."""
+    """``buckets`` parted by their ``level``, so that no part holds two that need each other; the order inside is kept."""
     parts: dict[int, list[Bucket]] = {}
     for bucket in buckets:
         parts.setdefault(level.get(bucket.node, 0), []).append(bucket)
     return [parts[number] for number in sorted(parts)]
 
 
-# Is each launch that the plan promises there: whole, alone, in the layout asked for, and no more of them?
+# Is each promised launch there: with all its members and no others, in the layout asked for, and only once?
 
 
 Member = tuple[str, str]
-"""FQN, and process group where it is launched on several."""
+"""FQN, and the process group if that parameter is launched on several groups, else an empty string."""
 _VERB = {"all_gather": "gathered", "reduce_scatter": "reduced", "all_reduce": "all-reduced"}
 
 
 def launch_problems(promise: Expectations, captured: GraphAnalysis, passed: GraphAnalysis) -> Iterator[str]:
-    """What ``passed`` does not keep of the promised launches, one sentence each; ``captured`` is the graph before the pass."""
+    """How ``passed`` breaks the promised launches, one sentence each; ``captured`` is the graph before the pass."""
     wanted = expected(promise, captured, captured.order)
     for direction in DIRECTIONS:
         for kind in KINDS:
@@ -205,7 +215,7 @@ def launch_problems(promise: Expectations, captured: GraphAnalysis, passed: Grap
 
 
 def _above_cap(promise: Expectations, there: Sequence[Bucket]) -> Iterator[str]:
-    """Of what is merged as far as it stays hidden, the launches of several members that are larger than the cap."""
+    """In a plan with ``by = "overlap"``, a sentence for each launch of several members that is larger than the cap."""
     cap = promise.bucket.cap_mb[0] * MB
     for bucket in there if promise.bucket.by == "overlap" and cap else ():
         if len(bucket.members) > 1 and bucket.bytes > cap and all(bucket.fqns):
@@ -230,11 +240,13 @@ class _Launches:
         self.there = [(bucket, self._members(bucket.fqns, untwinned(bucket.group))) for bucket in there]
         self.have = Counter(member for _, members in self.there for member in members)
         self.carrying: dict[frozenset[tuple[Member, int]], list[Bucket]] = {}
-        """Launches by their members, each with how often it is in it."""
+        """Launches by their members, each member with how often the launch carries it."""
         for bucket, members in self.there:
             self.carrying.setdefault(frozenset(Counter(members).items()), []).append(bucket)
 
     def problems(self) -> Iterator[str]:
+        # Exact matches are given out before anything is said: what became of a promised launch without one is looked for among
+        # the launches that no other one matched.
         taken: set[str] = set()
         own: list[Bucket | None] = []
         for one in self.wanted:
@@ -245,7 +257,7 @@ class _Launches:
             yield from self._layout(match, one, one.fqns) if match is not None else self._parted(one, taken)
 
     def _match(self, one: Expected, taken: Collection[str]) -> Bucket | None:
-        """A launch of just these members that is nobody else's."""
+        """A launch of exactly these members that is not in ``taken``."""
         same = self.carrying.get(frozenset(Counter(self._members(one.fqns, one.first.group)).items()), [])
         return next((bucket for bucket in same if bucket.node not in taken), None)
 
@@ -264,7 +276,7 @@ class _Launches:
                 yield f"{one.label}: {fqn} is {verb} {times(have)} in {where}, {times(count)} before the pass"
 
     def _parted(self, one: Expected, taken: Collection[str]) -> Iterator[str]:
-        """No launch carries just what is promised: what the launches do that have some of it."""
+        """Sentences on a promised launch without an exact match, from the launches that carry some of its members."""
         members = set(self._members(one.fqns, one.first.group))
         carrying = [bucket for bucket, found in self.there if members.intersection(found)]
         carrying = [bucket for bucket in carrying if bucket.node not in taken] or carrying
@@ -310,28 +322,28 @@ def _gaps(bucket: Bucket, one: Expected) -> Iterator[str]:
         begin += member.bytes
 
 
-# Which launches of a graph need which others' results, through any path of values and writes; asked of groups of launches.
+# Which launches of a graph need which others' results, through any path of values and writes; asked for groups of launches.
 #
-# All pairs would be the square of the launches. What is asked is less: who in a group needs whom in it, and which part of a
-# group needs which. One walk, with a bit for each part at every node.
+# All pairs would be the square of the launches. Less is enough: which launches of one group need each other, and which part of
+# a group needs which other part. One walk in graph order carries at every node a bit for each part that it depends on.
 
 
 @dataclass(frozen=True, slots=True)
 class LaunchGroups:
-    """Groups of launches in parts of which none holds two launches that need each other. Launches go by their nodes' names."""
+    """Groups of launches cut into parts, so that no part holds two launches that need each other. Launches go by node names."""
 
     level: dict[str, int]
-    """Of each launch the number of its part within its group."""
+    """For each launch, the number of its part within its group."""
     part: dict[str, int]
-    """The same among the parts of all groups."""
+    """For each launch, the number of its part among the parts of all groups."""
     below: list[int]
-    """For each part those of which a launch is needed by one of its own, as bits of their numbers."""
+    """For each part, the parts that it needs: bit n is set if one of its launches needs a launch of part n."""
 
 
 def in_parts(order: Order | None, groups: Sequence[Sequence[str]]) -> LaunchGroups:
-    """Each of ``groups`` in as few parts as the longest chain of launches in it that need each other; without order none do.
+    """Each of ``groups`` in as few parts as the longest chain of launches in it that need each other.
 
-    ``order`` is of their graph; no launch is in two groups.
+    ``order`` is that of their graph; without it no launch counts as needing another. No launch is in two groups.
     """
     part_of: dict[tuple[int, int], int] = {}
     found = LaunchGroups({}, {}, [])
@@ -345,6 +357,8 @@ def in_parts(order: Order | None, groups: Sequence[Sequence[str]]) -> LaunchGrou
         for earlier in before:
             bits |= above[earlier]
         if name in group_of:
+            # A launch goes into the first part of its group that it does not depend on. Each launch of part n depends on one of
+            # part n - 1, so the number of its part is the length of the longest chain that it depends on.
             group, level = group_of[name], 0
             while bits >> part_of.setdefault((group, level), len(part_of)) & 1:
                 level += 1

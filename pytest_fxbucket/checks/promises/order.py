@@ -1,9 +1,9 @@
-"""Do launches keep the order in which they are needed, and start when what they send is there? And does a graph keep it
-where insert_overlap_deps is asked?
+"""Are gathers launched in the order in which they are needed, and reductions before the compute that used to hide them? And
+does the graph hold its order by edges, where insert_overlap_deps asks for that?
 
-Launches of one process group run one behind the other: a gather behind one that is needed later holds up compute, and a
-reduction that is launched behind compute which used to hide it has less to hide behind. Both are held to what was so before the
-pass, and to nothing that the graph itself or the plan forbids: what a launch waits for, and what was placed by hand.
+Launches of one process group run one behind the other, so a gather behind one that is needed later holds up compute. A
+reduction that is launched behind compute which used to hide it has less to hide behind. Only a loss against the graph before
+the pass is reported, and neither what the inputs of a launch force nor what was placed by hand.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 _Key = tuple[str, str, int, str]
 _Launched = Mapping[_Key, list[int]]
-"""Where members were launched before the pass, by kind, direction, round or level, and FQN."""
+"""Positions at which members were launched before the pass, by kind, direction, round or level, and FQN."""
 
 
 def launch_order_problems(promise: Expectations, captured: GraphAnalysis, passed: GraphAnalysis) -> Iterator[str]:
@@ -42,7 +42,7 @@ def _key(bucket: Bucket, fqn: str) -> _Key:
 
 
 def _gathers(promise: Expectations, launched: _Launched, passed: GraphAnalysis) -> Iterator[str]:
-    """Each gather that stands behind another of its group, direction and round, which is needed later and stood behind it."""
+    """A sentence for each gather that another one of its group, direction and round overtook, though that is needed later."""
     for direction in DIRECTIONS:
         by_hand = promise.overlap.launch_at.get(direction, {})
         for number, round_ in by_round(of_kind(passed, direction, "all_gather")).items():
@@ -58,7 +58,7 @@ def _gathers(promise: Expectations, launched: _Launched, passed: GraphAnalysis) 
 
 
 def _needs(promise: Expectations, gathers: Sequence[Bucket]) -> dict[int, tuple[int, int]]:
-    """By launch the first wait and the first use of its entries: what an entry has in several launches is needed together."""
+    """By launch, the first wait and the first use of its entries: all launches of one entry count as needed together."""
     waits, uses = dict[str, int](), dict[str, int]()
     for bucket in gathers:
         for entry in _entries(promise, bucket):
@@ -80,7 +80,7 @@ def _overtook(sooner: Bucket, later: Bucket, launched: _Launched) -> bool:
 
 
 def _reductions(promise: Expectations, launched: _Launched, captured: GraphAnalysis, passed: GraphAnalysis) -> Iterator[str]:
-    """Each reduction behind compute that stood behind it before the pass, and that it need not wait for."""
+    """A sentence for each reduction launched behind compute that stood behind it before the pass and that it does not need."""
     stood = {key: where for where, key in numbered(captured)}
     now = [(where, key) for where, key in numbered(passed) if key in stood and key[0] in DIRECTIONS]  # updates may move
     for bucket in passed.buckets:
@@ -106,16 +106,19 @@ def _name(promise: Expectations, bucket: Bucket) -> str:
     return some(_entries(promise, bucket), 1)
 
 
-# Does the graph itself say its order, where ``[overlap] insert_overlap_deps`` asks for that?
+# Do edges of the graph hold its order, where ``[overlap] insert_overlap_deps`` asks for that?
+#
+# A compiler may reorder whatever no edge forbids, so each promised pair needs a path of edges from the earlier to the later.
 
 
 _PROMISE = "as insert_overlap_deps promises"
 
 
 def order_problems(graph: fx.Graph, pairs: Sequence[tuple[str, str]]) -> Iterator[str]:
-    """A sentence for each of ``pairs`` (earlier, later) that a compiler may put in another order, since no edge keeps it.
+    """A sentence for each of ``pairs`` (earlier, later) that a compiler may put in another order, since no path holds it.
 
-    So for each wait among the later ones whose readers do not hold what is sent: its memory may be given away too early.
+    And one for each wait among the later nodes whose readers do not hold the tensors that its launch sends: a compiler could
+    reuse their memory before the collective is done.
     """
     nodes = {node.name: node for node in graph.nodes}
     place = {node: at for at, node in enumerate(graph.nodes)}
@@ -132,7 +135,8 @@ def order_problems(graph: fx.Graph, pairs: Sequence[tuple[str, str]]) -> Iterato
 
 
 def _is_made_of(later: fx.Node, earlier: fx.Node, place: Mapping[fx.Node, int]) -> bool:
-    """Whether ``later`` is made of ``earlier``, through what stands between them."""
+    """Whether a path of edges leads from ``earlier`` to ``later``."""
+    # Nodes that stand before ``earlier`` cannot lead back to it, so each search stays between the two.
     seen, todo = {later}, [later]
     while todo:
         node = todo.pop()
@@ -145,7 +149,7 @@ def _is_made_of(later: fx.Node, earlier: fx.Node, place: Mapping[fx.Node, int]) 
 
 
 def _launches(graph: fx.Graph) -> dict[fx.Node, fx.Node]:
-    """Of each wait its launch, behind views and what keeps the order."""
+    """The launch of each wait, and of each node between: views, and operators that only hold the order."""
     found: dict[fx.Node, fx.Node] = {}
     for node in graph.nodes:
         source = next(iter(node.all_input_nodes), None)

@@ -24,7 +24,7 @@ Stages = dict[str, list["Bucket"]]
 
 
 class StageStart(NamedTuple):
-    """Where a stage begins, and how that is called."""
+    """The position at which a stage begins, and its name in sentences."""
 
     words: str
     place: int
@@ -33,15 +33,15 @@ class StageStart(NamedTuple):
 Marks = dict[str, StageStart]
 """By entry, in order."""
 Round = tuple[Stages, Marks]
-"""What is gathered in one direction and round."""
+"""The gathers of one direction and round, and the marks of its entries."""
 
 
 def overlap_problems(promise: Expectations, captured: GraphAnalysis, passed: GraphAnalysis) -> Iterator[str]:
-    """What ``passed`` does not keep of the promised schedule, one sentence each; ``captured`` is the graph before the pass.
+    """How ``passed`` breaks the promised schedule, one sentence each; ``captured`` is the graph before the pass.
 
-    A launch that cannot stand earlier, since it needs what another wait brings, and a wait that cannot stand later, since
-    another launch needs what it brings, are exempt; but only if that was so before the pass: a pack that makes one bucket wait
-    for another loses the overlap too.
+    Exempt are launches that cannot stand earlier, since they need the result of another wait, and waits that cannot stand
+    later, since another launch needs their result. That must have been so before the pass: a bucket that waits for another one
+    only because of how the pass packed it has lost its overlap too.
     """
     hidden = _Hidden(captured, passed)
     for direction in DIRECTIONS:
@@ -65,11 +65,13 @@ def _rounds(promise: Expectations, reading: GraphAnalysis, direction: Direction)
 def _soonest(
     promise: Expectations, passed: GraphAnalysis, uses: Sequence[StageStart], now: Round, direction: Direction
 ) -> Marks:
-    """By entry of a round, the mark before which no gather need be launched; ``uses`` are the marks of all rounds.
+    """By entry of a round, the mark before which none of its gathers need be launched; ``uses`` are the marks of all rounds.
 
-    An entry that is gathered again and again makes rounds that are used in turn: ``prefetch`` counts what all of them use. And
-    no round reaches over the other direction's compute from where it began.
+    The rounds of an entry that is gathered again and again are used in turn, so ``prefetch`` counts marks of all rounds. No
+    gather need be launched ahead of compute of the other direction that stands before its mark.
     """
+    # The latest of up to three marks holds: ``prefetch`` entries back in this round, ``prefetch`` marks back in all rounds, and
+    # the first mark behind the last compute of the other direction.
     stages, marks = now
     places, names = [mark.place for mark in uses], list(marks)
     others = [where for where, of, _ in passed.computes if of != direction]
@@ -91,7 +93,9 @@ def _place(mark: StageStart) -> int:
 def _prefetching(
     promise: Expectations, before: Round, now: Round, soonest: Marks, direction: Direction, number: int
 ) -> Iterator[str]:
-    """Of the gathers of one direction and round, ``before`` the pass and ``now``."""
+    """Sentences on gathers of one direction and round that are launched too late or too early for ``prefetch``."""
+    # The first entry has nothing in front of it to be prefetched behind. An early launch counts only if it was not early before
+    # the pass already.
     (old, were), (stages, marks) = before, now
     names = list(marks)
     for index, name in enumerate(names[1:], 1):
@@ -113,7 +117,7 @@ def _prefetching(
 
 
 def _marks(promise: Expectations, reading: GraphAnalysis, stages: Stages, direction: Direction, number: int) -> Marks:
-    """First waits of ``stages``; before them, in backward, where entries start to compute on what forward gathered."""
+    """First waits of ``stages``; in backward, before them, the starts of entries that compute on forward's gathers."""
     waits = {
         name: StageStart(f"the wait for {name}", min(bucket.wait for bucket in stage if bucket.wait is not None))
         for name, stage in stages.items()
@@ -135,7 +139,7 @@ def _marks(promise: Expectations, reading: GraphAnalysis, stages: Stages, direct
 def _over_other_direction(
     promise: Expectations, hidden: _Hidden, before: Stages, stages: Stages, direction: Direction, number: int
 ) -> Iterator[str]:
-    """A round begins where it began: what it launches first stays behind the other direction's compute."""
+    """The first gathers of a round must stay behind the compute of the other direction that they stood behind before."""
     began = min((bucket.launch for stage in before.values() for bucket in stage), default=0)
     for name in list(stages)[: promise.overlap.prefetch + 1]:
         free = _free(promise, stages, name, direction)
@@ -160,7 +164,7 @@ def _stages(promise: Expectations, buckets: Sequence[Bucket]) -> Stages:
 
 
 def _exposed(promise: Expectations, captured: GraphAnalysis, passed: GraphAnalysis, hidden: _Hidden) -> Iterator[str]:
-    """A gather may not be waited for before compute that ran before its members' first wait until now."""
+    """No gather may be waited for before compute that, before the pass, ran ahead of the first wait for its members."""
     waits = {(b.direction, b.round, m.fqn): b.wait for b in captured.buckets if b.kind == "all_gather" for m in b.members}
     for bucket in passed.buckets:
         old = [w for fqn in bucket.fqns if (w := waits.get((bucket.direction, bucket.round, fqn))) is not None]
@@ -176,14 +180,14 @@ def _exposed(promise: Expectations, captured: GraphAnalysis, passed: GraphAnalys
 
 
 class _Hidden:
-    """Computes by (direction, FQN, nth), where each stood before the pass and where it stands now."""
+    """Every compute, by (direction, FQN, nth), with its position before the pass and its position now."""
 
     def __init__(self, captured: GraphAnalysis, passed: GraphAnalysis) -> None:
         now = {key: where for where, key in numbered(passed) if where < passed.last}
         self.before = sorted((where, key, now[key]) for where, key in numbered(captured) if key in now)
         self.places = [where for where, _, _ in self.before]
         self.latest = list(accumulate((now for _, _, now in self.before), max))
-        """Of the computes up to each one, where the last of them stands now."""
+        """For each compute, the last position now among it and those before it: mostly tells at once that none has moved."""
 
     def before_and_no_more(self, then: int, now: int) -> list[tuple[str, str, int]]:
         """Computes that stood before position ``then`` and stand behind ``now``, sorted."""
@@ -202,7 +206,11 @@ def numbered(reading: GraphAnalysis) -> Iterator[tuple[int, tuple[Direction, str
 
 
 def _deferring(promise: Expectations, captured: GraphAnalysis, passed: GraphAnalysis) -> Iterator[str]:
-    """Reductions that follow each other, as in hybrid sharding, are levels: each level's stages are deferred by themselves."""
+    """Sentences on reductions that are not deferred though they should be, or are though they should not.
+
+    A reduction is deferred if it is waited for behind the launch of the next entry's. Reductions that follow each other, as in
+    hybrid sharding, are levels, and each level is looked at alone.
+    """
     at = {bucket.launch: bucket for bucket in captured.buckets}
     bound = {(b.kind, b.level, fqn) for b in captured.buckets if _is_bound(promise, at, b) for fqn in b.fqns}
     levels: dict[int, list[Bucket]] = {}
@@ -226,9 +234,9 @@ def _deferring(promise: Expectations, captured: GraphAnalysis, passed: GraphAnal
 
 
 def _is_bound(promise: Expectations, at: Mapping[int, Bucket], bucket: Bucket) -> bool:
-    """Whether a launch (by position in ``at``) needs what ``bucket`` brings, other than a further reduction of the same entry.
+    """Whether a launch needs what ``bucket`` brings, so that its wait cannot be late; ``at`` has launches by position.
 
-    That one can be late too.
+    A further reduction of the same entry does not count, unless it is bound itself: it can be late too.
     """
     if bucket.needed is None:
         return False
@@ -242,7 +250,7 @@ def _entries(promise: Expectations, bucket: Bucket) -> set[str]:
     return {promise.entry_of.get(fqn, fqn) for fqn in bucket.fqns}
 
 
-# Do launches and waits that the user placed by hand stand there: right before an entry's compute?
+# Do launches and waits that the user placed by hand stand where they were placed, right before an entry's compute?
 
 
 def placing_problems(promise: Expectations, passed: GraphAnalysis) -> Iterator[str]:
@@ -269,7 +277,7 @@ def _is_of(promise: Expectations, fqns: tuple[str, ...], entry: str) -> bool:
 
 
 def starts_of(promise: Expectations, reading: GraphAnalysis, direction: Direction, entry: str, number: int | None) -> list[int]:
-    """Where ``entry`` computes in ``direction``, ascending, in the round ``number``; None: the last."""
+    """Positions, ascending, at which ``entry`` computes in ``direction`` in the round ``number``; None is the last round."""
     own = [where for where, of, fqn in reading.computes if of == direction and promise.entry_of.get(fqn) == entry]
     opposite = "backward" if direction == "forward" else "forward"
     return in_round(own, [where for where, of, _ in reading.computes if of == opposite], number)
@@ -278,9 +286,9 @@ def starts_of(promise: Expectations, reading: GraphAnalysis, direction: Directio
 def _misplaced(
     promise: Expectations, passed: GraphAnalysis, starts: list[int], at: tuple[Direction, str], places: list[int], what: str
 ) -> Iterator[str]:
-    """A sentence for each of ``places`` that is behind the first of ``starts``, or has other compute before that.
+    """A sentence for each of ``places`` that is behind the first of ``starts``, or has other compute between it and that.
 
-    ``at`` is the direction, and the entry that starts there.
+    ``at`` is the direction, and the entry whose compute starts at ``starts``.
     """
     direction, other = at
     start = min(starts, default=None)
@@ -298,13 +306,14 @@ def _misplaced(
 
 # Is no more gathered ahead than the plan says?
 #
-# At each compute, the bytes that are gathered and still to be read may exceed those of the schedule before the pass by the
-# entry in use, which a bucket brings as a whole, and by the ``prefetch`` entries after it. An entry that is used again later
-# keeps until then what it brought for that. What ``launch_at`` names is the user's own.
+# At each compute, the bytes that are gathered and still to be read are compared with those before the pass. They may be more by
+# the entry in use, which a bucket brings as a whole, and by the ``prefetch`` entries after it. Parameters of earlier entries
+# that are read again later may stay too, if before the pass they were gathered only later. Entries that ``launch_at`` names are
+# the user's own choice and allowed.
 
 
 def memory_problems(promise: Expectations, captured: GraphAnalysis, passed: GraphAnalysis) -> Iterator[str]:
-    """A sentence for each direction in which more is alive at some compute than the plan allows: the first such compute."""
+    """A sentence for the first compute of each direction at which more bytes are alive than the plan allows."""
     before, after = _live_at_computes(captured), _live_at_computes(passed)
     for direction in DIRECTIONS:
         allowed = _Allowance(promise, captured, passed, direction)
@@ -329,10 +338,10 @@ def _live_at_computes(reading: GraphAnalysis) -> dict[tuple[Direction, str, int]
 
 
 class _Allowance:
-    """Bytes that a direction may hold at a position: of the entry in use, of the ``prefetch`` used after it, of those by hand.
+    """Bytes that a direction may hold at a position: of the entry in use, the ``prefetch`` after it, and those placed by hand.
 
-    A microbatch, or a further gather of the same entry, is a stage of its own: where those are short, ``prefetch`` reaches from
-    one into the next.
+    Entries count as stages. A microbatch, or a further gather of the same entry, gives stages of its own, so ``prefetch`` may
+    reach from one microbatch into the next.
     """
 
     def __init__(self, promise: Expectations, captured: GraphAnalysis, passed: GraphAnalysis, direction: Direction) -> None:
@@ -355,7 +364,10 @@ class _Allowance:
         return sum(stage.bytes for stage in self.stages[now : now + self.prefetch + 1]) + sum(by_hand.values())
 
     def for_later(self, where: int, place: int) -> int:
-        """Bytes of entries begun earlier that were gathered only behind ``place`` before the pass; ``where`` it is now."""
+        """Bytes of earlier entries still to be read at ``where``, which before the pass were gathered only behind ``place``.
+
+        ``where`` is the position of one compute now, ``place`` its position before the pass.
+        """
         return sum(
             member.bytes * bucket.parts
             for stage in self.stages[: self._in_use(where)]
@@ -365,12 +377,12 @@ class _Allowance:
         )
 
     def _in_use(self, where: int) -> int:
-        """Index of the stage that was begun last; of the first one, which may be prefetched, if none was."""
+        """Index of the stage that began last at ``where``; before all of them the first, which may be prefetched then."""
         return max(bisect_right(self.begins, where) - 1, 0)
 
 
 class _Stage(NamedTuple):
-    """Gathers of one entry and round, which are needed together; none of an entry that stayed gathered."""
+    """The gathers of one entry and round, which are needed together; empty for an entry that stayed gathered."""
 
     name: str
     begins: int

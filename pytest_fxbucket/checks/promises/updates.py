@@ -1,4 +1,4 @@
-"""Do updates stand where the plan promises, of what they were made before, and behind the last who reads what they write?"""
+"""Updates: do they stand where the plan promises, have they the same inputs, and do they write behind the last reader?"""
 
 from __future__ import annotations
 
@@ -17,18 +17,19 @@ if TYPE_CHECKING:
 
 
 def update_problems(promise: Expectations, captured: GraphAnalysis, passed: GraphAnalysis) -> Iterator[str]:
-    """What ``passed`` does not keep of the optimizer, one sentence each; ``captured`` is the graph before the pass."""
+    """How ``passed`` breaks the optimizer's updates, one sentence each; ``captured`` is the graph before the pass."""
     yield from _early_writes(captured, passed)
     if not passed.problems:
         yield from _made_of(captured, passed)
     if promise.overlap.updates == "ready":
         yield from _late(promise, passed)
+    # A graph that had updates among its reductions before the pass is not at fault for having them now.
     elif promise.overlap.schedule == "manual" and not list(_among_reductions(promise, captured)):
         yield from _among_reductions(promise, passed)
 
 
 def _made_of(captured: GraphAnalysis, passed: GraphAnalysis) -> Iterator[str]:
-    """Is each parameter, and each state, made of the gradients and inputs that it was made of?"""
+    """Each parameter and state must be made of the same gradients and inputs as before the pass."""
     before = {(update.role, update.fqn): update for update in captured.updates}
     after = {(update.role, update.fqn): update for update in passed.updates}
     for (role, fqn), old in before.items():
@@ -49,19 +50,19 @@ def _instead(old: Update, new: Update) -> str:
 
 
 def _more(one: Update, other: Update) -> list[str]:
-    """What ``one`` is made of and ``other`` is not."""
+    """The gradients and inputs that ``one`` is made of and ``other`` is not."""
     known = set(made_of_text(other))
     return [what for what in made_of_text(one) if what not in known]
 
 
 def made_of_text(update: Update) -> list[str]:
-    """What ``update`` is made of, for people."""
+    """The gradients and inputs that ``update`` is made of, for people."""
     gradients = [f"the gradient of {fqn}" for fqn in sorted(update.gradients)]
     return [*gradients, *(f"the norm of the gradient of {fqn}" for fqn in sorted(update.norms)), *sorted(update.inputs)]
 
 
 def _early_writes(captured: GraphAnalysis, passed: GraphAnalysis) -> Iterator[str]:
-    """Does everybody who reads a parameter or a state that is written in place read the value that it read?"""
+    """Whoever reads a parameter or state that is written in place must read the same value as before the pass."""
     before = {(read.fqn, read.reader): read.writers for read in captured.overwritten}
     for read in passed.overwritten:
         was = before.get((read.fqn, read.reader))
@@ -107,7 +108,7 @@ def _among_reductions(promise: Expectations, reading: GraphAnalysis) -> Iterator
 
 
 def _waits(promise: Expectations, reading: GraphAnalysis) -> dict[int, str]:
-    """Waits for planned reductions, with the entry; by size, with what tells the bucket."""
+    """Positions of the waits for planned reductions, with their entry; in a plan by size, with the bucket's members."""
     return {
         where: _entry(promise, bucket.fqns)
         for bucket in reading.buckets

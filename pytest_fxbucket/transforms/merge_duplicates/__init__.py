@@ -30,8 +30,9 @@ _clone, _view = torch.ops.aten.clone.default, torch.ops.aten.view.default
 def merge(graph: fx.Graph, kept: fx.Node, again: MergeableLaunch, copied: bool) -> None:
     """Let the readers of ``again`` read what the launch ``kept`` before it brings, or with ``copied`` a copy of that.
 
-    They get it in the shape in which they had it, seen so if need be: both bring the same elements, and contiguous ones.
-    ``kept`` stays where it is, and its wait too unless somebody reads before that. ``again`` goes, and what it alone needed.
+    Both bring the same elements, so a reader that had another shape gets a view; results of another shape are contiguous.
+    ``kept`` stays where it is, and its wait too unless ``again`` was waited for earlier: then the wait moves up to there.
+    ``again`` is erased, with every node that only it needed.
     """
     for part, waits in again.waits.items():
         taken = again.parts.get(part)
@@ -41,11 +42,14 @@ def merge(graph: fx.Graph, kept: fx.Node, again: MergeableLaunch, copied: bool) 
             taken.replace_input_with(again.launch, kept)
             continue
         wait = min(own)
-        if waits[0] < wait:  # up it goes, with the part of a coalesced launch that it waits for
+        # Readers of ``again`` may stand before the wait of ``kept``: the wait moves up to theirs, and so does the ``getitem``
+        # that picks its part of a coalesced launch, if that stands too late.
+        if waits[0] < wait:
             (source,) = wait.all_input_nodes
             if waits[0] < source:
                 waits[0].prepend(source)
             waits[0].prepend(wait)
+        # A wait may be waited for again; from the last to the first, each has no reader left when it is erased.
         for other in reversed(waits):
             with graph.inserting_before(other):
                 other.replace_all_uses_with(_result(graph, wait, other, copied))
@@ -57,13 +61,13 @@ def merge(graph: fx.Graph, kept: fx.Node, again: MergeableLaunch, copied: bool) 
 
 
 def brings_too(kept: fx.Node, gone: fx.Node) -> None:
-    """Note at the launch ``kept`` that it stands for ``gone``, too, which is still there; in the graph's order."""
+    """Note at the launch ``kept``, in the graph's order, that it also stands for ``gone``, which must still be in the graph."""
     first, second = sorted((kept, gone))
     kept.meta[LAUNCHES] = tuple(name for node in (first, second) for name in node.meta.get(LAUNCHES, (node.name,)))
 
 
 def erase(graph: fx.Graph, node: fx.Node) -> None:
-    """Erase ``node``, which nobody reads, and what it alone needed, but for what does anything besides giving a result."""
+    """Erase ``node``, which nobody reads, and every node that only it needed and that has no effect besides its result."""
     queue = [node]
     for gone in queue:
         sources = gone.all_input_nodes
@@ -79,6 +83,7 @@ def _is_idle(node: fx.Node) -> bool:
 
 def _result(graph: fx.Graph, wait: fx.Node, other: fx.Node, copied: bool) -> fx.Node:
     """What the readers of the wait ``other`` are to read: what ``wait`` gives, or a copy of it, in the shape of ``other``."""
+    # Fake values are kept in step by hand: a copy has a storage of its own, a view shares that of what it views.
     is_same = form_of(wait) == form_of(other)
     result = wait
     if copied and other.users:
@@ -98,12 +103,14 @@ NAME = "merge_duplicates"
 def merge_duplicates(step: StepGraph, state: dict[str, torch.Tensor], *, again: Again = False) -> StepGraph:
     """Merge launches of ``step``'s graphs that bring the same, each into the first of them; all bits stay the same.
 
-    Two bring the same if operator, arguments and ranks are the same and so is the value that they send: a node itself, or the
-    same elements in the same order behind views, copies, casts, waits and what computes element by element. Not if anything may
-    have written that value between both, or if anybody writes what one of them brings. What arrived lives until its last
-    reader, which costs memory, so what is launched again on purpose is left alone: in backward what forward launched, and in
-    each microbatch. ``again`` merges that, too: True all of it, ``"backward"`` within a microbatch, ``"microbatches"`` within
-    forward and within backward. Raises :class:`PlanError` for another ``again``.
+    Two launches bring the same if operator, arguments and ranks are the same and so is the value that they send. That value is
+    one node, or the same elements in the same order behind views, copies, casts, waits and pointwise operators. Launches are
+    not merged if anything may have written that value between both, or if anybody writes what one of them brings.
+
+    A merged result lives until its last reader, which costs memory. So what is launched again on purpose is left alone: in
+    backward what forward launched, and the launches of each microbatch. ``again`` merges that, too: True all of it,
+    ``"backward"`` across forward and backward of one microbatch, ``"microbatches"`` across microbatches, within forward and
+    within backward. Raises :class:`PlanError` for another ``again``.
     """
     if not any(again is known or (isinstance(known, str) and again == known) for known in get_args(Again)):
         raise PlanError(f'{NAME}: again is {again!r}, expected true, false, "backward" or "microbatches"')
@@ -122,6 +129,7 @@ def _merge(step: StepGraph, phase: Phase, again: Again) -> tuple[list[str], list
     graph_module = step.graphs[phase]
     graph = graph_module.graph
     kept, not_merged = Duplicates(order_of(graph), step.outputs[phase], again).chosen()
+    # Everything that is said is said before the first launch is merged: labels are read off the graph as it was.
     labels = Labels(graph, step.inputs[phase], step.outputs[phase])
     done, left = [], list(_left(not_merged, labels))
     for one in kept:
@@ -138,7 +146,7 @@ def _merge(step: StepGraph, phase: Phase, again: Again) -> tuple[list[str], list
 
 
 def _left(left: Sequence[UnmergedLaunch], labels: Labels) -> Iterator[tuple[str, str]]:
-    """An entry for each launch; for those left on purpose, maybe hundreds, one for each kind, direction and reason."""
+    """(launch, reason) of each one left; those left on purpose, maybe hundreds, are one for each kind, direction and reason."""
     on_purpose: dict[tuple[str, str, str], list[fx.Node]] = {}
     for one in left:
         if not one.on_purpose:

@@ -22,7 +22,7 @@ from pytest_fxbucket.transforms.merge_duplicates.mergeable import GraphWrites, M
 from pytest_fxbucket.transforms.merge_duplicates.values import ValueNumbers, dtype_of, form_of
 
 Again = Literal[False, True, "backward", "microbatches"]
-"""What is merged although it is launched again on purpose: in backward of one round, in rounds of one side, or both."""
+"""Which launches that repeat another on purpose are merged: none, across sides of a round, across rounds of a side, all."""
 _WHY_SIDE = (
     '{side} launches its own instead of keeping it, as reshard_after_forward = true has it; again = "backward" merges it'
 )
@@ -31,12 +31,13 @@ _WHY_ROUND = 'each round (microbatch) launches its own instead of keeping it; ag
 
 @dataclass(slots=True)
 class KeptLaunch:
-    """A launch that stays, and those that are merged into it."""
+    """A launch that stays, and the launches that are merged into it."""
 
     sent: MergeableLaunch
     merged: list[tuple[MergeableLaunch, bool]] = field(default_factory=list)
-    """Each with whether its readers get a copy: what the graph gives out twice must not be one tensor."""
+    """Each with whether its readers get a copy: two outputs of the graph must not be one tensor."""
     given_out: bool = False
+    """Whether an output of the graph lies in the memory of its result, or of a result merged into it without a copy."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,10 +50,12 @@ class UnmergedLaunch:
 
 
 class Duplicates:
-    """Duplicates in the graph that ``order`` is of, which returns one node for each of ``outputs``."""
+    """Finds the duplicates in a graph, given as its ``order``; ``outputs`` describe what the graph returns."""
 
     def __init__(self, order: Order, outputs: Sequence[Value], again: Again) -> None:
         self.order, self.again = order, again
+        # Two numberings: ``regardless`` of writes finds the candidates, and ``values``, which heeds them, decides. Candidates
+        # that the second tells apart saw a write in between, or share only a part of what they send: that is the reason then.
         self.writes = GraphWrites(order)
         self.regardless = ValueNumbers(order)
         self.values = ValueNumbers(order, self.writes, self.regardless)
@@ -60,9 +63,9 @@ class Duplicates:
         self.out = {storage for node in order.nodes[-1].all_input_nodes for storage in order.storages(node)}
 
     def chosen(self) -> tuple[list[KeptLaunch], list[UnmergedLaunch]]:
-        """Those that others are merged into, and those that are left, in the graph's order.
+        """(launches that others are merged into, launches that are left), in the graph's order.
 
-        Each launch is merged into the first one that brings the same in its turn, or says why not.
+        Each launch is merged into the first one that brings the same in its turn, or is left with a reason.
         """
         kept: dict[Hashable, KeptLaunch] = {}
         left: list[UnmergedLaunch] = []
@@ -80,7 +83,10 @@ class Duplicates:
         return [one for one in kept.values() if one.merged], left
 
     def _alike(self) -> Iterator[tuple[MergeableLaunch, list[MergeableLaunch]]]:
-        """Launches that send what another one sends if nothing were written, or a part of it; each with those before it."""
+        """Launches that share a sent value with another one, writes aside; each with the launches before it that share one.
+
+        Coalesced launches send several values, of which one in common is enough.
+        """
         known: list[tuple[MergeableLaunch, list[Hashable]]] = []
         by_key: dict[Hashable, list[MergeableLaunch]] = {}
         for node in self.order.nodes:
@@ -98,14 +104,14 @@ class Duplicates:
                 yield sent, before
 
     def _stretch(self, turn: ComputeStretch) -> Hashable:
-        """Equal for two launches that are merged although one is launched again on purpose."""
+        """What must be equal of two launches' turns for them to be merged; ``again`` says how much of a turn counts."""
         return {False: turn, True: (), "backward": turn.round, "microbatches": turn.side}[self.again]
 
     def _is_given_out(self, sent: MergeableLaunch) -> bool:
         return not self.out.isdisjoint(self.order.storages(sent.launch))
 
     def _left(self, sent: MergeableLaunch, before: Sequence[MergeableLaunch]) -> UnmergedLaunch:
-        """Why ``sent``, which may be merged, was not merged into any of those ``before`` it; the last of them comes first."""
+        """Why ``sent``, which may be merged, was merged into none of the launches ``before`` it; the nearest is asked first."""
         value, mine = self.values.sent(sent.launch), self.turns.of(sent.launch)
         same = [(one, self.turns.of(one.launch)) for one in reversed(before) if self.values.sent(one.launch) == value]
         for one, turn in same:
@@ -119,7 +125,7 @@ class Duplicates:
         return UnmergedLaunch(sent.launch, self._other_value(sent, before[-1]))
 
     def _other_value(self, sent: MergeableLaunch, one: MergeableLaunch) -> str:
-        """What was written so that ``sent`` sends another value than ``one`` before it."""
+        """Which write makes ``sent`` send another value than ``one`` before it, as a clause."""
         if len(sent.tensors) > 1 or len(one.tensors) > 1:
             return f"other tensors go in the same launch, of it or of the one before ({one.launch.name})"
         places = self.values.seen(sent.launch) ^ self.values.seen(one.launch)
@@ -129,7 +135,7 @@ class Duplicates:
 
 
 def _fits(kept: MergeableLaunch, sent: MergeableLaunch) -> bool:
-    """Whether what ``kept`` brings can stand for what ``sent`` brings: as it is, or viewed in its shape."""
+    """Whether what ``kept`` brings can stand for what ``sent`` brings: as it is, or viewed in the shape of the latter."""
     if form_of(kept.launch) == form_of(sent.launch):
         return True
     values = [one.launch.meta.get("val") for one in (kept, sent)]
@@ -137,6 +143,9 @@ def _fits(kept: MergeableLaunch, sent: MergeableLaunch) -> bool:
 
 
 # Which side of a step a launch works for, forward or backward, and in which round: each microbatch has one of both.
+#
+# Compute is walked in order and cut into stretches of one side. A launch belongs to the stretch of the first compute that reads
+# what it brings, not to the one in which it stands: a prefetch stands earlier than what it is for.
 
 
 Side = Literal["forward", "backward"]
@@ -144,7 +153,7 @@ Side = Literal["forward", "backward"]
 
 
 class ComputeStretch(NamedTuple):
-    """A stretch of compute of one side."""
+    """A stretch of compute nodes that all belong to one side."""
 
     side: Side
     round: int
@@ -163,6 +172,7 @@ class Turns:
         ends = zip(returned(order.nodes[-1]), outputs, strict=True)
         losses = [node for node, value in ends if value.role == "loss" and hasattr(node, "users")]
         needed = made_of(losses, writers_in(losses[0].graph)) if losses else set()
+        # Backward is what autograd marked, in a graph without marks all compute, in both but for what the loss needs.
         is_marked = any(direction_of(node) == "backward" for node in order.nodes)
         for index, node in enumerate(order.nodes):
             if not computes(node):
@@ -178,7 +188,7 @@ class Turns:
                 counts[side] += 1
 
     def of(self, launch: fx.Node) -> ComputeStretch:
-        """Where the first compute stands that reads what ``launch`` brings; ``launch`` itself if none does."""
+        """The turn of the first compute that reads what ``launch`` brings; without one, the turn where ``launch`` stands."""
         if launch not in self._of:
             place = min((self._order.index[node] for node in _readers(launch)), default=self._order.index[launch])
             at = bisect_right(self._begins, place) - 1
@@ -187,7 +197,7 @@ class Turns:
 
 
 def _readers(launch: fx.Node) -> list[fx.Node]:
-    """Compute that reads what ``launch`` brings, through whatever only moves it, further launches too."""
+    """Compute that reads what ``launch`` brings, behind nodes that only move data and behind further launches."""
     queue, seen = [launch], {launch}
     found: list[fx.Node] = []
     for node in queue:

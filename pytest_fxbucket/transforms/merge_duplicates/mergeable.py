@@ -24,12 +24,12 @@ from pytest_fxbucket.graph.reading import read_graph
 from pytest_fxbucket.step.roles import Value
 
 _FORMS = ("_coalesced", "_out", "_")
-"""What the names of operators end in that launch the same in another form."""
+"""Endings of operators' names that are forms of one collective: coalesced, into an ``out`` buffer, in place."""
 
 
 @dataclass(frozen=True, slots=True)
 class MergeableLaunch:
-    """One launch of a graph. Not to be asked once the graph has changed."""
+    """One launch as the graph had it when it was read: its properties hold only until the graph changes."""
 
     launch: fx.Node
     kind: collectives.Kind
@@ -37,15 +37,15 @@ class MergeableLaunch:
     tensors: tuple[fx.Node, ...]
     """What it sends; several of a coalesced one."""
     parts: Mapping[int, fx.Node]
-    """Of a coalesced launch the ``getitem`` of each part that somebody takes."""
+    """For a coalesced launch, the ``getitem`` of each part that somebody takes."""
     waits: Mapping[int, tuple[fx.Node, ...]]
-    """Waits for each part, and waits for those, in order; a launch of one tensor has part 0."""
+    """Waits for each part, and waits on the results of those waits, in order; a launch of one tensor has part 0."""
     problem: str
-    """Why it is left alone, as a clause of which it is the subject or "its"; empty if it may be merged."""
+    """Why it is left alone, as a clause that calls the launch "it"; empty if it may be merged."""
 
     @property
     def says(self) -> Hashable:
-        """Its collective, without what it sends and where to."""
+        """Operator and arguments, except the tensors sent and an ``out`` buffer: equal for launches of one collective."""
         op = overload(self.launch)
         assert op is not None
         name = op._schema.name
@@ -76,7 +76,7 @@ def read(launch: fx.Node, writes: GraphWrites) -> MergeableLaunch:
         else:
             early = early or f"{user.name} reads it before its wait"
     for found in waits.values():
-        for wait in found:  # also those for what waits give, which is there already
+        for wait in found:  # grows while it is walked: a wait on a wait's result waits for the same launch
             found += [user for user in wait.users if collectives.is_wait(user)]
     in_order = {part: tuple(sorted(found, key=index.__getitem__)) for part, found in waits.items()}
     sent = MergeableLaunch(launch, kind, index[launch], tensors, parts, in_order, "")
@@ -94,6 +94,8 @@ def _form(sent: MergeableLaunch) -> str:
 
 
 def _written(sent: MergeableLaunch, writes: GraphWrites) -> str:
+    # Until its last wait a collective may still read what it sends, and readers of merged launches share one result: neither
+    # may be written.
     order = writes.order
     if not any(sent.waits.values()) or not all(sent.waits.values()):
         return "nobody waits for it, or for a part of it"
@@ -109,13 +111,13 @@ def _written(sent: MergeableLaunch, writes: GraphWrites) -> str:
 
 
 class Labels:
-    """Names of the launches of a graph, which is read when the first is asked for: before it changes."""
+    """Names of the launches of a graph. The graph is read when the first name is asked for, which must be before it changes."""
 
     def __init__(self, graph: fx.Graph, inputs: Sequence[Value], outputs: Sequence[Value]) -> None:
         self._graph, self._inputs, self._outputs = graph, inputs, outputs
 
     def of(self, launch: fx.Node) -> str:
-        """``all_gather of layers.0.wq.weight (forward)``; what carries no parameter is called by what it sends."""
+        """``all_gather of layers.0.wq.weight (forward)``; a launch without parameters is named by the nodes that it sends."""
         return f"{collectives.launch_kind(launch)} of {self.carried(launch)} ({self.direction(launch)})"
 
     def carried(self, launch: fx.Node) -> str:
@@ -133,13 +135,13 @@ class Labels:
 
     @cached_property
     def _buckets(self) -> dict[str, Bucket]:
-        # what cannot be followed has launches all the same, and names of nodes do
+        # A graph whose bytes cannot be followed has launches all the same: they are called by names of nodes then.
         with suppress(PassError):
             return {bucket.node: bucket for bucket in read_graph(self._graph, self._inputs, self._outputs).buckets}
         return {}
 
 
-# When memory of a graph is written, by whomever: by what says so, and by what may write anything.
+# When memory of a graph is written: by operators whose schema says so, and by barriers, which may write anything.
 
 
 class GraphWrites:
@@ -155,13 +157,13 @@ class GraphWrites:
         self._of: dict[frozenset[int], list[int]] = {}
 
     def last(self, node: fx.Node, begin: int, end: int) -> int | None:
-        """Place of the last write behind ``begin`` and before ``end`` to where ``node``'s result lives; None without one."""
+        """Place of the last write, strictly between ``begin`` and ``end``, to the memory of ``node``'s result; None if none."""
         places = self._places(node)
         at = bisect_left(places, end) - 1
         return places[at] if at >= 0 and places[at] > begin else None
 
     def first(self, node: fx.Node, begin: int, end: int) -> fx.Node | None:
-        """The node that writes first where ``node``'s result lives, behind ``begin`` and before ``end``; None without one."""
+        """The first node strictly between ``begin`` and ``end`` that writes the memory of ``node``'s result; None if none."""
         places = self._places(node)
         at = bisect_right(places, begin)
         return self.order.nodes[places[at]] if at < len(places) and places[at] < end else None

@@ -23,7 +23,7 @@ from pytest_fxbucket.transforms.merge_duplicates.mergeable import GraphWrites
 
 
 def form_of(node: fx.Node) -> Hashable:
-    """Shape, dtype, device and strides of each tensor that ``node`` gives; of a number its type."""
+    """Shape, dtype, device and strides of each tensor that ``node`` gives; for a number, its type."""
     value = node.meta.get("val")
     forms = [
         (str(tuple(one.shape)), str(one.dtype), str(one.device), str(tuple(one.stride()) if _is_strided(one) else one.layout))
@@ -43,13 +43,15 @@ def dtype_of(node: fx.Node) -> Hashable:
 
 
 def place_of(node: fx.Node) -> Hashable:
-    """:func:`form_of`, and where in its memory the tensor begins that ``node`` gives."""
+    """:func:`form_of`, and the storage offset of the tensor that ``node`` gives."""
     value = node.meta.get("val")
     return form_of(node), str(value.storage_offset()) if _is_strided(value) else ""
 
 
-# Value numbering (J. Cocke, J. T. Schwartz, 1970) over what moves data, casts it or computes it element by element. What only
-# shows elements in another shape has the number of what it shows. Memory that was written since has a number of its own.
+# Value numbering (J. Cocke, J. T. Schwartz, 1970): one walk in graph order gives each node a number, and equal keys (operator,
+# numbers of the inputs, other arguments) give equal numbers. Only nodes that move data, cast it or compute it element by
+# element are keyed; any other node has a number of its own. An operator that only shows the same elements in another shape has
+# the number of its input. Memory that was written since it was made has a number of its own.
 
 
 _SAME = frozenset(
@@ -62,9 +64,9 @@ _SAME = frozenset(
 """Operators whose result has the elements of their first argument in the same order."""
 _CASTS = frozenset({"aten::_to_copy", "aten::to", "prims::convert_element_type"})
 _ANYTHING = frozenset({"aten::empty", "aten::empty_like", "aten::new_empty"})
-"""What these hold nobody knows."""
+"""Operators whose result holds arbitrary elements, so two calls are never equal."""
 _BY_MEMORY = ("aten::as_strided", "aten::_reshape_alias", "inductor::")
-"""What the names of operators begin with that see the memory under their first argument, not its elements."""
+"""Beginnings of the names of operators that read the storage under their first argument instead of its elements."""
 _VIEWS = frozenset(
     f"aten::{name}"
     for name in (
@@ -77,10 +79,13 @@ _is_pointwise = by_operator(lambda op: torch.Tag.pointwise in op.tags, False)
 
 
 class ValueNumbers:
-    """Numbers of what is sent by the launches of a graph, and of what goes into that."""
+    """Numbers of the values that a graph's launches send, and of the nodes that those values are made of."""
 
     def __init__(self, order: Order, writes: GraphWrites | None = None, regardless: ValueNumbers | None = None) -> None:
-        """With ``writes``, and ``regardless`` of the same order without any, a value is another one once it was written."""
+        """Number the values of ``order``. With ``writes``, a value that was written since has another number.
+
+        ``regardless`` is then the numbering of the same order without ``writes``.
+        """
         self._order, self._writes, self._regardless = order, writes, regardless
         self._numbers: dict[Hashable, int] = {}
         self._made: dict[fx.Node, int] = {}
@@ -90,7 +95,7 @@ class ValueNumbers:
                 self._made[node] = self._number_of(node, index)
 
     def read(self, node: fx.Node, at: int) -> int:
-        """Number of what the node at the place ``at`` finds in ``node``."""
+        """Number of the elements that a reader at the place ``at`` finds in the result of ``node``."""
         last = self._writes.last(node, self._order.index[node], at) if self._writes is not None else None
         if last is None or self._regardless is None:
             return self._made[node]
@@ -104,7 +109,7 @@ class ValueNumbers:
         return self._made[launch]
 
     def seen(self, launch: fx.Node) -> set[int]:
-        """Places of the writes that what ``launch`` sends has seen, on its way too."""
+        """Places of the last writes to what ``launch`` sends, and to each value that it is made of, before that was read."""
         assert self._writes is not None
         found: set[int] = set()
         queue = [(source, self._order.index[launch]) for source in inputs_of(launch)]
@@ -123,6 +128,7 @@ class ValueNumbers:
 
     def _number_of(self, node: fx.Node, index: int) -> int:
         if node.op == "get_attr":
+            # Every get_attr of one name gives the same tensor, which lives from the start: writes before this node count too.
             last = self._writes.last(node, -1, index) if self._writes is not None else None
             return self._number(("attribute", str(node.target), last))
         if not _is_followed(node):
@@ -131,7 +137,7 @@ class ValueNumbers:
         if first is not None and collectives.is_wait(node):
             return self.read(first, index)
         before, after = first.meta.get("val") if first is not None else None, node.meta.get("val")
-        # Where shapes and dtypes on both sides are known, elements may be seen otherwise, or cast.
+        # A view, or a cast to the dtype that the tensor has already, changes no element: it has its input's number.
         if first is not None and isinstance(before, torch.Tensor) and isinstance(after, torch.Tensor):
             if name in _SAME or (name in _CASTS and (before.dtype, before.device) == (after.dtype, after.device)):
                 return self.read(first, index)
@@ -143,7 +149,7 @@ class ValueNumbers:
         return self._number((id(node.target), said, place))
 
     def _said(self, value: Any, at: int, is_launch: bool) -> Hashable:
-        """An argument; of what a launch sends the elements alone matter, and a group's twin is the group."""
+        """An argument as part of a key. For what a launch sends, the shape is left out; a group's twin counts as the group."""
         if isinstance(value, torch.fx.Node):
             return ("node", self.read(value, at), dtype_of(value) if is_launch else form_of(value))
         if isinstance(value, (list, tuple)):
@@ -153,7 +159,7 @@ class ValueNumbers:
 
 
 def _needed(nodes: Iterable[fx.Node]) -> set[fx.Node]:
-    """What goes into launches, as far back as values are followed."""
+    """Nodes that launches are made of, as far back as values are followed: only these need numbers."""
     found: set[fx.Node] = set()
     for node in reversed(tuple(nodes)):
         if collectives.launch_kind(node) is not None or (node in found and _is_followed(node)):
@@ -162,7 +168,7 @@ def _needed(nodes: Iterable[fx.Node]) -> set[fx.Node]:
 
 
 def _is_followed(node: fx.Node) -> bool:
-    """Whether all that ``node`` gives is told by its arguments."""
+    """Whether the result of ``node`` follows from its arguments alone."""
     if node.op != "call_function":
         return False
     does = effects_of(node)
@@ -177,7 +183,7 @@ def _is_followed(node: fx.Node) -> bool:
 
 
 def _arguments(node: fx.Node) -> list[Any]:
-    """Values of all arguments, those left out too; of a Python function those that are given."""
+    """All arguments, those left out by their defaults; for a Python function, which has no schema, those that are given."""
     op = overload(node)
     if op is None:
         return [*node.args, *sorted(node.kwargs.items())]
@@ -189,7 +195,7 @@ def _arguments(node: fx.Node) -> list[Any]:
 
 
 def _root(node: fx.Node) -> fx.Node:
-    """The node whose memory ``node`` is a view of, for certain."""
+    """The node whose memory ``node`` is a view of, as far as only operators that always give views stand in between."""
     while operator_name(node) in _VIEWS:
         node = node.all_input_nodes[0]
     return node

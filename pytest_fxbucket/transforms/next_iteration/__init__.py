@@ -27,12 +27,12 @@ __all__ = ["next_iteration"]
 def next_iteration(step: StepGraph, state: dict[str, torch.Tensor], *, entries: Sequence[Any]) -> StepGraph:
     """``step`` (graph "joint", bucketed) with the reductions and updates of ``entries`` in the next call.
 
-    ``entries`` are selectors as in ``[bucket] plan``. The result has three graphs: "setup" is the step without what moves;
-    "steady" first does that for the call before (reductions launched at the top, waited for and used right before something
-    reads a new parameter or state) and then the rest; "cleanup" does it alone, after the last call. What goes from call to
-    call has the role "carried": gradients that are not reduced yet, by the FQN of their parameter, and the learning rates of
-    their own call. New parameters, state and reduced gradients of what moved are outputs of "steady" and "cleanup": those of
-    the call before.
+    ``entries`` are selectors as in ``[bucket] plan``. The reductions and updates that move are the block. The result has three
+    graphs: "setup" is the step without the block; "steady" first runs the block of the call before (reductions launched at the
+    top, waited for and used right before something reads a new parameter or state) and then the rest of its own call; "cleanup"
+    runs the block alone, after the last call. Values that go from call to call have the role "carried": gradients that are not
+    reduced yet, by the FQN of their parameter, and the learning rates of their own call. New parameters, state and reduced
+    gradients of the block are outputs of "steady" and "cleanup", and belong to the call before.
 
     Raises :class:`PlanError` for entries that are no list or match nothing, :class:`PassError` for an entry that cannot move,
     with the reason; nothing is changed then.

@@ -1,4 +1,4 @@
-"""What moves: from the reductions of the entries asked for to new parameters and state, or why it may not move."""
+"""The block that moves: from reductions of the entries asked for to new parameters and state; or why it may not move."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ NAME = "next_iteration"
 def moved_reductions(
     everything: Sequence[GradientReduction], step: StepGraph, moved: Sequence[ResolvedEntry]
 ) -> list[GradientReduction]:
-    """Of ``everything`` the reductions of the entries ``moved``, in order of launch.
+    """The reductions among ``everything`` that belong to the entries ``moved``, in order of launch.
 
-    Raises :class:`PassError` for an entry without any, for one that is reduced more than once in a step, and for a launch that
-    carries anything else besides.
+    Raises :class:`PassError` for an entry without a reduction, for an entry that is reduced more than once in a step, and for a
+    launch that also carries something that does not move.
     """
     entry_of = entry_by_parameter(moved)
     found = [one for one in everything if not entry_of.keys().isdisjoint(one.fqns)]
@@ -65,11 +65,11 @@ def moved_reductions(
     return found
 
 
-# What moves: the nodes from the reductions on to new parameters and state, and what they are given from elsewhere.
+# The block that moves: the nodes from the reductions on to new parameters and state, and what they are given from elsewhere.
 #
-# Reductions and all that depends on them; new state that does not, as a step counter; and copies of what is made of parameters
-# and state of the block, learning rates and numbers alone, and of what packs its gradients. Everything else that the block
-# reads is carried.
+# It has three parts: reductions and all that depends on them; new state of the entries that depends on no reduction, as a step
+# counter; and copies of nodes that can as well run in the next call. Those are nodes made only of the block's parameters and
+# state, learning rates and constants, and nodes that pack its gradients. Everything else that the block reads is carried.
 
 
 @dataclass
@@ -83,14 +83,14 @@ class Block:
     results: list[tuple[Any, Value]]
     """Every output of the graph: a node, or a constant."""
     entry_of: Mapping[str, str]
-    """Entry of each parameter of those that move, of those without a reduction too."""
+    """Entry of each parameter of the entries that move, whether it has a reduction or not."""
     nodes: set[fx.Node] = field(default_factory=set)
-    """That run in the next call, and in this one no more."""
+    """Nodes that run in the next call only."""
     copied: set[fx.Node] = field(default_factory=set)
-    """That run in the next call, and in this one too if something else needs them."""
+    """Nodes that run in the next call, and also in this one if something else needs them."""
 
     def is_own(self, value: Value) -> bool:
-        """Whether ``value`` is a parameter of an entry that moves, or its state: nobody else updates it."""
+        """Whether ``value`` is a parameter of an entry that moves, or state of one: only the block updates it."""
         owner = value.fqn if value.role == "param" else value.fqn.rpartition(".")[0]
         return value.role in UPDATED and owner in self.entry_of
 
@@ -124,6 +124,7 @@ def block_of(
     results = list(zip(returned(graph.output_node()), outputs, strict=True))
     block = Block(order, reductions, given, results, entry_of)
     block.nodes = readers_of(one.launch for one in reductions)
+    # New state that needs no gradient, as a step counter, moves too: its next value belongs with the update that moved.
     for node, value in results:
         if block.is_own(value) and node not in block.nodes and node not in given:
             block.nodes |= readers_of([node])
@@ -132,7 +133,8 @@ def block_of(
 
 
 def _copied(block: Block) -> set[fx.Node]:
-    """What packs gradients for the reductions, and what is made of the block's own inputs alone, as far as it needs them."""
+    """Nodes that pack gradients for the reductions, and nodes made only of the block's own inputs, as far as it needs them."""
+    # Packing moves along, so that calls hand on the gradients themselves, each known by its parameter, and no packed buffer.
     makers = {maker for one in block.reductions for maker in one.makers} | block.nodes
     launches = [one.launch for one in block.reductions if one.level == 0]
     packing = _behind(launches, lambda node: node not in makers and _packs(block, node))
@@ -141,7 +143,7 @@ def _copied(block: Block) -> set[fx.Node]:
 
 
 def _behind(nodes: Iterable[fx.Node], takes: Callable[[fx.Node], bool]) -> set[fx.Node]:
-    """What ``nodes`` are made of, as far as it is taken."""
+    """Nodes that ``nodes`` are made of; the walk back goes on only through nodes that ``takes`` accepts."""
     found: set[fx.Node] = set()
     queue = list(nodes)
     for node in queue:
@@ -152,14 +154,17 @@ def _behind(nodes: Iterable[fx.Node], takes: Callable[[fx.Node], bool]) -> set[f
 
 
 def _packs(block: Block, node: fx.Node) -> bool:
-    if node.target is getitem:  # of an operator with several results, it is as that is
+    if node.target is getitem:  # the operator whose result it picks decides
         return _packs(block, node.all_input_nodes[0])
     moves = node.op == "call_function" and moves_data(node) and not is_result(node)
     return moves and not block.order.writing(node)
 
 
 def _made_of_own(block: Block) -> set[fx.Node]:
-    """Nodes that give the same in the next call: pure, and made of nothing but the block's parameters, state and rates."""
+    """Nodes that give the same in the next call: pure, and made of nothing but the block's parameters, state and rates.
+
+    Only the block updates its parameters and state, so until it runs in the next call they are what they were in this one.
+    """
     live = {node for node, value in block.given.items() if value.role == "hyper" or block.is_own(value)}
     found: set[fx.Node] = set()
     for node in block.order.nodes:
@@ -175,13 +180,13 @@ def _made_of_own(block: Block) -> set[fx.Node]:
     return found
 
 
-# Why a block may not move: what else would come a call late, be read too early, or be written by others.
+# Why a block may not move: another result would come a call late, a value would be read too early, or others write its memory.
 
 
 _ON_LISTS = ("aten::_foreach_", "aten::_fused_")
 _CALLED = {"grad": "the gradient of", "param": "parameter", "state": "state", "buffer": "buffer", "loss": "the loss"}
 Why = tuple["fx.Node", str]
-"""A node of the block, and why that may not move."""
+"""A node of the block, and why it keeps the block from moving."""
 
 
 def refuse_illegal(block: Block, everything: Sequence[GradientReduction]) -> None:
@@ -197,7 +202,7 @@ def refuse_illegal(block: Block, everything: Sequence[GradientReduction]) -> Non
 
 
 def _late_outputs(block: Block, everything: Sequence[GradientReduction]) -> Iterator[Why]:
-    """What the step gives of the block, and must give in its own call."""
+    """Results of the block that the step must give in its own call."""
     for node, value in block.results:
         if node not in block.nodes or block.is_own(value) or (value.role == "grad" and value.fqn in block.entry_of):
             continue
@@ -213,8 +218,9 @@ def _late_outputs(block: Block, everything: Sequence[GradientReduction]) -> Iter
 
 
 def _why_joined(block: Block, node: fx.Node, value: Value, everything: Sequence[GradientReduction]) -> str:
-    """What makes an update that does not move need one that does."""
+    """Which node makes an update that does not move depend on one that does."""
     order = block.order
+    # Each wait is labelled by side, moving or not; :func:`readiness` then says which node is the first that joins both.
     moving = {one.launch for one in block.reductions}
     waits = {
         order.index[wait]: "what moves" if one.launch in moving else "the rest"
@@ -263,7 +269,7 @@ def _drawing(block: Block) -> Iterator[Why]:
 
 
 def _writes(block: Block) -> Iterator[Why]:
-    """Memory that is written in place belongs to the block alone, or to what it is given by value."""
+    """Memory that the block touches and that is written: by the block, if nobody else has it; by others, if it is no input."""
     order, own = block.order, set(block.running)
     touched = {storage for node in (*own, *block.fed()) for storage in order.storages(node)}
     for storage in sorted(touched):
@@ -281,7 +287,7 @@ def _writes(block: Block) -> Iterator[Why]:
 
 
 def _crossing(block: Block) -> Iterator[Why]:
-    """What stays and must come behind what moves, for other reasons than its inputs."""
+    """Nodes that stay but must run after a node that moves, though they do not read it: the order of writes demands it."""
     order = block.order
     for node, before in zip(order.nodes, order.before, strict=True):
         if node in block.nodes or node.op == "output":

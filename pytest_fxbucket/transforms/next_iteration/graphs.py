@@ -1,4 +1,4 @@
-"""The three graphs, put together from copies of a joint graph's nodes; and what goes from one call to the next."""
+"""The three graphs, put together from copies of a joint graph's nodes; and the values that one call hands to the next."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ class CarriedValues:
     """Of the joint graph."""
     value: Value
     copies: bool
-    """Whether it lives where somebody may write before the next call: it must be a copy."""
+    """Whether it lives in memory of an input or attribute, which may be written before the next call: it must be a copy."""
 
 
 def carried_of(block: Block) -> list[CarriedValues]:
-    """What the block must be handed, in order of its first reader.
+    """The values that the block must be handed, in order of their first readers.
 
-    A gradient has the FQN of its parameter, a learning rate its own name; other values count from 1.
+    A gradient is named by the FQN of its parameter, a learning rate by its own name; other values are counted from 1.
     """
     gradients = {
         maker: fqn for one in block.reductions if one.level == 0 for fqn, maker in zip(one.fqns, one.makers, strict=True)
@@ -108,7 +108,9 @@ class CutGraph:
         return graph
 
     def steady(self) -> tuple[fx.Graph, Nodes]:
-        """The block of the call before, then the rest of this one; with the copies of the block's nodes and of all inputs."""
+        """The block of the call before, then the rest of this call; with the copies of the block's nodes and of all inputs."""
+        # A joint node may have two copies, one in the block and one in the rest. Both parts take the same placeholders, but the
+        # rest, copied last, finds new parameters and state in place of the placeholders that the block updates.
         graph, block, rest = fx.Graph(), Nodes(), Nodes()
         _copy(graph, self.block.given, rest)
         given = dict(rest)
@@ -124,7 +126,8 @@ class CutGraph:
 
     @cached_property
     def _rest(self) -> list[fx.Node]:
-        """Nodes that stay, without inputs: not what only the block needs."""
+        """Nodes that stay, inputs aside: all but the block's, and of the copied ones those that something else needs."""
+        # From the last node to the first, so that whether a copied node's readers stay is known when it is met.
         wanted = {node for node, _ in self.kept} | {one.node for one in self.handed}
         gone: set[fx.Node] = set()
         for node in reversed(self.block.order.nodes):
@@ -143,7 +146,7 @@ class CutGraph:
         return [node for node in self.block.fed() if node.op == "get_attr"]
 
     def _take(self, graph: fx.Graph, copies: Nodes) -> None:
-        """Inputs for what was handed on."""
+        """Add a placeholder for each value that the call before handed on."""
         for number, one in enumerate(self.handed, 1):
             copies[one.node] = graph.placeholder(f"carried_{number}")
             copies[one.node].meta = {"val": one.node.meta["val"]}

@@ -1,8 +1,8 @@
 """Where the block of the call before stands in the steady graph: launched first, finished as late as the forward allows.
 
-Reductions are launched behind the gathers that stand before the first wait, so that none of those queues behind them. What
-follows stands right before the first launch or compute that needs any of it. Of reductions that follow each other each gets an
-equal share of the compute between.
+Reductions are launched behind the gathers that stand before the first wait, so that no such gather queues behind a reduction.
+The nodes behind a reduction stand right before the first launch or compute that needs one of them. Where reductions follow each
+other, as in hybrid sharding, each gets an equal share of the compute in between.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ from pytest_fxbucket.graph.order import Order, order_of
 from pytest_fxbucket.passes.arrange import arranged, relink
 
 _LAUNCHED, _FINISHED = 0.75, 0.5
-"""How far before a node that stays something of the block wishes to stand."""
+"""How far before its target a launch, or another node of the block, wishes to stand; nodes that stay are 1 apart."""
 
 
 def place_late(
     graph: fx.Graph, block: Iterable[fx.Node], launches: Mapping[fx.Node, int], parameters: Iterable[fx.Node]
 ) -> list[int]:
-    """Reorder the steady ``graph``, in which the nodes ``block`` stand first; gives what hides each of ``launches``, in order.
+    """Reorder the steady ``graph``, in which the nodes ``block`` stand first; gives how much compute hides each launch.
 
-    That is how many nodes compute, and are not of the block, between a launch and its first wait. ``launches`` are the block's
+    That is the number of compute nodes outside the block between a launch and its first wait. ``launches`` are the block's
     reductions with their levels, ``parameters`` the inputs that are parameters.
     """
     order = order_of(graph)
@@ -50,7 +50,8 @@ class _Places:
         self.end = len(order.nodes) - 1
 
     def wishes(self) -> list[float]:
-        """Nodes that stay wish to stand where they stand."""
+        """The place that each node wishes for; a node that is not of the block wishes to stay where it stands."""
+        # From the last to the first, so that a node knows the earliest wish among those that must stand behind it.
         wishes = [float(index) for index in range(len(self.order.nodes))]
         sooner: dict[int, float] = {}
         last = max(self.anchors.values(), default=self.end)
@@ -66,7 +67,7 @@ class _Places:
 
     @cached_property
     def needed(self) -> list[int]:
-        """For each node the first that stays, launches, computes or is returned, and needs it."""
+        """For each node, the first launch or compute outside the block that needs it, or the output."""
         found = [self.end] * len(self.order.nodes)
         for i in range(self.end, -1, -1):
             stays = i not in self.own and (launch_kind(self.order.nodes[i]) is not None or computes(self.order.nodes[i]))
@@ -77,7 +78,8 @@ class _Places:
 
     @cached_property
     def groups(self) -> dict[int, int]:
-        """Nodes behind a reduction, by the first of all reductions that go on together: its index."""
+        """Group of each node behind a reduction; reductions with a node behind both are one group, named by its first index."""
+        # Union-find: a node behind two groups joins them.
         group = {i: i for i in self.launches}
         found: dict[int, int] = {}
         for i in sorted(self.own):
@@ -90,7 +92,7 @@ class _Places:
 
     @cached_property
     def anchors(self) -> dict[int, int]:
-        """By group the first node that stays and needs anything of it."""
+        """For each group, the first launch or compute outside the block that needs any of its nodes, or the output."""
         found: dict[int, int] = {}
         for i, group in self.groups.items():
             found[group] = min(found.get(group, self.end), self.needed[i])
@@ -98,7 +100,7 @@ class _Places:
 
     @cached_property
     def top(self) -> int:
-        """The first node that stays and waits, or computes with a parameter that needs no gather."""
+        """The first node outside the block that waits, or computes with a value of the block or an ungathered parameter."""
         direct = set(self.parameters)
         for i, node in enumerate(self.order.nodes):
             if i in self.own or (moves_data(node) and not direct.isdisjoint(node.all_input_nodes)):
@@ -108,6 +110,8 @@ class _Places:
         return self.end
 
     def _launched(self, launch: int) -> float:
+        # Level 0 is launched at the top. Each further level stands behind its share of the compute between there and the
+        # anchor, so that the level before it has the same share to hide behind.
         anchor, level = self.anchors[self.groups[launch]], self.launches[launch]
         if not level or anchor <= self.top:
             return min(self.top, anchor) - _LAUNCHED
