@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import reduce
 from typing import Any
 
 import pytest
@@ -365,9 +366,7 @@ def test_bits_that_are_lost_anywhere_count(
     node = made.param("a", 2, 2, dtype=dtype)
     for one in before:
         node = made.call(aten._to_copy.default, node, dtype=one)
-    node = made.gathered(node)
-    for one in after:
-        node = made.call(aten._to_copy.default, node, dtype=one)
+    node = reduce(lambda wide, one: made.call(aten._to_copy.default, wide, dtype=one), after, made.gathered(node))
     made.loss(node)
     assert made.read().buckets[0].members[0].precision == bits
 
