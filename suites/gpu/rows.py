@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Literal
 
 ALL = "all of it"
-"""What was tried of a part for which the machine lacks something."""
+"""What was tried of a part for which the machine lacks something, and of one that did not come to its end."""
 Outcome = Literal["passed", "failed", "skipped"]
 
 
@@ -33,8 +33,9 @@ class Results:
     parts: Mapping[str, Sequence[Row]]
 
     def has_run(self, name: str) -> bool:
-        """Whether the part ran; one that the machine lacked something for then may have it now."""
-        return any(row.what != ALL for row in self.parts.get(name, ()))
+        """Whether the part ran to its end; one that the machine lacked something for then may have it now."""
+        rows = self.parts.get(name, ())
+        return bool(rows) and all(row.what != ALL for row in rows)
 
     def with_part(self, name: str, rows: Sequence[Row]) -> Results:
         """The same with the rows of a part that ran, or ran again."""

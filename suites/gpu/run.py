@@ -1,15 +1,16 @@
 """Runs everything that only a GPU can tell; ``make gpu``.
 
 ``python -m suites.gpu.run``: each part that has not run yet with this commit, driver and torch; ``make gpu PART=faults``: one,
-again. Writes build/gpu.json after each part and prints one table. Without a GPU each part is one skip that says why. Ends with
-1 if anything failed. Needs no network, no compiler but triton's, and nothing but what ``make`` installs.
+again. Writes build/gpu.json after each row, so that a machine that goes takes no result along, and prints one table. Without a
+GPU each part is one skip that says why. Ends with 1 if anything failed. Needs no network, no compiler but triton's, and nothing
+but what ``make`` installs.
 """
 
 from __future__ import annotations
 
 import argparse
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from suites.gpu.machine import described, lacking
@@ -27,26 +28,29 @@ def main(arguments: Sequence[str] | None = None) -> int:
     given = parser.parse_args(arguments)
     results = read(given.to, described())
     for name in given.part or [name for name in PARTS if not results.has_run(name)]:
-        results = results.with_part(name, run_part(name, Rig(), lacking()))
+        rows = list[Row]()
+        for row in run_part(name, Rig(), lacking()):
+            rows.append(row)
+            results.with_part(name, [*rows, Row(name, ALL, "failed", "it did not run to its end", 0.0)]).write(given.to)
+        results = results.with_part(name, rows)
         results.write(given.to)
     print(table(results, list(PARTS)), flush=True)
     return int(any(row.outcome == "failed" for rows in results.parts.values() for row in rows))
 
 
-def run_part(name: str, rig: Rig, why_not: str = "") -> list[Row]:
-    """The rows of one part; ``why_not``: what this machine lacks for it. What it raises is a row that failed."""
+def run_part(name: str, rig: Rig, why_not: str = "") -> Iterator[Row]:
+    """The rows of one part as they come; ``why_not``: what this machine lacks for it. What it raises is a row that failed."""
     if why_not:
-        return [Row(name, ALL, "skipped", why_not, 0.0)]
-    rows = list[Row]()
+        yield Row(name, ALL, "skipped", why_not, 0.0)
+        return
     begin = time.monotonic()
     try:
         for what, outcome, said in PARTS[name](rig):
-            rows.append(Row(name, what, outcome, said, round(time.monotonic() - begin, 1)))
+            yield Row(name, what, outcome, said, round(time.monotonic() - begin, 1))
             print(f"{name}: {what}: {outcome}{f': {said}' if said else ''}", flush=True)
             begin = time.monotonic()
     except Exception as error:
-        rows.append(Row(name, "what came next", "failed", f"{type(error).__name__}: {error}", time.monotonic() - begin))
-    return rows
+        yield Row(name, "what came next", "failed", f"{type(error).__name__}: {error}", time.monotonic() - begin)
 
 
 if __name__ == "__main__":

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -90,11 +91,25 @@ def test_what_a_part_raises_is_a_row_that_failed(monkeypatch: pytest.MonkeyPatch
         raise ValueError("broken")
 
     monkeypatch.setitem(PARTS, "faults", breaks)  # type: ignore[arg-type]
-    rows = command.run_part("faults", REHEARSAL)
+    rows = list(command.run_part("faults", REHEARSAL))
     assert [(row.what, row.outcome, row.said) for row in rows] == [
         ("first", "passed", ""),
         ("what came next", "failed", "ValueError: broken"),
     ]
+
+
+def test_rows_of_a_part_that_is_cut_off_are_kept_and_it_runs_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def cut_off(name: str, *_: object) -> Iterator[Row]:
+        yield Row(name, "first", "passed", "", 0.0)
+        raise KeyboardInterrupt
+
+    path = tmp_path / "gpu.json"
+    monkeypatch.setattr(command, "run_part", cut_off)
+    with pytest.raises(KeyboardInterrupt):
+        command.main(["--to", str(path), "faults"])
+    kept = command.read(path, command.described())
+    assert [(row.what, row.outcome) for row in kept.parts["faults"]] == [("first", "passed"), ("all of it", "failed")]
+    assert not kept.has_run("faults")
 
 
 def test_a_plan_is_run_at_each_number_of_ranks_that_its_mesh_has() -> None:
