@@ -12,6 +12,8 @@ MAX_RANKS = 64
 """Processes of one pool, or ranks of one process that have outputs of their own: 250 descriptors go with one message."""
 PLACES = 16
 """Places for ranks on one GPU, of which a run leases as many as it needs."""
+# The version of NCCL from which each kind of collective can have an algorithm of its own.
+_CHOOSING_NCCL = (2, 24)
 # The version of NCCL from which ranks can share a GPU.
 _SHARING_NCCL = (2, 30)
 
@@ -79,6 +81,8 @@ class Backend:
             return f"{self.name} needs a torch that was built with CUDA"
         if self.name == "nccl" and there and machine.nccl is None:
             return "nccl needs a torch that was built with NCCL"
+        if self.name == "nccl" and there and (machine.nccl or ()) < _CHOOSING_NCCL:
+            return f"nccl needs NCCL 2.24 or newer, the one that is loaded is {'.'.join(map(str, machine.nccl or ()))}"
         if there >= needed:
             return ""
         why = self._why_not_fewer(world, machine, ranks_per_gpu) if there else ""

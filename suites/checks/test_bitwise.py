@@ -4,19 +4,16 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
 from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode
 
-from pytest_fxbucket.backends import BACKENDS
 from pytest_fxbucket.checks.bitwise.job import BitwiseOutcome, TensorDifference, bits, compare, ulps_apart
 from pytest_fxbucket.checks.bitwise.judge import difference_lines, first_node_lines, first_step, unusable_data, wrong_graphs
 from pytest_fxbucket.checks.verdict import Verdict
 from pytest_fxbucket.errors import RankError
-from pytest_fxbucket.plan.schema_model import Parallel
 
 FLOATS = [torch.bfloat16, torch.float16, torch.float32, torch.float64]
 INTEGER_OF = {2: torch.int16, 4: torch.int32, 8: torch.int64}
@@ -162,13 +159,10 @@ class TestJudging:
             "first node whose bits differ: add (aten.add), node 4 of the bucketed graph, on rank 2"
         ]
 
-    def test_where_no_node_parts_the_ring_is_named_that_may(self) -> None:
-        nowhere = "no node that both graphs have differs: the difference arises in nodes that the pass made"
-        assert first_node_lines([outcome(), outcome()]) == [nowhere]
-        said = first_node_lines([outcome(), outcome()], on_ring=True)
-        assert said[0] == nowhere
-        assert said[1].startswith("an all_reduce over nccl adds in an order that depends on where an element lies")
-        assert len(first_node_lines([outcome(first_node=(4, "add", "aten.add"))], on_ring=True)) == 1
+    def test_where_no_node_parts_the_nodes_of_the_pass_are_named(self) -> None:
+        assert first_node_lines([outcome(), outcome()]) == [
+            "no node that both graphs have differs: the difference arises in nodes that the pass made"
+        ]
 
 
 class TestOnRanks:
@@ -193,15 +187,7 @@ class TestOnRanks:
         )
         assert re.match(r"step 0, rank 0: (loss|gradient)", verdict.lines[0])
 
-    @pytest.mark.parametrize("own_sums", [False, True])
-    def test_a_ring_is_named_where_the_back_end_adds_by_itself(
-        self, bitwise: Callable[..., Verdict], monkeypatch: pytest.MonkeyPatch, own_sums: bool
-    ) -> None:
-        monkeypatch.setitem(BACKENDS, "gloo", replace(BACKENDS["gloo"], has_own_sums=own_sums))
-        wrong = {"pass_name": "bitwise_models:gradient_off_by_a_little"}
-        verdict = bitwise(settings=wrong, parallel=Parallel(mode="replicate", dp_replicate=2))
+    def test_nodes_of_the_pass_are_named_where_no_other_differs(self, bitwise: Callable[..., Verdict]) -> None:
+        verdict = bitwise(settings={"pass_name": "bitwise_models:gradient_off_by_a_little"})
         assert verdict.outcome == "failed"
-        assert verdict.lines[-1 - own_sums].startswith("no node that both graphs have differs")
-        assert ("an all_reduce over nccl" in verdict.lines[-1]) is own_sums
-        reduced = bitwise(settings=wrong)  # of sharded parameters no all_reduce is launched
-        assert reduced.lines[-1].startswith("no node that both graphs have differs")
+        assert verdict.lines[-1].startswith("no node that both graphs have differs")

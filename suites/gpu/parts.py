@@ -115,7 +115,9 @@ def at_world(plan: Plan, ranks: int) -> Plan | None:
     """
     wide = {name: degree for name, degree in plan.degrees.items() if degree > 1}
     most = {name: ranks if name in ("dp_shard", "dp_replicate") else degree for name, degree in wide.items()}
-    meshes = (dict(zip(wide, sizes, strict=True)) for sizes in product(*(range(size, 1, -1) for size in most.values())))
+    least = {name: degree if name == "pp" else 2 for name, degree in wide.items()}  # stages are cut for so many ranks
+    choices = (range(most[name], least[name] - 1, -1) for name in wide)
+    meshes = (dict(zip(wide, sizes, strict=True)) for sizes in product(*choices))
     found = next((mesh for mesh in meshes if prod(mesh.values()) == ranks), None)
     if found is None or ranks == plan.run_world:
         return None
@@ -243,15 +245,15 @@ def marker(rig: Rig) -> Iterator[Found]:
 
 
 def ring_sums(rig: Rig) -> Iterator[Found]:
-    """NCCL's own sums on one channel beside those of ``[run] reduce = "ring"``."""
+    """NCCL's own sums on one channel beside those of ``[run] reduce = "ring"``; an all-reduce up the tree knows no place."""
     with ranks_of(rig) as pools:
-        for ranks, dtype in product((2, 4), ("float32", "bfloat16")):
-            sent = pools.get(ranks, rig.backend).run(f"{JOBS}:summed", [dtype] * ranks, timeout_s=rig.limit_s)
+        for ranks, dtype, job in product((2, 4), ("float32", "bfloat16"), ("summed", "moved")):
+            sent = pools.get(ranks, rig.backend).run(f"{JOBS}:{job}", [dtype] * ranks, timeout_s=rig.limit_s)
             wrong: Mapping[str, int] = {}
             for of_rank in sent:
                 wrong = {kind: wrong.get(kind, 0) + count for kind, count in of_rank.items()}  # type: ignore[attr-defined]
             said = ", ".join(f"{kind}: {count} elements differ" for kind, count in wrong.items())
-            yield f"sums in {dtype} on {ranks} ranks", "failed" if any(wrong.values()) else "passed", said
+            yield f"{job} in {dtype} on {ranks} ranks", "failed" if any(wrong.values()) else "passed", said
 
 
 def inductor(rig: Rig) -> Iterator[Found]:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import signal
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -87,14 +89,18 @@ def raises(rank: int, world: int, culprit: int) -> None:
 
 
 def summed(rank: int, world: int, dtype_name: str) -> dict[str, int]:
-    """Of a reduce-scatter and an all-reduce how many elements are not what the ring gives."""
+    """Of a reduce-scatter and an all-reduce how many elements are not what the ring gives.
+
+    Ranks run with the ring for all but all-reduces. NCCL reads its algorithm for each group, so the one here goes round it.
+    """
     dtype = getattr(torch, dtype_name)
     sent = [addends(other, world, dtype, rows=16 * world) for other in range(world)]
     ring = RingOrder(1, NCCL_CHUNK_BYTES, world)
     ranks = list(range(world))
     own = sent[rank].to(device())
     reduced = own.clone()
-    dist.all_reduce(reduced)
+    with algorithm("Ring"):
+        dist.all_reduce(reduced, group=dist.new_group())
     part = own.new_empty(own.numel() // world)
     dist.reduce_scatter_tensor(part, own)
     pieces = [one.view(world, -1)[rank] for one in sent]
@@ -103,6 +109,29 @@ def summed(rank: int, world: int, dtype_name: str) -> dict[str, int]:
         "reduce_scatter": (part, ring(pieces, SUM, ranks, rank)),
     }
     return {kind: differing(got.cpu(), want) for kind, (got, want) in expected.items()}
+
+
+def moved(rank: int, world: int, dtype_name: str) -> dict[str, int]:
+    """Of an average, with denormals, how many elements have other bits where they lie elsewhere in a longer message."""
+    addend = torch.cat([addends(rank, world, torch.float64) * size for size in (1.0, 2.0**-130)])
+    own = addend.to(getattr(torch, dtype_name)).to(device())
+    longer = torch.cat([own.new_ones(777), own, own.new_ones(4 * NCCL_CHUNK_BYTES)])
+    for message in (own, longer):
+        dist.all_reduce(message, op=dist.ReduceOp.AVG)
+    return {"average": differing(longer[777 : 777 + own.numel()].cpu(), own.cpu())}
+
+
+@contextmanager
+def algorithm(name: str) -> Iterator[None]:
+    """NCCL's choice for the groups that connect meanwhile."""
+    before = os.environ.get("NCCL_ALGO")
+    os.environ["NCCL_ALGO"] = name
+    try:
+        yield
+    finally:
+        os.environ.pop("NCCL_ALGO")
+        if before is not None:
+            os.environ["NCCL_ALGO"] = before
 
 
 def differing(got: torch.Tensor, want: torch.Tensor) -> int:

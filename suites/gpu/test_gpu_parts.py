@@ -113,8 +113,8 @@ def test_rows_of_a_part_that_is_cut_off_are_kept_and_it_runs_again(tmp_path: Pat
 
 
 def test_a_plan_is_run_at_each_number_of_ranks_that_its_mesh_has() -> None:
-    def worlds(name: str) -> list[dict[str, int] | None]:
-        plan, *_ = load_plans(ROOT / f"fixtures/plans/{name}.toml")
+    def worlds(name: str, row: str | None = None) -> list[dict[str, int] | None]:
+        plan = next(plan for plan in load_plans(ROOT / f"fixtures/plans/{name}.toml") if row in (None, plan.matrix_id))
         smaller = [at_world(plan, ranks) for ranks in (1, 2, 4, 8)]
         return [one and dict(one.run.world) for one in smaller]
 
@@ -122,6 +122,8 @@ def test_a_plan_is_run_at_each_number_of_ranks_that_its_mesh_has() -> None:
     assert worlds("llama32") == [None, {"dp_shard": 2}, None, {"dp_shard": 8}]
     assert worlds("tp") == [None, None, None, {"dp_shard": 4, "tp": 2}]
     assert worlds("whole") == [None, None, None, None]
+    assert worlds("pipeline") == [None, None, None, {"pp": 2, "dp_shard": 4}]
+    assert worlds("pipeline", "four") == [None, None, None, None]  # its stages are cut for four ranks
 
 
 @pytest.mark.parametrize(
@@ -165,10 +167,11 @@ class TestRehearsed:
         """gloo adds in rank order, which is a ring's on two ranks alone."""
         outcomes = {what: outcome for what, outcome, _ in found("rings", pools).values()}
         assert outcomes == {
-            "sums in float32 on 2 ranks": "passed",
-            "sums in bfloat16 on 2 ranks": "passed",
-            "sums in float32 on 4 ranks": "failed",
-            "sums in bfloat16 on 4 ranks": "failed",
+            "summed in float32 on 2 ranks": "passed",
+            "summed in bfloat16 on 2 ranks": "passed",
+            "summed in float32 on 4 ranks": "failed",
+            "summed in bfloat16 on 4 ranks": "failed",
+            **{f"moved in {dtype} on {ranks} ranks": "passed" for dtype in ("float32", "bfloat16") for ranks in (2, 4)},
         }
 
     @pytest.mark.parametrize("part", ["plans", "staged"])

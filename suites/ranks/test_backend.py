@@ -72,6 +72,12 @@ class TestChoose:
             ),
             ("nccl", 2, machine_with(2, None), BackendChoice(None, "nccl needs a torch that was built with NCCL")),
             ("gloo:cuda", 4, machine_with(1), BackendChoice("gloo:cuda", ranks_on_gpu=4)),
+            (
+                "nccl",
+                4,
+                machine_with(4, (2, 23, 4)),
+                BackendChoice(None, "nccl needs NCCL 2.24 or newer, the one that is loaded is 2.23.4"),
+            ),
             ("gloo:cuda", 4, machine_with(1, None), BackendChoice("gloo:cuda", ranks_on_gpu=4)),
             ("gloo:cuda", 4, machine_with(0), BackendChoice(None, "gloo:cuda needs 1 GPU, this machine has 0")),
             ("gloo", 4, machine_with(8), BackendChoice("gloo")),

@@ -19,7 +19,7 @@ from pytest_fxbucket.ranks.process_groups import nccl, ordered
 from pytest_fxbucket.ranks.worker import WorkerConfig
 
 PINNED = {
-    "NCCL_ALGO": "Ring",
+    "NCCL_ALGO": "Ring;allreduce:Tree",
     "NCCL_PROTO": "Simple",
     "NCCL_MIN_NCHANNELS": "1",
     "NCCL_MAX_NCHANNELS": "1",

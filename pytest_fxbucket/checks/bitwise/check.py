@@ -9,7 +9,6 @@ from dataclasses import replace
 from functools import cached_property
 from typing import TYPE_CHECKING, cast
 
-from pytest_fxbucket.backends import BACKENDS
 from pytest_fxbucket.capture.parallel.parts import ParameterShards
 from pytest_fxbucket.checks.bitwise import judge
 from pytest_fxbucket.checks.bitwise.compiled import launched_later, launches_of, other_launches
@@ -24,7 +23,6 @@ from pytest_fxbucket.checks.bitwise.crossing import (
 from pytest_fxbucket.checks.bitwise.job import FEWEST_STEPS, BitwiseOutcome, BitwiseTask
 from pytest_fxbucket.checks.on_ranks import OnRanks, added_state, final_values, refuse_too_large, removed_state
 from pytest_fxbucket.checks.verdict import Verdict, failed, failed_on_ranks, passed, skipped
-from pytest_fxbucket.graph.collectives import read_launch
 from pytest_fxbucket.joined_step import as_run
 from pytest_fxbucket.ranks.failure import RankFailure
 from pytest_fxbucket.step.portable import digest
@@ -103,10 +101,7 @@ class Bitwise(OnRanks):
         outcomes = self._outcomes(phase, step)
         if self.world.plan.pipeline is not None:
             return judge.crossed_lines(outcomes, self.world.mesh)
-        on_ring = BACKENDS[self.backend].has_own_sums and any(
-            read.kind == "all_reduce" for read in map(read_launch, self.world.final(0)[phase].graph.nodes) if read
-        )
-        return judge.first_node_lines(outcomes, on_ring)
+        return judge.first_node_lines(outcomes)
 
     def _outcomes(self, phase: Phase, localise: int | None = None) -> list[BitwiseOutcome]:
         tasks = [task_of(self.world, phase, rank, self.backend, localise) for rank in range(self.world.size)]

@@ -189,22 +189,12 @@ def difference_lines(
 _ORDER = ("loss", "gradient", "parameter")
 
 
-_ON_RING = (
-    "an all_reduce over nccl adds in an order that depends on where an element lies in its message, which any bucket changes: "
-    'that shows from three ranks on, and on two in averages of edge values; hold the pass to it with run.backend = "gloo"'
-)
-
-
-def first_node_lines(outcomes: Sequence[BitwiseOutcome], on_ring: bool = False) -> list[str]:
-    """Where the two runs part: the first node whose bits differ, and on which ranks.
-
-    ``on_ring``: whether the step has all-reduces whose sums depend on where an element lies.
-    """
+def first_node_lines(outcomes: Sequence[BitwiseOutcome]) -> list[str]:
+    """Where the two runs part: the first node whose bits differ, and on which ranks."""
     # Clean-up runs behind the other graph of its step, so a node of it comes last whatever its position.
     nodes = {rank: (one.first_graph, one.first_node) for rank, one in enumerate(outcomes) if one.first_node is not None}
     if not nodes:
-        line = "no node that both graphs have differs: the difference arises in nodes that the pass made"
-        return [line, _ON_RING] if on_ring else [line]
+        return ["no node that both graphs have differs: the difference arises in nodes that the pass made"]
     first = min(nodes.values(), key=lambda node: (node[0] == "cleanup", node[1][0]))
     graph, (position, name, target) = first
     ranks = ", ".join(str(rank) for rank, node in nodes.items() if node == first)

@@ -1,9 +1,10 @@
 """Ranks on GPUs: an environment and torch flags under which the same step gives the same bits again; groups over NCCL.
 
 By default NCCL chooses algorithm, protocol and channels by message size, so a bucketed sum adds in another order than separate
-ones. On a ring of one channel the order of a reduce-scatter depends on nothing but who gets an element. That of an all-reduce
-depends on where it lies in its message, too, from three ranks on. On two ranks this was seen of averages, in a step on edge
-values: most likely with denormals, where each rank's share is rounded except the last one's.
+ones. On one channel the order depends on nothing but who gets an element, if a reduce-scatter goes round the ring and an
+all-reduce up the tree, which is a chain of the ranks. Round the ring an all-reduce begins with another rank in each chunk of
+its message, so what a bucket moves to another place has other bits: in sums from three ranks on, in averages with denormals on
+two as well, since each share is rounded but that which is added last.
 """
 
 from __future__ import annotations
@@ -28,8 +29,8 @@ _REPEATABLE = {
     "CUBLAS_WORKSPACE_CONFIG": ":4096:8",
     "NVIDIA_TF32_OVERRIDE": "0",
 }
-_ONE_RING = {
-    "NCCL_ALGO": "Ring",
+_ONE_ORDER = {
+    "NCCL_ALGO": "Ring;allreduce:Tree",
     "NCCL_PROTO": "Simple",
     "NCCL_MIN_NCHANNELS": "1",
     "NCCL_MAX_NCHANNELS": "1",
@@ -67,7 +68,7 @@ def settings(backend: str, gpu: str = "", sharers: int = 1) -> dict[str, str]:
         return ours
     # CUDA_MPS_ACTIVE_THREAD_PERCENTAGE has an effect only under the Multi-Process Service.
     shared = {**_SHARING, "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE": str(100 // sharers)} if sharers > 1 else {}
-    return {**ours, **_ONE_RING, **_AT_HOME, **shared}
+    return {**ours, **_ONE_ORDER, **_AT_HOME, **shared}
 
 
 def share_memory(sharers: int) -> None:
