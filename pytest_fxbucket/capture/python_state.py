@@ -168,7 +168,7 @@ def trace_settled(
     try:
         second = trace()
     except CaptureError as error:
-        raise CaptureError(f"{_kept(changed[0])}: the second step cannot be traced, since {error}") from error
+        raise CaptureError(f"{_refusal(changed[0])}: the second step cannot be traced, since {error}") from error
     later = state_of(model)
     for where in changed:
         # A number that still changes is refused even if both graphs are equal: it may make a difference at a later value.
@@ -178,11 +178,11 @@ def trace_settled(
                 "(register_buffer, and add_ in forward), or outside of forward"
             )
     if digest(encode_module(first[1])) != digest(encode_module(second[1])):
-        raise CaptureError(f"{_kept(changed[0])}: the second step is another one than the first")
+        raise CaptureError(f"{_refusal(changed[0])}: the second step is another one than the first")
     return first
 
 
-def _kept(where: str) -> str:
+def _refusal(where: str) -> str:
     return (
         f"{where} is set in forward and read in the next one, which a graph cannot do; keep it in a buffer that forward writes "
         "in place"

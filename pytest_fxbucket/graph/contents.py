@@ -300,7 +300,7 @@ def precision_of(dtype: torch.dtype) -> int:
     return MANTISSA_BITS.get(dtype, contents.EXACT)
 
 
-def _kept(source: torch.dtype, target: torch.dtype) -> int:
+def _kept_mantissa_bits(source: torch.dtype, target: torch.dtype) -> int:
     """Bits of mantissa that a cast keeps at most: no fraction survives as an integer."""
     return 0 if source.is_floating_point and not target.is_floating_point else precision_of(target)
 
@@ -350,7 +350,7 @@ class StorageContents:
         runs = self.read(tensor)
         if tensor.dtype == dtype:
             return runs
-        cast = contents.cast(runs, tensor.dtype, dtype, _kept(tensor.dtype, dtype))
+        cast = contents.cast(runs, tensor.dtype, dtype, _kept_mantissa_bits(tensor.dtype, dtype))
         if cast is None:
             raise NotFollowedError(f"it casts {tensor.dtype} that other elements are seen as to {dtype}")
         return cast

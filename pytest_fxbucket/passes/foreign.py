@@ -45,7 +45,7 @@ def run_foreign(name: str, root: fx.GraphModule, plans: Plans, *, twice: bool) -
     Raises PassError for whatever it raises, for what is no graph, for a graph that runs Python of its own, and for a pass that
     makes another graph of the same one, by chance or since it is tested; PlanError for one that cannot be imported.
     """
-    foreign, modules = _found(name)
+    foreign, modules = _pass_named(name)
     before, drawn = _globals_of(name), ProcessState.take()
     module = _called(name, foreign, own_copy(root), plans)
     _refuse_python(name, root, module)
@@ -56,7 +56,7 @@ def run_foreign(name: str, root: fx.GraphModule, plans: Plans, *, twice: bool) -
     return ForeignOutput(module, modules, tuple(notes))
 
 
-def _found(name: str) -> tuple[ForeignPass, tuple[str, ...]]:
+def _pass_named(name: str) -> tuple[ForeignPass, tuple[str, ...]]:
     if name == "torch":
         return torch_pass.torch_manual_overlap_bucketing, (torch_pass.OPERATORS,)
     return import_callable(name, f"pass {name}"), (name.partition(":")[0],)

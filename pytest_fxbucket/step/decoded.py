@@ -44,7 +44,7 @@ class DecodedGraphs(threading.local):
                 del self._kept[next(iter(self._kept))]
         return graphs
 
-    def _found(self, key: bytes, portable: PortableGraph) -> fx.GraphModule | None:
+    def _kept_module(self, key: bytes, portable: PortableGraph) -> fx.GraphModule | None:
         rows, module = self._kept.pop(key, (None, None))
         # Pickles hold functions by name only, so those of a user's module that was imported anew have the same key.
         if module is None or rows != portable.rows:

@@ -78,7 +78,7 @@ def _others(captured: GraphAnalysis, passed: GraphAnalysis, beside: ChangesOutsi
 
 def left_out(captured: GraphAnalysis, passed: GraphAnalysis, beside: ChangesOutsideBuckets) -> list[str]:
     """The changes that audit leaves out, a clause each."""
-    return [*beside.told(), *_parted(captured, passed).values()]
+    return [*beside.left_out_clauses(), *_parted(captured, passed).values()]
 
 
 def _parted(captured: GraphAnalysis, passed: GraphAnalysis) -> dict[str, str]:
@@ -237,7 +237,7 @@ def _through(bits: int) -> str:
 
 def resharding_problems(promise: Expectations, captured: GraphAnalysis, passed: GraphAnalysis) -> Iterator[str]:
     """A sentence on parameters kept that should be gathered again, and one on parameters gathered again that should be kept."""
-    kept = _kept(promise, captured)
+    kept = _kept_parameters(promise, captured)
     asked = (
         "reshard_after_forward = {}" if isinstance(promise.reshard_after_forward, bool) else "reshard_after_forward is {} there"
     )
@@ -255,7 +255,7 @@ def resharding_problems(promise: Expectations, captured: GraphAnalysis, passed: 
         yield f"{asked.format('false')}, but backward gathers {some(again)} again"
 
 
-def _kept(promise: Expectations, captured: GraphAnalysis) -> set[str]:
+def _kept_parameters(promise: Expectations, captured: GraphAnalysis) -> set[str]:
     """FQNs of parameters that should stay gathered until backward."""
     asked = promise.reshard_after_forward
     if isinstance(asked, bool):
