@@ -35,7 +35,7 @@ class DecodedGraphs(threading.local):
         takes others.
         """
         keys = {name: _key(one) for name, one in sent.items()}
-        graphs = {name: self._found(keys[name], one) or decode(one) for name, one in sent.items()}
+        graphs = {name: self._kept_module(keys[name], one) or decode(one) for name, one in sent.items()}
         if keep:
             for name, one in sent.items():
                 if not one.modules:  # which register operators, and may be imported anew before the next job
