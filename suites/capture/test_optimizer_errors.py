@@ -103,6 +103,25 @@ def test_a_count_outside_of_tensors_would_stand_still_in_a_graph():
     )
 
 
+def test_so_would_a_count_that_stands_still_for_all_parameters_but_one():
+    class Matrices(Counting):
+        def update(self, parameter, state, lr):
+            state["step"] = state.get("step", 0) + (parameter.dim() == 2)
+            parameter.sub_(parameter.grad * lr * (1 + state["step"]))
+
+    assert refusal(Matrices).startswith("the optimizer Matrices counts its state step outside of tensors")
+
+
+def test_state_that_comes_late_for_one_parameter_alone_is_missing():
+    class Late(Counting):
+        def update(self, parameter, state, lr):
+            if parameter.dim() == 2 and "late" not in state and "first" in state:
+                state["late"] = torch.zeros_like(parameter)
+            state.setdefault("first" if parameter.dim() == 2 else "late", torch.zeros_like(parameter))
+
+    assert "the state late of the optimizer Late is missing before its second step" in refusal(Late)
+
+
 def test_state_that_comes_late_is_missing():
     class Late(Counting):
         def update(self, parameter, state, lr):
