@@ -163,6 +163,22 @@ def test_making_state_leaves_parameters_and_gradients_as_they_were(way, momentum
     assert [group["weight_decay"] for optimizer in optimizers for group in optimizer.param_groups] == [0.5, 0.5]
 
 
+def test_a_step_that_raises_while_state_is_made_leaves_parameters_gradients_and_options_as_they_were():
+    class Fails(torch.optim.SGD):
+        def step(self, closure=None):
+            self.param_groups[0]["params"][0].add_(1)
+            raise LookupError("lost")
+
+    parameter = torch.nn.Parameter(torch.ones(3))
+    parameter.grad = gradient = torch.full((3,), 2.0)
+    optimizer = Fails([parameter], lr=0.1, weight_decay=0.5)
+    with pytest.raises(LookupError):
+        make_state([optimizer], [parameter])
+    assert parameter.grad is gradient
+    assert torch.equal(parameter, torch.ones(3))
+    assert optimizer.param_groups[0]["weight_decay"] == 0.5
+
+
 def test_state_is_the_same_on_fake_tensors_and_on_real_shards():
     def build(parameters):
         return [torch.optim.NAdam(list(parameters.values()), foreach=True)]
