@@ -153,8 +153,16 @@ def _globals_of(name: str) -> dict[str, Any]:
     return {key: _copy_of(value) for key, value in found.items()}
 
 
-def _copy_of(value: Any) -> Any:
-    return value.clone() if isinstance(value, torch.Tensor) else value.copy() if hasattr(value, "copy") else value
+def _copy_of(value: Any, around: tuple[int, ...] = ()) -> Any:
+    """A tensor or containers of its own, also within containers; ``around`` are those that it lies in."""
+    if isinstance(value, torch.Tensor) and not around:
+        return value.clone()
+    if not isinstance(value, (list, dict, set)) or id(value) in around:
+        return value
+    inside = (*around, id(value))
+    if isinstance(value, dict):
+        return {key: _copy_of(one, inside) for key, one in value.items()}
+    return set(value) if isinstance(value, set) else [_copy_of(one, inside) for one in value]
 
 
 def _changed(before: dict[str, Any], after: dict[str, Any]) -> list[str]:

@@ -104,10 +104,11 @@ def scheduled(graph: fx.Graph, estimates: Estimates, limits: Limits, before: int
         # Filling may leave less of the last way's order, though that was no better so far: it gathers early what must be
         # unpacked.
         best.fill(several[-1], orders[-1])
+    if best.order is None:
+        # What takes the least memory: there may be room for it where no sweep found any, and else the error says how much.
+        best.offer(within(room, windows, windows.arranged(lazy(windows))))
     found = best.order
     if found is None:
-        # Offered for the error alone, which says how much the order needs that takes the least memory.
-        best.offer(within(room, windows, windows.arranged(lazy(windows))))
         raise NoRoomError(
             f"[overlap] max_memory_increase leaves {room.peak / GB:.4g} GB, and the graph needs {best.least / GB:.4g} GB with "
             "each collective where it is needed"
