@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
 from typing import TYPE_CHECKING, Any, Literal
+from zlib import crc32
 
 import torch
 import torch.distributed as dist
@@ -113,7 +114,8 @@ class _Placed:
                 f"placed_step: {where} takes {self.name!r} in {str(dtype).removeprefix('torch.')}, of which no values can be "
                 "drawn; give (whole tensor, placements), or a DTensor with values"
             )
-        generator = torch.Generator().manual_seed(sum(place * ord(letter) for place, letter in enumerate(self.name, 1)))
+        # Parameters of one shape must not have equal values, which would hide that one is taken for the other.
+        generator = torch.Generator().manual_seed(crc32(self.name.encode()))
         drawn = torch.randn(tuple(self.whole.shape), generator=generator, dtype=dtype if dtype.is_complex else torch.float32)
         return drawn.to(dtype) / 4
 

@@ -106,7 +106,7 @@ def _on_cpu(given: Sequence[fx.Node]) -> set[fx.Node]:
 
 def _needs(node: fx.Node) -> set[fx.Node]:
     """What ``node`` is computed of, but for tensors that are made of Python numbers, which are where they are needed."""
-    return {source for source in node.all_input_nodes if source.all_input_nodes or source.op == "placeholder"}
+    return {source for source in node.all_input_nodes if source.all_input_nodes or source.op in ("placeholder", "get_attr")}
 
 
 def _is_read_within(node: fx.Node, found: Collection[fx.Node]) -> bool:

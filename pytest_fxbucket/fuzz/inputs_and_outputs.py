@@ -14,7 +14,7 @@ from pytest_fxbucket.checks.bitwise.localise import bits
 
 @dataclass(frozen=True, slots=True)
 class GraphInput:
-    """One input as the graph's fake value has it. Inputs of one ``storage`` share it."""
+    """One input as the graph's fake value has it; ``storage`` is one number for all inputs that share a storage."""
 
     shape: tuple[int, ...]
     strides: tuple[int, ...]
@@ -29,8 +29,16 @@ def has_symbolic(graph_module: fx.GraphModule) -> bool:
     return any(not isinstance(size, int) for value in values for size in value.shape)
 
 
+<<<<<<< HEAD
 def graph_inputs(graph_module: fx.GraphModule, times: int = 1) -> Iterator[GraphInput]:
     """What inputs to make for ``graph_module``; symbolic sizes are ``times`` those that it was traced with."""
+=======
+def given(graph_module: fx.GraphModule, times: int = 1) -> Iterator[GraphInput]:
+    """What inputs to make for ``graph_module``; symbolic sizes are ``times`` those that it was traced with.
+
+    Strides and offsets are as traced, so no input can be made whose strides are symbolic, as of a size behind the first.
+    """
+>>>>>>> mend_c
     storages: dict[object, int] = {}
     for node in graph_module.graph.find_nodes(op="placeholder"):
         value = node.meta["val"]
@@ -40,7 +48,7 @@ def graph_inputs(graph_module: fx.GraphModule, times: int = 1) -> Iterator[Graph
 
 
 def inputs_of(inputs: Sequence[GraphInput], seed: int, rank: int) -> list[Tensor]:
-    """Integers from -4 to 4, different ones on each rank, the same in each call; inputs of one storage and dtype share it."""
+    """Integers from -4 to 4 as each dtype has them, drawn by seed and rank; inputs of one storage and dtype share it."""
     # Each storage is as large as its last element that an input reaches. It is drawn once and, for each dtype, made a tensor
     # that inputs are views of, with their own strides and offsets: aliases in the traced step stay aliases.
     sizes: dict[int, int] = {}
@@ -90,7 +98,7 @@ def _difference(a: Any, b: Any) -> str:
 
 
 def _strides(tensor: Tensor) -> tuple[int, ...]:
-    """Strides that tell where an element lies: of one element or none they do not matter."""
+    """Strides that tell where an element lies: not those of dimensions of size 1, and none of a tensor without elements."""
     return (
         tuple(stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True) if size > 1) if tensor.numel() else ()
     )

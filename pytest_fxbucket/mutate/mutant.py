@@ -89,17 +89,17 @@ class Spoiling:
             return bucketed
         key = id(bucketed)
         if key not in self._made:
-            self._made[key] = bucketed, self._broken(rank, bucketed)
+            self._made[key] = bucketed, self._broken(bucketed)
         return self._made[key][1]
 
-    def _broken(self, rank: int, bucketed: Bucketed) -> Bucketed:
+    def _broken(self, bucketed: Bucketed) -> Bucketed:
         graph, root = copy.deepcopy(bucketed.graph), bucketed.root
         # A copied graph still names the constants and subgraphs of its root: these are copied too, if there are any.
         if any(node.op == "get_attr" for node in graph.nodes):
             root = own_copy(bucketed.graph_module)
             graph = root.graph
         try:
-            self._mutant.site.change(BrokenGraph(graph, root, rank, self._world.mesh))
+            self._mutant.site.change(BrokenGraph(graph, root))
             graph.lint()
         except Exception as error:
             raise CannotMakeError(f"{self._mutant.name} cannot be made: {type(error).__name__}: {error}") from error

@@ -73,13 +73,11 @@ class SeenGraph:
 
 @dataclass
 class BrokenGraph:
-    """A copy of a graph on one rank, to be changed in place."""
+    """A copy of a graph, to be changed in place; ranks that share the graph share the copy, so it says no rank."""
 
     graph: fx.Graph
     root: torch.nn.Module
     """Holds the constants that the graph names."""
-    rank: int
-    mesh: Mesh
     nodes: dict[str, fx.Node] = field(init=False)
     """By name."""
 

@@ -17,7 +17,7 @@ from pytest_fxbucket.plan.rules import Rule, wrong
 from pytest_fxbucket.plan.schema import Plan, field_of, may_be_several, tables
 from pytest_fxbucket.words import nearest
 
-_DIGITS = re.compile(r"[0-9](_?[0-9]){999}")
+_DIGITS = re.compile(r"[0-9](_?[0-9]){999,}")
 _PLACE = re.compile(r"\s*\(at (?:line (?P<line>\d+), column (?P<column>\d+)|end of document)\)$")
 
 
@@ -120,9 +120,16 @@ def _parse(text: str, where: str) -> dict[str, object]:
 
 
 def _line_of_digits(text: str) -> str:
-    """Line of the first number with a thousand digits or more, as ``:line``; empty if there is none."""
-    found = _DIGITS.search(text)
-    return f":{text.count(chr(10), 0, found.start()) + 1}" if found else ""
+    """Line of the first number with more digits than Python reads, as ``:line``; empty if there is none."""
+    for found in _DIGITS.finditer(text):
+        # Digits may also be in a comment or a string. What ends with the number that cannot be read is the first to raise so.
+        try:
+            tomllib.loads(text[: found.end()])
+        except tomllib.TOMLDecodeError:
+            continue
+        except ValueError:
+            return f":{text.count(chr(10), 0, found.start()) + 1}"
+    return ""
 
 
 # From the parsed tables of a plan file to a Plan: unknown names, missing keys, and keys that contradict each other.

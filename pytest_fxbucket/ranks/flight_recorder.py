@@ -25,7 +25,17 @@ _DOES = {_LAUNCHED: "launched", _WAITS: "waits for", _PAST: "is past"}
 
 
 class _Group(Structure):
+<<<<<<< HEAD
     _fields_ = (("launches", c_uint32), ("checksum", c_uint32), ("at_mark", c_uint32), ("members", c_char * 256))
+=======
+    _fields_ = (
+        ("launches", c_uint32),
+        ("checksum", c_uint32),
+        ("at_mark", c_uint32),
+        ("members", c_char * 84),
+        ("name", c_char * 128),
+    )
+>>>>>>> mend_c
 
 
 class _Launch(Structure):
@@ -81,6 +91,8 @@ class RecordedGroup:
     members: tuple[int, ...]
     count: int
     checksum: int
+    name: str = ""
+    """What graphs call it; empty where launches on all groups of these members are counted as one's."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,7 +172,10 @@ def _position(record: _Record) -> RankPosition:
 
 def _groups(record: _Record) -> tuple[RecordedGroup, ...]:
     groups = record.groups[: min(record.group_count, _MOST_GROUPS)]
-    return tuple(RecordedGroup(_members(one.members.decode()), one.launches, one.checksum) for one in groups)
+    return tuple(
+        RecordedGroup(_members(one.members.decode()), one.launches, one.checksum, one.name.decode("utf-8", "replace"))
+        for one in groups
+    )
 
 
 def _launch(record: _Record, number: int) -> RecordedLaunch:
@@ -215,6 +230,7 @@ def mark(text: str) -> None:
         group.at_mark = group.launches
 
 
+<<<<<<< HEAD
 def group(ranks: tuple[int, ...]) -> int:
     """Enter a process group of these global ranks; its handle, or -1 outside of a rank and where the table has no room."""
     members = _spans(ranks).encode()
@@ -222,6 +238,13 @@ def group(ranks: tuple[int, ...]) -> int:
     if _own is None or (index := _own.group_count) >= _MOST_GROUPS or len(members) > _Group.members.size:
         return -1
     _own.groups[index] = _Group(0, 0, 0, members)
+=======
+def group(ranks: tuple[int, ...], name: str = "") -> int:
+    """Enter the group ``name`` of these global ranks; its handle, or -1 outside of a rank and when the table is full."""
+    if _own is None or (index := _own.group_count) >= _MOST_GROUPS:
+        return -1
+    _own.groups[index] = _Group(0, 0, 0, _spans(ranks).encode()[:83], name.encode()[:127])
+>>>>>>> mend_c
     _own.group_count = index + 1
     return int(index)
 

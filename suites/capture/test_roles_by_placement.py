@@ -75,6 +75,16 @@ def test_a_dtensor_gives_its_own_part_and_one_without_values_is_drawn_alike() ->
     assert not drawn.equal(own)
 
 
+@pytest.mark.usefixtures("rank_three")
+def test_two_parameters_of_one_shape_are_drawn_otherwise() -> None:
+    mesh = two_by_two()
+    spec = distribute_tensor(WEIGHT, mesh, (Shard(1), Shard(0)), src_data_rank=None)._spec
+    graph = traced(lambda a, b, x: [(a * b * x).sum(), b * x, a * x], (4, 2), (4, 2), (4, 2))
+    step = step_of(mesh, graphs=graph, parameters={"layers.17.q.weight": spec, "layers.20.v.weight": spec})
+    a, b, _ = step.inputs["joint"]
+    assert not a.equal(b)
+
+
 def test_a_graph_that_returns_lists_in_a_list_is_one_of_all_their_values(rank_three: None) -> None:
     graph = traced(lambda weight, x: [[(weight * x).sum()], [x * 2, None]], (4, 2), (4, 2))
     step = step_of(two_by_two(), graphs=graph, outputs={"joint": ["loss", "weight", None]})

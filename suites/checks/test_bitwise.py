@@ -11,9 +11,22 @@ import torch
 from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode
 
 from pytest_fxbucket.checks.bitwise.job import BitwiseOutcome, TensorDifference, bits, compare, ulps_apart
-from pytest_fxbucket.checks.bitwise.judge import difference_lines, first_node_lines, first_step, unusable_data, wrong_graphs
+from pytest_fxbucket.checks.bitwise.judge import (
+    buckets_at_hand,
+    difference_lines,
+    differing_copies,
+    differing_losses,
+    first_node_lines,
+    first_step,
+    unusable_data,
+    wrong_graphs,
+)
 from pytest_fxbucket.checks.verdict import Verdict
 from pytest_fxbucket.errors import RankError
+from pytest_fxbucket.graph.buckets import Bucket, GraphAnalysis
+from pytest_fxbucket.ranks.failure import RankFailure, RankState
+from pytest_fxbucket.ranks.flight_recorder import RankPosition, RecordedGroup, RecordedLaunch
+from suites.checks.launches_by_hand import gather
 
 FLOATS = [torch.bfloat16, torch.float16, torch.float32, torch.float64]
 INTEGER_OF = {2: torch.int16, 4: torch.int32, 8: torch.int64}
@@ -152,6 +165,34 @@ class TestJudging:
     def test_many_differences_are_counted(self) -> None:
         many = [TensorDifference(0, 0, "gradient", f"w{i}", 1, 1, 1) for i in range(15)]
         assert difference_lines([outcome(differences=many)], {})[-1] == "... and 3 more tensors in step 0"
+
+    def test_rank_0_is_named_where_it_is_not_the_first_that_holds_a_copy(self) -> None:
+        outcomes = [outcome(held={"w": "x"}, losses=["x"]), outcome(held={"w": "y"}, losses=["y"])]
+        assert differing_copies(outcomes, {"w": [[1, 0]]}) != []
+        assert differing_losses(outcomes, [[1, 0]], is_placed=True) != []
+
+    @pytest.mark.parametrize(
+        ("names", "at", "said"),
+        [
+            (("0", "dp", "dp:gather"), (1, 2), "bucket c, forward"),
+            (("0", "dp", "dp:gather"), (2, 2), "bucket d, forward"),
+            (("",), (0, 2), "bucket b, forward"),
+        ],
+    )
+    def test_the_bucket_at_hand_is_on_the_group_of_the_launch(
+        self, names: tuple[str, ...], at: tuple[int, int], said: str
+    ) -> None:
+        buckets = [gather(fqn, place, group="dp:gather" if fqn in "bd" else "dp") for place, fqn in enumerate("abcd")]
+        assert self.at_hand(buckets, names, at) == {1: said}
+
+    def at_hand(self, buckets: list[Bucket], names: tuple[str, ...], at: tuple[int, int]) -> dict[int, str]:
+        """The bucket of rank 1, which is at launch number ``at[1]`` of the recorded group ``at[0]``; all have two ranks."""
+        groups = tuple(RecordedGroup((0, 1), 0, 0, name) for name in names)
+        where = RankPosition("bucketed step 0", RecordedLaunch(at[0], 7, at[1], True, "all_gather", "", 0), groups=groups)
+        failure = RankFailure("", "timeout", 1, (RankState(1, where=where),))
+        reading = GraphAnalysis(tuple(buckets), (), (), 99)
+        members = {"dp": (0, 1), "dp:gather": (0, 1)}
+        return buckets_at_hand(failure, {1: [reading, reading]}, members, {}, ("unbucketed", "bucketed"))
 
     def test_the_first_node_is_that_of_the_rank_that_parts_first(self) -> None:
         outcomes = [outcome(), outcome(first_node=(9, "mm", "aten.mm")), outcome(first_node=(4, "add", "aten.add"))]

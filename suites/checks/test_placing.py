@@ -129,6 +129,15 @@ class TestNumbers:
         assert place([(module, [STEP])], "meta") == {("state", "a.step")}
         assert devices(module) == {"cpu"}
 
+    def test_a_number_that_meets_a_constant_goes_where_constants_go(self) -> None:
+        graph, root = fx.Graph(), torch.nn.Module()
+        root.register_buffer("one", torch.tensor(1.0))
+        taken = graph.call_function(torch.ops.aten.add.Tensor, (graph.placeholder("step"), graph.get_attr("one")))
+        graph.output((taken,))
+        module = fx.GraphModule(root, graph)
+        assert place([(module, [STEP])], "meta") == set()
+        assert module.one.device.type == "meta"
+
     def test_what_another_graph_of_the_step_computes_with_does_not_stay(self) -> None:
         update = update_of(partial(torch.optim.AdamW, fused=True))
         graphs = [(handed_on(), [STEP]), (update.graph_module, update.inputs)]

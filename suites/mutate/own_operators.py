@@ -49,6 +49,17 @@ def _cannot(broken: BrokenGraph) -> None:
     raise ValueError("not here")
 
 
+def by_rank(seen: SeenGraph) -> Iterator[Site]:
+    """Each rank is broken otherwise, as it cannot be."""
+    yield Site(next(node.name for node in seen.graph.nodes if is_wait(node)), "is scaled by the rank", _scale)
+
+
+def _scale(broken: BrokenGraph) -> None:
+    output = broken.graph.output_node()
+    made = output.all_input_nodes[0]
+    output.replace_input_with(made, broken.before(output, aten.mul.Tensor, made, broken.rank))  # type: ignore[attr-defined]
+
+
 def nowhere(seen: SeenGraph) -> Iterator[Site]:
     """Has no place anywhere."""
     return iter(())

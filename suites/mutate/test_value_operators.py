@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from pytest_fxbucket.mutate.mutant import Mutant, Spoiling
+from pytest_fxbucket.mutate.mutant import CannotMakeError, Mutant, Spoiling
 from pytest_fxbucket.passes.result import Passed
 from pytest_fxbucket.plan_on_mesh import PlanOnMesh
 from pytest_fxbucket.ranks.pools import Pools
@@ -71,6 +71,15 @@ def test_a_graph_is_broken_alike_each_time_and_a_check_says_so(
 @pytest.mark.parametrize(("plan", "check"), sorted({(plan, check) for _, plan, check in ROWS}))
 def test_the_graphs_as_they_are_pass(plans: dict[str, BrokenPlan], plan: str, check: str) -> None:
     assert plans[plan].said(check).outcome == "passed"
+
+
+def test_ranks_that_share_a_graph_share_the_broken_one_so_none_can_be_broken_by_its_number(
+    plans: dict[str, BrokenPlan],
+) -> None:
+    as_it_is = plans["adamw"]
+    (mutant,) = as_it_is.mutants("suites.mutate.own_operators:by_rank")[:1]
+    with pytest.raises(CannotMakeError, match="has no attribute 'rank'"):
+        Spoiling(as_it_is.world, mutant)(1, mutant.phase, graph(as_it_is.world, mutant).bucketed)
 
 
 @pytest.mark.parametrize("plan", PLANS)

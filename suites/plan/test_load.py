@@ -267,6 +267,8 @@ def test_reading_plans_does_not_import_torch_or_pytest() -> None:
     ("tables", "says"),
     [
         ({"run": f"seed = {'9' * 5000}"}, "12: a number there has more digits than Python reads"),
+        ({"run": f"# {'9' * 5000}\nseed = {'9' * 5000}"}, "13: a number there has more digits than Python reads"),
+        ({"run": f"compiler = '{'9' * 5000}'\nseed = {'9_' * 5000}9"}, "13: a number there has more digits than Python reads"),
         ({"run": f"seed = 0x{'f' * 5000}"}, "seed must be at most 9223372036854775807, not a number of 20000 bits"),
         ({"run": f"steps = -0b1{'0' * 5000}"}, "this is not TOML"),
         ({"run": "seed = 18446744073709551616"}, "seed must be at most 9223372036854775807, not 18446744073709551616"),
@@ -278,7 +280,18 @@ def test_reading_plans_does_not_import_torch_or_pytest() -> None:
             "[parallel] makes a mesh of 16777216 ranks, and at most 131072 can be looked at",
         ),
     ],
-    ids=["decimal", "hexadecimal", "negative", "seed", "time limit", "small mesh", "degree", "mesh"],
+    ids=[
+        "decimal",
+        "behind a comment",
+        "behind a string",
+        "hexadecimal",
+        "negative",
+        "seed",
+        "time limit",
+        "small mesh",
+        "degree",
+        "mesh",
+    ],
 )
 def test_a_number_that_nobody_can_mean_is_refused_when_it_is_read(tables: dict[str, str], says: str) -> None:
     assert says in refusal(text(**tables))

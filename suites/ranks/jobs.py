@@ -15,6 +15,7 @@ import torch.distributed as dist
 from torch.distributed import _functional_collectives as functional
 from torch.distributed.device_mesh import init_device_mesh
 
+from pytest_fxbucket.compat.c10d import group_called, make_group, make_twin
 from pytest_fxbucket.ranks import device, flight_recorder, mark
 
 
@@ -220,6 +221,15 @@ def every_kind(rank, world, payload):
     dist.broadcast(torch.ones(5, dtype=torch.int64), 0)
     dist.barrier()
     return entered()
+
+
+def on_a_twin(rank, world, payload):
+    make_group("pair", [0, 1])
+    make_twin("pair")
+    for name in ("pair", "pair:gather", "pair:gather"):
+        dist.all_reduce(torch.ones(2), group=group_called(name))
+    where = flight_recorder._position(flight_recorder._own)
+    return [(where.groups[launch.group].name, launch.number) for launch in where.launches]
 
 
 def ring(rank, world, payload):

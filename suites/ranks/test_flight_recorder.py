@@ -93,6 +93,14 @@ def test_clear_keeps_the_groups_from_before_settle_and_no_others(records):
     assert records.read(2).at.number == 1
 
 
+def test_a_group_keeps_its_name(records):
+    for name in ("dp_shard", "dp_shard:gather", "ä" * 100):
+        flight_recorder.group((0, 1), name)
+    assert [(one.members, one.name[:20]) for one in records.groups(2)] == [
+        ((0, 1), name) for name in ("dp_shard", "dp_shard:gather", "ä" * 20)
+    ]
+
+
 @pytest.mark.parametrize(
     "ranks", [(0,), (5,), (0, 1), (1, 3), (0, 1, 2, 3), (0, 4, 8, 12), (1, 2, 5), tuple(range(1, 64, 2)), (0, 1, 8, 9, 63)]
 )
@@ -148,6 +156,12 @@ def test_collectives_of_real_ranks_are_entered(ranks):
         "barrier",
     ]
     assert told == [told[0]] * 4
+
+
+@pytest.mark.parametrize("backend", ["gloo", "local"])
+def test_a_launch_on_a_twin_is_told_by_its_name(pools, backend):
+    told = pools.get(2, backend).run("suites.ranks.jobs:on_a_twin", [None] * 2, timeout_s=60)
+    assert told == [[("pair", 1), ("pair:gather", 1), ("pair:gather", 2)]] * 2
 
 
 def test_what_peers_send_each_other_is_told_apart(ranks):

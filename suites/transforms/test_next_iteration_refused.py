@@ -145,6 +145,12 @@ def test_a_write_behind_the_reduction_to_what_it_reduced() -> None:
     )
 
 
+def test_a_write_behind_what_packs_for_the_reduction() -> None:
+    step = Changed(lambda step, one: step.call(aten.neg_.default, unreduced(one.gradient)))
+    text = why(bucketed(step))
+    assert text.startswith("entry c cannot move: neg__default must stay behind cat_4, since one writes in place")
+
+
 def unreduced(gradient: fx.Node) -> fx.Node:
     return gradient.all_input_nodes[0].all_input_nodes[0]
 

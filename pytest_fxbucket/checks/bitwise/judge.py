@@ -103,7 +103,8 @@ def differing_losses(outcomes: Sequence[BitwiseOutcome], sharing: Sequence[Seque
     They do so by the placements of the user's graph if ``is_placed``, else since they have one batch.
     """
     for ranks in sharing:
-        if other := next((rank for rank in ranks if outcomes[rank].losses != outcomes[ranks[0]].losses), None):
+        other = next((rank for rank in ranks if outcomes[rank].losses != outcomes[ranks[0]].losses), None)
+        if other is not None:
             if is_placed:
                 return [f"ranks {ranks[0]} and {other} have other losses, which by its placements are the same"]
             return [
@@ -126,7 +127,8 @@ def differing_copies(outcomes: Sequence[BitwiseOutcome], copies: Mapping[str, Se
     for fqn, sets in copies.items():
         for ranks in sets:
             first = outcomes[ranks[0]].held.get(fqn)
-            if other := next((rank for rank in ranks if outcomes[rank].held.get(fqn) != first), None):
+            other = next((rank for rank in ranks if outcomes[rank].held.get(fqn) != first), None)
+            if other is not None:
                 found.setdefault((ranks[0], other), []).append(fqn)
                 break
     return [
@@ -149,15 +151,20 @@ def buckets_at_hand(
     by the name that the graphs use.
     """
     # The flight record numbers the launches of a process group from 1 in each step, so the n-th bucket on that group is the
-    # one. Groups are matched by their members.
+    # one. Groups are matched by their names: a group and its twin have the same members. Over NCCL the record has no names and
+    # numbers the launches of both together, so there members are what tells groups apart.
     found = {}
     for state in failure.states:
         where, run = state.where, state.where.mark.partition(" ")[0]
         if where.at is None or run not in runs:
             continue
-        members = where.groups[where.at.group].members
+        group = where.groups[where.at.group]
         reading = readings[state.rank][runs.index(run)]
-        buckets = [bucket for bucket in reading.buckets if members_of.get(bucket.group) == members]
+        buckets = [
+            bucket
+            for bucket in reading.buckets
+            if (bucket.group == group.name if group.name else members_of.get(bucket.group) == group.members)
+        ]
         if where.at.number <= len(buckets):
             found[state.rank] = _named(buckets[where.at.number - 1], entry_of)
     return found

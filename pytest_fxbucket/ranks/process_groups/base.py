@@ -61,12 +61,12 @@ class ReducingWork(c10d.Work):
 
 
 class ReducingGroup(c10d.ProcessGroup):
-    """A group of the global ``ranks``, as its number ``member``. Each launch is entered in this rank's flight record."""
+    """The group ``name`` of the global ``ranks``, as number ``member``. Each launch is entered in this rank's flight record."""
 
-    def __init__(self, member: int, ranks: Sequence[int]) -> None:
+    def __init__(self, member: int, ranks: Sequence[int], name: str) -> None:
         super().__init__(member, len(ranks))  # type: ignore[call-arg]  # only this one can be subclassed
         self._ranks = tuple(ranks)
-        self._recorded: int = flight_recorder.group(self._ranks)
+        self._recorded: int = flight_recorder.group(self._ranks, name)
         self._recorded_alone: int | None = None
 
     def _all_reduce(self, kind: str, tensors: Tensors, operation: ReduceOperation, owner: int | None) -> c10d.Work:

@@ -63,8 +63,8 @@ class OrderedWork(ReducingWork):
 class OrderedGloo(ReducingGroup):
     """Gloo with reductions in rank order: reduce_scatter, all_reduce, reduce, and their tensor and coalesced forms."""
 
-    def __init__(self, store: c10d.Store, rank: int, size: int, timeout: timedelta, ranks: Sequence[int] = ()) -> None:
-        super().__init__(rank, ranks or range(size))
+    def __init__(self, store: c10d.Store, rank: int, size: int, timeout: timedelta, ranks: Sequence[int], name: str) -> None:
+        super().__init__(rank, ranks or range(size), name)
         # Entered now and not at the first send: that of the default group has to stay from job to job (flight_recorder.settle).
         self._recorded_alone = flight_recorder.group((self._ranks[rank],))
         self._gloo: Any = c10d.ProcessGroupGloo(store, rank, size, timeout)
@@ -209,7 +209,8 @@ def join_plain_gloo(store: c10d.Store, rank: int, world: int, timeout: timedelta
 
 
 def _create(options: Any, _: object) -> OrderedGloo:
-    return OrderedGloo(options.store, options.group_rank, options.group_size, options.timeout, options.global_ranks_in_group)
+    ranks: Sequence[int] = options.global_ranks_in_group
+    return OrderedGloo(options.store, options.group_rank, options.group_size, options.timeout, ranks, options.group_id)
 
 
 def _as_bytes(tensor: torch.Tensor) -> torch.Tensor:

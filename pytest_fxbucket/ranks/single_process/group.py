@@ -243,7 +243,7 @@ class LocalGroup(ReducingGroup):
     """One rank's end of a group of ``table``, as its number ``member``. Launches and waits are recorded."""
 
     def __init__(self, name: str, table: ExchangeTable, member: int, scheduler: TurnScheduler) -> None:
-        super().__init__(member, table.ranks)
+        super().__init__(member, table.ranks, name)
         self._name, self._table, self._scheduler = name, table, scheduler
         self._launched = 0
         self._talks: Counter[Hashable] = Counter()

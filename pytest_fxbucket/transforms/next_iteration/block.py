@@ -288,11 +288,13 @@ def _writes(block: Block) -> Iterator[Why]:
 
 def _crossing(block: Block) -> Iterator[Why]:
     """Nodes that stay but must run after a node that moves, though they do not read it: the order of writes demands it."""
+    # What packs gradients moves as a copy, which would read them as the call left them; in this call nodes may read it.
     order = block.order
     for node, before in zip(order.nodes, order.before, strict=True):
         if node in block.nodes or node.op == "output":
             continue
-        if late := next((order.nodes[i] for i in before if order.nodes[i] in block.nodes), None):
+        unread = (order.nodes[i] for i in before if order.nodes[i] not in node.all_input_nodes)
+        if late := next((one for one in unread if one in block.nodes or one in block.copied), None):
             yield late, f"{node.name} must stay behind {late.name}, since one writes in place what the other reads"
 
 
