@@ -25,17 +25,10 @@ _DOES = {_LAUNCHED: "launched", _WAITS: "waits for", _PAST: "is past"}
 
 
 class _Group(Structure):
-<<<<<<< HEAD
-    _fields_ = (("launches", c_uint32), ("checksum", c_uint32), ("at_mark", c_uint32), ("members", c_char * 256))
-=======
     _fields_ = (
-        ("launches", c_uint32),
-        ("checksum", c_uint32),
-        ("at_mark", c_uint32),
-        ("members", c_char * 84),
-        ("name", c_char * 128),
+        *(("launches", c_uint32), ("checksum", c_uint32), ("at_mark", c_uint32)),
+        *(("members", c_char * 256), ("name", c_char * 128)),
     )
->>>>>>> mend_c
 
 
 class _Launch(Structure):
@@ -230,21 +223,13 @@ def mark(text: str) -> None:
         group.at_mark = group.launches
 
 
-<<<<<<< HEAD
-def group(ranks: tuple[int, ...]) -> int:
-    """Enter a process group of these global ranks; its handle, or -1 outside of a rank and where the table has no room."""
+def group(ranks: tuple[int, ...], name: str = "") -> int:
+    """Enter the group ``name`` of these global ranks; its handle, or -1 outside of a rank and where the table has no room."""
     members = _spans(ranks).encode()
     # Members that are cut off would make it another group, whose other members launch nothing.
     if _own is None or (index := _own.group_count) >= _MOST_GROUPS or len(members) > _Group.members.size:
         return -1
-    _own.groups[index] = _Group(0, 0, 0, members)
-=======
-def group(ranks: tuple[int, ...], name: str = "") -> int:
-    """Enter the group ``name`` of these global ranks; its handle, or -1 outside of a rank and when the table is full."""
-    if _own is None or (index := _own.group_count) >= _MOST_GROUPS:
-        return -1
-    _own.groups[index] = _Group(0, 0, 0, _spans(ranks).encode()[:83], name.encode()[:127])
->>>>>>> mend_c
+    _own.groups[index] = _Group(0, 0, 0, members, name.encode()[:127])
     _own.group_count = index + 1
     return int(index)
 
