@@ -23,7 +23,9 @@ class _AsOne(PlanOnMesh):
     """The graphs of ``parts``, captured and passed there, one behind the other."""
 
     def __init__(self, parts: PlanOnMesh) -> None:
-        super().__init__(parts.plan, parts.mesh, parts.pass_name, parts.say, parts.seconds, parts.said, parts.odd)
+        super().__init__(
+            parts.plan, parts.mesh, parts.pass_name, parts.say, parts.seconds, parts.sentences_said, parts.hidden_forwards
+        )
         self.parts = parts
 
     def step(self, rank: int) -> StepGraph:

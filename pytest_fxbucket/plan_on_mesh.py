@@ -59,9 +59,9 @@ class PlanOnMesh:
     say: Callable[[str], None]
     seconds: Seconds = field(default_factory=Seconds)
     """What the first rank's capture and its pass took, as "capture" and "pass"."""
-    said: set[str] = field(default_factory=set)
+    sentences_said: set[str] = field(default_factory=set)
     """Why captures of the plan failed: the sentences that were said, so that each is said once."""
-    odd: list[str] = field(default_factory=list)
+    hidden_forwards: list[str] = field(default_factory=list)
     """One clause for each graph module whose forward is not the code of its graph; only the graph is compared and run."""
     last: LastStep = field(default_factory=LastStep)
     """The step captured last in this run; a plan that traces the same model and mesh reuses it."""
@@ -113,9 +113,9 @@ class PlanOnMesh:
                 return self.last.get(self._cut_plan, self.mesh, rank, lambda plan: self._traced(plan, rank))
             except FxbucketError as error:
                 self._failed = error
-        if str(self._failed) in self.said:
+        if str(self._failed) in self.sentences_said:
             raise CaptureError("there is no step to check; why is said where it was asked for first in this run")
-        self.said.add(str(self._failed))
+        self.sentences_said.add(str(self._failed))
         raise self._failed
 
     def _traced(self, plan: Plan, rank: int) -> StepGraph:
@@ -134,8 +134,8 @@ class PlanOnMesh:
     def _note(self, what: str, module: object) -> None:
         if (why := why_not_its_graph(module)) and (
             clause := f"{what} {why}: the graph is what is compared and run"
-        ) not in self.odd:
-            self.odd.append(clause)
+        ) not in self.hidden_forwards:
+            self.hidden_forwards.append(clause)
 
     @cached_property
     def resolution(self) -> Resolution:
@@ -293,7 +293,7 @@ class PlanOnMesh:
         for phase, one in made.items():
             if one.report is None:
                 self._note(f"the {phase} graph that the pass returned", one.root)
-            self.odd += [note for note in one.notes if note not in self.odd]
+            self.hidden_forwards += [note for note in one.notes if note not in self.hidden_forwards]
         if self.stages.modules:
             made = {p: replace(one, modules=(*one.modules, *self.stages.modules)) for p, one in made.items()}
         return {phase: self._look(phase, step, bucketed, readings[phase]) for phase, bucketed in made.items()}
@@ -343,7 +343,14 @@ class PlanOnMesh:
     def by_pass(self, pass_name: str) -> PlanOnMesh:
         """The same step through another pass; captured once."""
         return PlanOnMesh(
-            self.plan, self.mesh, pass_name, self.say, Seconds(self.seconds), self.said, _steps=self._steps, _sent=self._sent
+            self.plan,
+            self.mesh,
+            pass_name,
+            self.say,
+            Seconds(self.seconds),
+            self.sentences_said,
+            _steps=self._steps,
+            _sent=self._sent,
         )
 
     def spoiled(self, spoil: Spoil, *, final: bool = False) -> PlanOnMesh:
@@ -351,7 +358,9 @@ class PlanOnMesh:
 
         ``spoil`` changes the graphs that the pass returned, before the transformations behind it, or else the ``final`` ones.
         """
-        other = PlanOnMesh(self.plan, self.mesh, self.pass_name, self.say, self.seconds, self.said, _base=self, _spoil=spoil)
+        other = PlanOnMesh(
+            self.plan, self.mesh, self.pass_name, self.say, self.seconds, self.sentences_said, _base=self, _spoil=spoil
+        )
         other._spoils_final = final
         other._steps, other._before_pass, other._sent, other._estimated = (
             self._steps,
@@ -365,7 +374,7 @@ class PlanOnMesh:
 
     def under(self, plan: Plan) -> PlanOnMesh:
         """The same step under another plan that traces the same; captured once, and what the pass is given is read once."""
-        other = PlanOnMesh(plan, self.mesh, self.pass_name, self.say, said=self.said, _steps=self._steps)
+        other = PlanOnMesh(plan, self.mesh, self.pass_name, self.say, sentences_said=self.sentences_said, _steps=self._steps)
         other._read = {id(step): self._readings(step) for step in self._steps.values()}
         return other
 

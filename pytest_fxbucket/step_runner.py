@@ -177,7 +177,7 @@ class PhaseGraph:
 class StepOutcome:
     """What one step gave, as if it was the last."""
 
-    given: list[torch.Tensor]
+    inputs_after: list[torch.Tensor]
     """Every input as the step left it."""
     results: list[Any]
     late: Mapping[Key, torch.Tensor]

@@ -28,7 +28,7 @@ class AcrossStages:
 
     group: str
     """Name of the process group along ``pp``."""
-    places: tuple[tuple[str, ...], ...]
+    fqns_of_ranks: tuple[tuple[str, ...], ...]
     """For each of its ranks the FQNs of its gradients, in the order of its stack."""
     order: tuple[str, ...]
     """FQNs of all gradients, in the order that one rank with all of them would stack."""
@@ -39,11 +39,11 @@ class AcrossStages:
     def gathered(self, stacked: torch.Tensor) -> torch.Tensor:
         """The norms of all gradients, in ``order``, from this rank's."""
         # An all-gather takes equally much of every rank, so norms are padded to the most that one has.
-        longest = max(map(len, self.places))
+        longest = max(map(len, self.fqns_of_ranks))
         padded = torch.nn.functional.pad(stacked.to(self.dtype), [0, longest - stacked.shape[0]]).unsqueeze(0)
-        everything = collective("all_gather_into_tensor", padded, len(self.places), self.group)
+        everything = collective("all_gather_into_tensor", padded, len(self.fqns_of_ranks), self.group)
         where: dict[str, tuple[int, int]] = {}
-        for place, names in enumerate(self.places):
+        for place, names in enumerate(self.fqns_of_ranks):
             for index, name in enumerate(names):
                 # Of a gradient that several stages have the first one counts.
                 where.setdefault(name, (place, index))

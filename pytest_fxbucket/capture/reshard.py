@@ -81,18 +81,18 @@ def _moves(node: fx.Node) -> bool:
 class Resharding:
     """What a plan asks for, and the entry of each planned parameter."""
 
-    asked: GatherAgain = None
+    gather_again: GatherAgain = None
     entry_of: Mapping[str, str] = field(default_factory=dict)
 
     def kept_gathered(self, graph: fx.Graph, inputs: Sequence[Value], outputs: Sequence[Value]) -> set[str]:
         """FQNs of those parameters among the ``inputs`` of the joint ``graph`` whose gathers backward reads too."""
         parameters = {value.fqn for value in inputs if value.role == "param"}
-        if isinstance(self.asked, bool):
-            return set() if self.asked else parameters
+        if isinstance(self.gather_again, bool):
+            return set() if self.gather_again else parameters
         if not self.entry_of:
             return set()
         last = read_graph(graph, inputs, outputs).last_read(self.entry_of)
-        kept = kept_entries(self.asked, list(dict.fromkeys(self.entry_of.values())), last and self.entry_of[last])
+        kept = kept_entries(self.gather_again, list(dict.fromkeys(self.entry_of.values())), last and self.entry_of[last])
         return {fqn for fqn in parameters if self.entry_of.get(fqn) in kept}
 
 

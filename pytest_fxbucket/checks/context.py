@@ -176,4 +176,4 @@ def schedule_problems(world: PlanOnMesh) -> list[str]:
     how = world.final_step(0).pipelined
     if how is None:
         return []
-    return list(table_problems(table_of(how.schedule, how.stages, max(how.places) + 1, how.microbatches)))
+    return list(table_problems(table_of(how.schedule, how.stages, max(how.pp_places) + 1, how.microbatches)))

@@ -165,7 +165,7 @@ def _overriding(
         problem = first_failure(plan, ("audit", "collectives"), say, Path.cwd())
         if problem is None:
             return TriedPlan(now)
-        said = problem.said
+        said = problem.sentence
         selector = problem.to_override(modules, now.overridden)
         if not selector:
             break
@@ -181,7 +181,7 @@ _MODULE = re.compile(r"tracing module (\S+) failed")
 class PlanProblem:
     """Why a plan does not pass."""
 
-    said: str
+    sentence: str
     module: str = ""
     """The module that cannot be traced, if it is one."""
     looks_at_values: bool = False

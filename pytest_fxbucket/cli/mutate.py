@@ -120,7 +120,7 @@ def _lines(plan: Plan, score: MutationScore, stopped: bool) -> Iterator[str]:
         yield f"not made: {one.unmade}"
     yield ""
     some = "stopped: " if stopped else ""
-    yield f"{some}{name_of(plan)}: {sums(score)}; {len(score.judged)} of {score.places} places"
+    yield f"{some}{name_of(plan)}: {sums(score)}; {len(score.judged)} of {score.possible} places"
 
 
 # For programs.
@@ -132,7 +132,7 @@ def _document(plan: Plan, score: MutationScore, seed: int, stopped: bool) -> dic
         "plan": str(plan.path),
         "row": plan.matrix_id,
         "seed": seed,
-        "places": score.places,
+        "places": score.possible,
         "judged": len(score.judged),
         "found": score.found_count,
         "survived": len(score.of("survived")),

@@ -97,4 +97,4 @@ def _work(plan: Plan, settings: RunSettings, asked: MutantSelection, news: Queue
 def _together(scores: list[MutationScore]) -> MutationScore:
     """One score of all workers, with the mutants in the order in which a single process would have judged them."""
     turns = zip_longest(*(score.judged for score in scores))
-    return MutationScore([one for turn in turns for one in turn if one is not None], max(score.places for score in scores))
+    return MutationScore([one for turn in turns for one in turn if one is not None], max(score.possible for score in scores))

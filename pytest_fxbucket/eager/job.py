@@ -145,7 +145,7 @@ def _followed(ours: StepRun, theirs: _Reference, batch: Sequence[Tensor], step: 
     took = _graph_step(ours, batch, step, graph)
     known = {digest for _, _, digests in ours.seen for digest in digests.values()}
     # The model may give on what it was given, as ``x.detach()`` does: inputs are no results, but are known, too.
-    known |= {bits_digest([value]) for value in (*batch, *took.given)}
+    known |= {bits_digest([value]) for value in (*batch, *took.inputs_after)}
     return first_divergence(theirs.step.trainer.model, known, lambda: theirs.take(batch, step))
 
 
@@ -277,7 +277,7 @@ def _its_own() -> Iterator[None]:
 
 def _by_key(ours: StepRun, took: StepOutcome) -> Left:
     """What the graph left, by role and name: inputs as they are now, then outputs."""
-    left = {v.key: tensor for v, tensor in zip(ours.task.inputs, took.given, strict=True)}
+    left = {v.key: tensor for v, tensor in zip(ours.task.inputs, took.inputs_after, strict=True)}
     left |= {v.key: made for v, made in zip(ours.task.outputs, took.results, strict=True)}
     return {("loss", "") if key[0] == "loss" else key: value for key, value in left.items()}
 

@@ -110,7 +110,7 @@ def explained(found: Explanation, name: str) -> Iterator[str]:
     yield f"{name}: pass {found.pass_name}, {counted(found.plan.world_size, 'rank')}{by}"
     if (how := found.pipelined) is not None:
         yield (
-            f"{counted(how.stages, 'stage')} on {counted(len(set(how.places)), 'rank')} of pp by {how.schedule}, "
+            f"{counted(how.stages, 'stage')} on {counted(len(set(how.pp_places)), 'rank')} of pp by {how.schedule}, "
             f"{counted(how.microbatches, 'microbatch')}; fxbucket stages says what they hold and what crosses"
         )
     for graph in found.graphs:

@@ -104,7 +104,7 @@ class Drawing:
     symbolic: list[ReadableValue] = field(default_factory=list)
     """Values of symbolic size. Only few steps read them: to compare the size with a number would specialise it."""
     returned: list[fx.Node] = field(default_factory=list)
-    held: list[DrawnParameter] = field(default_factory=list)
+    drawn_parameters: list[DrawnParameter] = field(default_factory=list)
     """Parameters of a whole step, which is called over and over."""
     results: list[tuple[fx.Node, str]] = field(default_factory=list)
     """What else a whole step returns, with its roles: gradients, new parameters and state."""
@@ -176,7 +176,7 @@ class Drawing:
         everything = [*self.values, *self.symbolic]
         unread = [value.node for value in everything if not value.node.users and value.node.op == "call_function"]
         outputs = [*self.returned, *(node for node in unread if node not in self.returned)]
-        if not self.held:
+        if not self.drawn_parameters:
             return self.program.returns(*outputs)
         roles = [f"loss {number}" for number in range(len(outputs))]
         return self.program.returns(

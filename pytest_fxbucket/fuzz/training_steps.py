@@ -32,14 +32,14 @@ def parameter(drawing: Drawing, step: DrawingStep) -> None:
     module = MODULES[step.a % len(MODULES)]
     made.module, backward = f"{drawing.inside}{module}", made.backward
     made.backward = False
-    number = sum(one.fqn.startswith(f"{module}.") for one in drawing.held)
+    number = sum(one.fqn.startswith(f"{module}.") for one in drawing.drawn_parameters)
     fqn, name = f"{module}.w{number}", f"{module}_w{number}"
     shape = ((2, 1, 4)[step.b % 3], COLUMNS)
     shard = made.given(name, *shape, role=f"param {fqn}")
     momentum = made.given(f"{name}_momentum", *shape, role=f"state {fqn}.momentum")
     gathered, reduced = _parted(drawing, shard, pick(_FORMS, step.b), pick(_DTYPES, step.c))
     drawing.modules.append(made.module)
-    drawing.held.append(DrawnParameter(fqn, made.module, shard, gathered, momentum, reduced))
+    drawing.drawn_parameters.append(DrawnParameter(fqn, made.module, shard, gathered, momentum, reduced))
     _used(drawing, gathered, step.b)
     if step.c % (_READ // 2) == 1:
         drawing.add(shard, plain=True)
@@ -85,7 +85,7 @@ def _row(drawing: Drawing, node: fx.Node) -> fx.Node:
 
 def gradient(drawing: Drawing, step: DrawingStep) -> None:
     """The gradient of a parameter that has none yet: made of its gathered value and an activation, then reduced."""
-    one: DrawnParameter | None = pick([one for one in drawing.held if one.gradient is None], step.a)
+    one: DrawnParameter | None = pick([one for one in drawing.drawn_parameters if one.gradient is None], step.a)
     if one is None:
         return
     made = drawing.program
@@ -107,7 +107,7 @@ def gradient(drawing: Drawing, step: DrawingStep) -> None:
 
 def update(drawing: Drawing, step: DrawingStep) -> None:
     """The update of one parameter that has a gradient, or of several, of one module or of all."""
-    ready = [one for one in drawing.held if one.gradient is not None and not one.updated]
+    ready = [one for one in drawing.drawn_parameters if one.gradient is not None and not one.updated]
     if not ready:
         return
     first: DrawnParameter = pick(ready, step.a)
@@ -184,11 +184,11 @@ UPDATES = (_plain, _foreach, _decaying, _plain, _foreach, _decaying, _plain, _fo
 
 def complete(drawing: Drawing) -> None:
     """Give each parameter its gradient and its update, the last used first."""
-    if not drawing.held:
+    if not drawing.drawn_parameters:
         return
-    while any(one.gradient is None for one in drawing.held):
+    while any(one.gradient is None for one in drawing.drawn_parameters):
         gradient(drawing, DrawingStep("gradient"))
-    while any(not one.updated for one in drawing.held):
+    while any(not one.updated for one in drawing.drawn_parameters):
         update(drawing, DrawingStep("update"))
     for node in drawing.program.graph.find_nodes(op="placeholder"):
         if node.name in _BUFFERS:

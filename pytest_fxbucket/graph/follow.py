@@ -54,7 +54,7 @@ class FollowedValues:
     @property
     def sources(self) -> list[Source | None]:
         """Sources by number; the first two (undefined bytes and zeros) are None."""
-        return self.table.found
+        return self.table.sources
 
 
 def follow(graph: fx.Graph, anew: Collection[fx.Node] = ()) -> FollowedValues:

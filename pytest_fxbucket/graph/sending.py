@@ -67,16 +67,16 @@ class SentLaunch:
 class SourceTable:
     """Every source by its number; the numbers UNDEFINED and ZERO stand for no source."""
 
-    found: list[Source | None] = field(default_factory=lambda: [None, None])
+    sources: list[Source | None] = field(default_factory=lambda: [None, None])
 
     def add(self, source: Source) -> int:
         """The number of a new source."""
-        self.found.append(source)
-        return len(self.found) - 1
+        self.sources.append(source)
+        return len(self.sources) - 1
 
     def known(self, number: int) -> Source:
         """The source ``number``, which is neither undefined nor zero."""
-        source = self.found[number]
+        source = self.sources[number]
         assert source is not None
         return source
 

@@ -200,7 +200,7 @@ class _Storage:
 
     touches: list[int] = field(default_factory=list)
     """Indices of the nodes that read, write or make it, ascending."""
-    made: list[fx.Node] = field(default_factory=list)
+    makers: list[fx.Node] = field(default_factory=list)
     """Nodes that make it, as their result."""
     fed: list[fx.Node] = field(default_factory=list)
     """Inputs of the sub-graph that live in it."""
@@ -221,7 +221,7 @@ def _storages(order: Order, nodes: Sequence[fx.Node], inputs: Sequence[fx.Node])
             storage = found.setdefault(number, _Storage())
             storage.touches.append(order.index[node])
             if number not in read:
-                storage.made.append(node)
+                storage.makers.append(node)
     for node in inputs:
         for number in order.storages(node):
             found.setdefault(number, _Storage()).fed.append(node)
@@ -245,7 +245,7 @@ def _why(order: Order, members: set[int], number: int, storage: _Storage) -> str
     if reader is not None:
         return f"{order.nodes[reader].name} reads what {_writes(writer)} later"
     # A run by itself is given its inputs as tensors that need not share memory, so a write to one need not show in another.
-    ways = [*storage.fed, *storage.made]
+    ways = [*storage.fed, *storage.makers]
     if storage.fed and len(ways) > 1:
         return f"its inputs and nodes share memory ({ways[0].name} and {ways[1].name}), and {_writes(writer)} there"
     return ""

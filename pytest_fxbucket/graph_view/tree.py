@@ -72,8 +72,8 @@ def parameters_of(tree: Tree) -> list[HeldParameter]:
     graph = tree.graph
     if graph is None:
         return []
-    if tree.given is not None:
-        return list(_given_parameters(tree, graph, tree.given))
+    if tree.known_parameters is not None:
+        return list(_given_parameters(tree, graph, tree.known_parameters))
     return list(_stated_parameters(tree, graph)) or list(_guessed(tree, graph))
 
 
@@ -195,7 +195,7 @@ class ModuleRun:
     """In graph order; empty after pickling."""
     marks: list[Mark] | None = None
     """Mark of each node; None until somebody asks."""
-    places: list[int] | None = None
+    indices: list[int] | None = None
     """Index in the graph of each node; None until somebody asks."""
     names: list[str] | None = None
     """Name of each node, after pickling; else None."""
@@ -207,7 +207,7 @@ class Tree:
 
     graph: fx.Graph | None
     """None after pickling."""
-    given: Mapping[str, KnownParameter] | None = None
+    known_parameters: Mapping[str, KnownParameter] | None = None
     """Parameters by the name of their input, if the caller said which they are."""
     direction: Direction | None = None
     """Direction of all nodes, if it is one and known."""
@@ -280,9 +280,9 @@ class Tree:
 
     def placed(self, run: ModuleRun) -> list[int]:
         """Index in the graph of each node of ``run``."""
-        if run.places is None:
-            run.places = [self._index[node] for node in run.nodes]
-        return run.places
+        if run.indices is None:
+            run.indices = [self._index[node] for node in run.nodes]
+        return run.indices
 
     @cached_property
     def calls(self) -> list[int]:

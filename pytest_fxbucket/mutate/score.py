@@ -58,7 +58,7 @@ class MutationScore:
     """The score over all mutants that were judged."""
 
     judged: Sequence[Judged]
-    places: int
+    possible: int
     """Number of all mutants of the plan, judged or not."""
 
     @property

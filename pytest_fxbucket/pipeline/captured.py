@@ -117,7 +117,7 @@ class StagedStep:
         return update
 
     def _stages_at(self, place: int) -> list[int]:
-        return [stage for stage, at in enumerate(self.pipelined.places) if at == place]
+        return [stage for stage, at in enumerate(self.pipelined.pp_places) if at == place]
 
     def _gradients_at(self, place: int) -> list[str]:
         """FQNs of the parameters whose gradients the rank at ``place`` has, in registration order."""
@@ -130,7 +130,7 @@ class StagedStep:
         # Sums go from the last stage to the first, which is the order of the whole step's backward. Where the stages of a tie
         # are on several ranks, each stage's gradient is gathered by itself, and every rank adds them in that order, so all get
         # the same bits. All ranks along pp take part in those gathers, with zeros for stages that they do not have.
-        tied, places, group = dict(self.pipelined.ties), self.pipelined.places, mesh.group("pp")
+        tied, places, group = dict(self.pipelined.ties), self.pipelined.pp_places, mesh.group("pp")
         by_fqn = {parameter.fqn: parameter for parameter in self.microbatch.parameters}
         inputs: list[Value] = []
         for fqn, stages in tied.items():

@@ -91,9 +91,9 @@ class _Composing:
             made.meta = dict(node.meta)
         # By stage: nodes of the composed graph under the names that values have when they cross; the names that the stage has
         # read or sent on; and what it has received.
-        self.have: list[dict[str, fx.Node]] = [{} for _ in how.places]
-        self.read: list[set[str]] = [set() for _ in how.places]
-        self.received: list[dict[str, Crossing]] = [{} for _ in how.places]
+        self.have: list[dict[str, fx.Node]] = [{} for _ in how.pp_places]
+        self.read: list[set[str]] = [set() for _ in how.pp_places]
+        self.received: list[dict[str, Crossing]] = [{} for _ in how.pp_places]
         self.results: dict[Key, fx.Node] = {}
         self.crossed: dict[str, str] = {}
         """Names of received values among the results, each to the value's name in the microbatch's graph."""
@@ -174,11 +174,11 @@ class _Composing:
 
     def _part(self, stage: int, work: Work) -> None:
         """Inline the graph of ``stage`` for ``work``."""
-        step, phase = self.places[self.how.places[stage]], phase_of(stage, work)
+        step, phase = self.places[self.how.pp_places[stage]], phase_of(stage, work)
         # A stage has either ``backward`` or its two parts, and no graph for a part that gives nothing.
         if phase not in step.graphs:
             return
-        module: fx.GraphModule = self.graphs[self.how.places[stage]][phase]
+        module: fx.GraphModule = self.graphs[self.how.pp_places[stage]][phase]
         copies: dict[fx.Node, fx.Node] = {}
         for node, value in zip(module.graph.find_nodes(op="placeholder"), step.inputs[phase], strict=True):
             source = self._source(stage, value)
@@ -204,7 +204,7 @@ class _Composing:
 
     def _kept_waiting(self, stage: int) -> None:
         """Find gradients of weights in ``input`` that nothing sent back needs: the stage before would wait for them in vain."""
-        place, phase = self.how.places[stage], phase_of(stage, "input")
+        place, phase = self.how.pp_places[stage], phase_of(stage, "input")
         if phase not in self.places[place].graphs:
             return
         # Back through the graph from what is sent to the stage before; a gradient that is not met on the way is not needed
@@ -264,7 +264,7 @@ def parameter_problems(staged: StagedStep, places: Sequence[StepGraph]) -> list[
     how, problems = staged.pipelined, list[str]()
     tied = dict(how.ties)
     reduced: dict[str, list[int]] = {}
-    for stage, place in enumerate(how.places):
+    for stage, place in enumerate(how.pp_places):
         for value in places[place].outputs.get(phase_of(stage, "reduce"), ()):
             reduced.setdefault(value.fqn, []).append(stage)
     for fqn, stages in reduced.items():
@@ -284,7 +284,7 @@ def parameter_problems(staged: StagedStep, places: Sequence[StepGraph]) -> list[
 def _lost(staged: StagedStep, places: Sequence[StepGraph], reduced: Mapping[str, Sequence[int]]) -> list[str]:
     """Parameters that a stage reads and does not gather, or makes a gradient of and does not reduce once."""
     how, problems = staged.pipelined, list[str]()
-    for stage, place in enumerate(how.places):
+    for stage, place in enumerate(how.pp_places):
         step = places[place]
         gathered = {value.fqn for value in step.outputs.get(phase_of(stage, "unshard"), ())}
         for work in WORKS:
@@ -300,10 +300,10 @@ def _lost(staged: StagedStep, places: Sequence[StepGraph], reduced: Mapping[str,
 def _rank_lost(staged: StagedStep, place: int, step: StepGraph) -> list[str]:
     """Parameters that the rank at ``place`` updates without reading them in any stage, or reads and does not update."""
     how = staged.pipelined
-    own = {read.fqn: read.stage for read in sorted(staged.microbatch.reads, reverse=True) if how.places[read.stage] == place}
+    own = {read.fqn: read.stage for read in sorted(staged.microbatch.reads, reverse=True) if how.pp_places[read.stage] == place}
     wanted = [value.fqn for values in staged.whole.outputs.values() for value in values if value.role == "param"]
     updated = [value.fqn for value in step.outputs.get(UPDATE, ()) if value.role == "param"]
-    stages = ", ".join(str(stage) for stage, at in enumerate(how.places) if at == place)
+    stages = ", ".join(str(stage) for stage, at in enumerate(how.pp_places) if at == place)
     return [
         *(f"rank {place} of pp updates {fqn}, which its stages, {stages}, do not read" for fqn in updated if fqn not in own),
         *(
@@ -316,8 +316,8 @@ def _rank_lost(staged: StagedStep, place: int, step: StepGraph) -> list[str]:
 
 def _sum_problems(fqn: str, stages: Sequence[int], how: Pipelined, places: Sequence[StepGraph]) -> list[str]:
     problems = []
-    for place in dict.fromkeys(how.places[stage] for stage in stages):
-        own = [stage for stage in stages if how.places[stage] == place]
+    for place in dict.fromkeys(how.pp_places[stage] for stage in stages):
+        own = [stage for stage in stages if how.pp_places[stage] == place]
         taken = [value for value in places[place].inputs.get(TIES, ()) if value.fqn == fqn]
         given = [value for value in places[place].outputs.get(TIES, ()) if value.fqn == fqn]
         if len(taken) != len(own) or len(given) != 1:

@@ -109,7 +109,10 @@ def _by_part(forward: Forward, places: Sequence[int]) -> list[list[fx.Node]]:
 
 def _parameters(forward: Forward, places: Sequence[int]) -> list[list[int]]:
     sizes = {fqn: parameter.numel() for fqn, parameter in forward.parameters.items()}
-    read = [{forward.held.get(s, "") for node in part for s in node.all_input_nodes} for part in _by_part(forward, places)]
+    read = [
+        {forward.parameter_nodes.get(s, "") for node in part for s in node.all_input_nodes}
+        for part in _by_part(forward, places)
+    ]
     return _of_runs(read, lambda fqns: sum(sizes.get(fqn, 0) for fqn in fqns))
 
 

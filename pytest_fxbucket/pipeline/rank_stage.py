@@ -27,7 +27,7 @@ class RunnableStage(RankStage):
 
     def __init__(self, index: int, how: Pipelined, device: str, run: Run, sums: Mapping[str, Value], asked: list[str]) -> None:
         """``sums``: gradients to reduce by FQN, in the dtype of their sums; ``asked`` gets each action that torch asks for."""
-        super().__init__(index, how.stages, device, how.group, dict(enumerate(how.places)))
+        super().__init__(index, how.stages, device, how.group, dict(enumerate(how.pp_places)))
         self._run, self._sums, self._asked = run, sums, asked
         self._receives, self._sends = _around(how.forward, index)
         self._gives, self._gets = _around(how.backward, index)

@@ -41,7 +41,7 @@ class PipelinedTask:
     @classmethod
     def of(cls, how: Pipelined, place: int, graphs: Iterable[PhaseGraph]) -> PipelinedTask:
         """The task of the rank at ``place`` along pp."""
-        table = table_of(how.schedule, how.stages, max(how.places) + 1, how.microbatches)
+        table = table_of(how.schedule, how.stages, max(how.pp_places) + 1, how.microbatches)
         # Without gathers: a stage gathers once a step, however often the table says UNSHARD and RESHARD.
         order = (action.token for action in leaves(table.ranks[place]) if action.kind not in GATHERS)
         return cls(how, tuple(graphs), tuple(order))

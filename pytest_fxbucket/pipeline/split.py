@@ -89,7 +89,7 @@ def _refuse_kept(
     forward: Forward, stages: Mapping[fx.Node, int], order: Order, writers: Mapping[fx.Node, set[int]]
 ) -> set[int]:
     """Storages of parameters, buffers and arguments; raises :class:`StageError` if two stages see one that is written."""
-    names = {**{node: f"argument {path}" for node, path in forward.batch.items()}, **forward.held}
+    names = {**{node: f"argument {path}" for node, path in forward.batch.items()}, **forward.parameter_nodes}
     kept = {storage: node for node in names for storage in order.storages(node)}
     for node, storages in writers.items():
         for storage in sorted(storages & kept.keys()):
@@ -128,7 +128,7 @@ def split_forward(forward: Forward, cuts: Sequence[str], hooks: Hooks | None = N
     places = cut_places(cuts, forward.calls, forward.modules, work_of(forward))
     write_in_one_stage(forward, places)
     stages = stage_of_each(forward.graph_module.graph, places)
-    everywhere = {node for node in stages if node in forward.held or node.op == "get_attr"}
+    everywhere = {node for node in stages if node in forward.parameter_nodes or node.op == "get_attr"}
     # Forward hooks of the model run on the last stage and are given the arguments, so all of the batch must get there.
     seen = [*forward.batch] if hooks is not None and forward_hooks(forward.root) else []
     # Stage i receives flows[i] and sends flows[i + 1]. The last sends nothing: it gives the model's result.
@@ -142,7 +142,7 @@ def split_forward(forward: Forward, cuts: Sequence[str], hooks: Hooks | None = N
         result = (forward.result,) if index == len(cuts) else None
         gives: Any = sends if result is None else forward.graph_module.graph.output_node().args[0]
         read = {source for node in own for source in node.all_input_nodes}.union([*gives, *seen] if result else ())
-        held = list(dict.fromkeys(fqn for node, fqn in forward.held.items() if node in read))
+        held = list(dict.fromkeys(fqn for node, fqn in forward.parameter_nodes.items() if node in read))
         summary = Summary(
             index=index,
             modules=_modules(forward, places, index),
@@ -206,7 +206,7 @@ def _part(
     """A graph of ``nodes`` that takes the ``held`` parameters and buffers, then what is received, and gives ``outputs``."""
     graph, constants = fx.Graph(), dict[str, Any]()
     inputs = {fqn: graph.placeholder(f"held_{number}") for number, fqn in enumerate(held)}
-    copies = {node: inputs[fqn] for node, fqn in forward.held.items() if fqn in inputs}
+    copies = {node: inputs[fqn] for node, fqn in forward.parameter_nodes.items() if fqn in inputs}
     for node in receives:
         copies[node] = graph.placeholder(node.name)
     for node in copies:

@@ -17,7 +17,7 @@ _MOST_RANKS = 8
 def stage_lines(how: Pipelined) -> list[str]:
     """A line for each stage and each tensor that crosses, then the schedule's table."""
     lines = [f"pipeline {how.schedule}, {counted(how.stages, 'stage')}, {counted(how.microbatches, 'microbatch')}"]
-    for stage, place in enumerate(how.places):
+    for stage, place in enumerate(how.pp_places):
         lines.append(f"  stage {stage} on pp {place}")
         if stage + 1 < how.stages:
             lines += _crossing_lines(f"forward to stage {stage + 1}", how.forward[stage])
@@ -35,7 +35,7 @@ def _crossing_lines(where: str, flow: Sequence[Crossing]) -> Iterator[str]:
 
 
 def _table_lines(how: Pipelined) -> list[str]:
-    table = table_of(how.schedule, how.stages, max(how.places) + 1, how.microbatches)
+    table = table_of(how.schedule, how.stages, max(how.pp_places) + 1, how.microbatches)
     text = text_of(table)
     if table.pp > _MOST_RANKS:
         return [f"  schedule of {table.pp} ranks: sha256 {hashlib.sha256(text.encode()).hexdigest()}"]

@@ -45,7 +45,7 @@ class Forward:
     graph_module: fx.GraphModule
     root: nn.Module
     """The module that has the parameters and buffers."""
-    held: Mapping[fx.Node, str]
+    parameter_nodes: Mapping[fx.Node, str]
     """Nodes that are a parameter or buffer, with its first FQN."""
     batch: Mapping[fx.Node, str]
     """Nodes that are a tensor of the batch, each with its path in the arguments, in the order of the arguments."""

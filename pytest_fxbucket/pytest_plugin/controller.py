@@ -28,7 +28,7 @@ class GoldensOutcome:
     """What became of the goldens in the end."""
 
     written: WriteOutcome = field(default_factory=WriteOutcome)
-    found: FolderScan | None = None
+    unowned: FolderScan | None = None
     """goldens that no plan or test owns; None if nobody looked for them"""
     removed: WriteOutcome | None = None
     """what --fxbucket-prune did; None without it"""
@@ -140,7 +140,7 @@ class Controller:
         options = self._fx.options
         store = GoldenStore(options.golden_dir, options.rootdir)
         found = GoldenOwners(store, self._compared, lambda path: ran_whole(path, self._fx.whole_files, self._outcomes)).look()
-        self._done.found = found
+        self._done.unowned = found
         if options.prune and self._start is not None:
             self._done.removed = prune(found.orphans, self._start)
 
@@ -169,7 +169,7 @@ class Controller:
         # compared.
         if done.removed is not None:
             return bool(done.written.errors or done.removed.errors)
-        return bool(done.written.errors or (done.found and done.found.orphans and done.found.has_seen_all))
+        return bool(done.written.errors or (done.unowned and done.unowned.orphans and done.unowned.has_seen_all))
 
 
 def golden_lines(done: GoldensOutcome, options: Options) -> Iterator[str]:
@@ -183,10 +183,10 @@ def golden_lines(done: GoldensOutcome, options: Options) -> Iterator[str]:
             yield f"golden removed: {options.shown(path)}"
         for error in done.removed.errors:
             yield f"golden NOT removed: {_short(error, options)}"
-    elif done.found and done.found.orphans:
-        for orphan in done.found.orphans:
+    elif done.unowned and done.unowned.orphans:
+        for orphan in done.unowned.orphans:
             yield f"golden that nobody owns: {options.shown(orphan.path)} ({orphan.reason})"
-        fails = "every other golden was compared, so this fails the run; " if done.found.has_seen_all else ""
+        fails = "every other golden was compared, so this fails the run; " if done.unowned.has_seen_all else ""
         yield f"{fails}to remove what nobody owns, run again with --fxbucket-prune"
 
 

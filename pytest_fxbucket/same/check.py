@@ -82,7 +82,7 @@ class SameProgram:
         if added := [name for one in found for name in one.added]:
             how = f"compared from behind {self.world.stages.before[-1].name} on" if self._has_given else "not compared"
             yield f"{how}: {some(list(dict.fromkeys(added)))}, which only one of the graphs has"
-        yield from dict.fromkeys(world.odd)
+        yield from dict.fromkeys(world.hidden_forwards)
 
     def _sets(self) -> list[list[int]]:
         """Ranks that are looked at, in sets whose graphs need to be compared only once."""

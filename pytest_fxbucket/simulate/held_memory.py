@@ -157,7 +157,7 @@ def run_stages(runs: GraphRuns, how: Pipelined, rounding: int) -> list[HeldStora
     """Run the rank's graphs in the table's order, then ties and the update; the storages that these and transfers leave."""
     from pytest_fxbucket.pipeline.schedules import leaves, table_of  # torch's schedules take a second to import
 
-    table = table_of(how.schedule, how.stages, max(how.places) + 1, how.microbatches)
+    table = table_of(how.schedule, how.stages, max(how.pp_places) + 1, how.microbatches)
     stages = _Stages(runs, how, rounding)
     for action in leaves(table.ranks[Mesh(runs.step.mesh).at(runs.step.rank, "pp")]):
         stages.do(action)

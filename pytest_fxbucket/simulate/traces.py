@@ -56,7 +56,7 @@ class _Wanted(NamedTuple):
 class _Step:
     """One run of the graphs in the trace."""
 
-    found: tuple[tuple[_Wanted, _Event], ...]
+    events: tuple[tuple[_Wanted, _Event], ...]
     missing: tuple[_Wanted, ...]
     more: tuple[_Event, ...]
     """Calls between the found ones that match no node, of operators that the graphs use."""
@@ -151,7 +151,7 @@ def _steps(path: Path, step: StepGraph, calls: Sequence[_Event]) -> list[_Step]:
     steps: list[_Step] = []
     count = sum(not is_free(each.node) for each in wanted)
     begin = 0
-    while begin < len(calls) and (one := _matched(wanted, calls, begin)).found:
+    while begin < len(calls) and (one := _matched(wanted, calls, begin)).events:
         kernels = [each for each in one.missing if not is_free(each.node)]
         if len(kernels) > _MOST_MISSING * count or len(one.more) > _MOST_MORE * count:
             break
@@ -208,15 +208,15 @@ _Took = Iterator[tuple[str, _Wanted, float]]
 
 def _host(step: _Step) -> _Took:
     """The host's seconds for each node: from the start of its call to that of the next."""
-    for number, (wanted, call) in enumerate(step.found):
-        behind = step.found[number + 1][1] if number + 1 < len(step.found) else None
+    for number, (wanted, call) in enumerate(step.events):
+        behind = step.events[number + 1][1] if number + 1 < len(step.events) else None
         yield "host", wanted, (behind.start if behind is not None else call.end) - call.start
 
 
 def _gloo(step: _Step, events: Sequence[Mapping[str, Any]]) -> _Took:
     """The seconds in flight for each launch: gloo's threads run them one after the other, in the order of the launches."""
     ranges = iter(_annotations(events))
-    for wanted, call in step.found:
+    for wanted, call in step.events:
         if launch_kind(wanted.node) is not None:
             one = next((each for each in ranges if each.start >= call.start), None)
             if one is not None:
@@ -225,14 +225,14 @@ def _gloo(step: _Step, events: Sequence[Mapping[str, Any]]) -> _Took:
 
 def _device(step: _Step, events: Sequence[Mapping[str, Any]], work: Sequence[Mapping[str, Any]]) -> _Took:
     """The seconds of the kernels that each node launched; for a collective only those of NCCL, for others only the rest."""
-    starts = [call.start for _, call in step.found]
+    starts = [call.start for _, call in step.events]
     caller: dict[object, _Wanted] = {}
     for event in events:
         if event.get("cat") in _LAUNCHES:
             launched = _event(event)
             number = bisect_right(starts, launched.start) - 1
-            if number >= 0 and launched.start < step.found[number][1].end:
-                caller[event.get("args", {}).get("correlation")] = step.found[number][0]
+            if number >= 0 and launched.start < step.events[number][1].end:
+                caller[event.get("args", {}).get("correlation")] = step.events[number][0]
     took: dict[_Wanted, float] = {}
     for event in work:
         wanted, one = caller.get(event.get("args", {}).get("correlation")), _event(event)

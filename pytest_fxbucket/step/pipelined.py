@@ -61,7 +61,7 @@ class Pipelined:
     schedule: str
     """As the plan names it."""
     microbatches: int
-    places: tuple[int, ...]
+    pp_places: tuple[int, ...]
     """For each stage the place along ``pp`` of the rank that has it."""
     forward: tuple[tuple[Crossing, ...], ...]
     """For each stage but the last what it sends to the next one, for one microbatch, in order."""
@@ -75,7 +75,7 @@ class Pipelined:
     @property
     def stages(self) -> int:
         """How many there are in all."""
-        return len(self.places)
+        return len(self.pp_places)
 
     def runs_of(self, phase: str) -> int:
         """How often a step runs the graph ``phase``: for each microbatch, but once if it gathers, sums or updates."""

@@ -117,7 +117,7 @@ class WholeParameters:
     paused: Callable[[], bool]
     now: dict[str, torch.Tensor] = field(default_factory=dict)
     """Parameters that are gathered at present, by FQN."""
-    kept: dict[str, torch.Tensor] = field(default_factory=dict)
+    waiting_gradients: dict[str, torch.Tensor] = field(default_factory=dict)
     """Gradients that wait, not reduced, to be summed with those of a later backward, by FQN."""
     busy: bool = False
     """Whether a gather is being recorded, which itself reads the parameter: that read must give the shard."""
@@ -181,7 +181,7 @@ class WholeParameters:
 
     def refuse_kept(self) -> None:
         """Raise :class:`CaptureError` for gradients that the step leaves to a later one."""
-        if fqn := next(iter(self.kept), None):
+        if fqn := next(iter(self.waiting_gradients), None):
             raise CaptureError(
                 f"the gradient of {fqn} is not reduced when the step ends, by set_requires_gradient_sync(False); let the last "
                 "backward of each step reduce it"

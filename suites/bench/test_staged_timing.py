@@ -60,7 +60,7 @@ def test_each_stage_is_a_lane_with_every_work_of_every_microbatch(timed: tuple[P
     assert how is not None
     for variant in ("bucketed", "unbucketed"):
         spans = found.spans[variant]
-        for stage, rank in enumerate(how.places):
+        for stage, rank in enumerate(how.pp_places):
             own = [span for span in spans if span.stream == lane_of(stage)]
             assert {span.rank for span in own} == {rank}
             ran = sorted(span.label for span in own if span.kind == "compute")
@@ -77,7 +77,7 @@ def test_waits_for_transfers_stand_in_the_lane_of_the_stage_that_receives(timed:
     assert how is not None
     waits = [span for span in found.spans["bucketed"] if span.kind == "wait" and span.stream.startswith("stage ")]
     received = {(span.stream, word) for span in waits for word in span.label.split(" and ") if word.startswith("receive")}
-    crossed = [stage for stage in range(1, how.stages) if how.places[stage] != how.places[stage - 1]]
+    crossed = [stage for stage in range(1, how.stages) if how.pp_places[stage] != how.pp_places[stage - 1]]
     assert received == {
         one
         for stage in crossed

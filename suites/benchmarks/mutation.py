@@ -49,7 +49,9 @@ def main() -> None:
             scores.append(_scored(name, MutantSelection(seed=options.seed, at_most=options.at_most), pools))
     finally:
         pools.close()
-    _print("all", MutationScore([one for score in scores for one in score.judged], sum(score.places for score in scores)), 0.0)
+    _print(
+        "all", MutationScore([one for score in scores for one in score.judged], sum(score.possible for score in scores)), 0.0
+    )
 
 
 def _scored(name: str, asked: MutantSelection, pools: Pools) -> MutationScore:
@@ -74,7 +76,7 @@ def _print(name: str, score: MutationScore, seconds: float) -> None:
     alone, of = score.without_golden
     beside = f"{alone} of {of}"
     print(
-        f"{name:<16}{score.places:>8}{len(score.counted_mutants):>9}{percent(score.share):>9}{len(score.of('equivalent')):>10}{beside:>16}"
+        f"{name:<16}{score.possible:>8}{len(score.counted_mutants):>9}{percent(score.share):>9}{len(score.of('equivalent')):>10}{beside:>16}"
         f"{seconds:>9.0f}",
         flush=True,
     )

@@ -167,7 +167,7 @@ class TestJudging:
         assert difference_lines([outcome(differences=many)], {})[-1] == "... and 3 more tensors in step 0"
 
     def test_rank_0_is_named_where_it_is_not_the_first_that_holds_a_copy(self) -> None:
-        outcomes = [outcome(held={"w": "x"}, losses=["x"]), outcome(held={"w": "y"}, losses=["y"])]
+        outcomes = [outcome(parameter_digests={"w": "x"}, losses=["x"]), outcome(parameter_digests={"w": "y"}, losses=["y"])]
         assert differing_copies(outcomes, {"w": [[1, 0]]}) != []
         assert differing_losses(outcomes, [[1, 0]], is_placed=True) != []
 

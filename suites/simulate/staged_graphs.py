@@ -22,7 +22,7 @@ def place(rank: int, phases: Mapping[Phase, float], pipelined: Pipelined) -> tup
         graphs[phase] = fx.GraphModule(torch.nn.Module(), made.finish())
         inputs[phase], outputs[phase] = tuple(made.inputs), tuple(made.outputs)
         took |= {new: microseconds * 1e-6 for new in graphs[phase].graph.nodes if new.name == node.name}
-    mesh = (MeshDim("pp", len(set(pipelined.places))),)
+    mesh = (MeshDim("pp", len(set(pipelined.pp_places))),)
     return StepGraph(graphs, inputs, outputs, (), (), mesh, rank, pipelined=pipelined), took
 
 

@@ -131,10 +131,10 @@ class Anchors:
             for name in names_of(one.module):  # so the gathers are traced: what :meth:`_call` reads is not
                 self._read(one, name)
         call = self._call(one, given, tensors)
-        flat = [*(self._read(one, name) for name in call.held), *tensors]
+        flat = [*(self._read(one, name) for name in call.state_names), *tensors]
         # Without a graph behind it, a tensor that the call gives no gradient is not asked for one.
         flat = [t if i in call.asks or not t.requires_grad else t.detach() for i, t in enumerate(flat)]
-        held, inputs = flat[: len(call.held)], flat[len(call.held) :]
+        held, inputs = flat[: len(call.state_names)], flat[len(call.state_names) :]
         return rebuilt(call.gives, ANCHOR_FORWARD(one.key, call.text(), held, inputs, next(self._numbers)))
 
     def _read(self, one: OverriddenModule, name: str) -> torch.Tensor:

@@ -23,9 +23,9 @@ _LOOKS = re.compile(r"(\w+)\[([\d, ]*)\](?:\{([\d, ]*)\})?")
 class ModuleCall:
     """One call: what it is given, what it gives, and where gradients go. Plain data."""
 
-    held: tuple[str, ...]
+    state_names: tuple[str, ...]
     """Names, within the module, of the parameters, buffers and state that it reads, in the order of the node's argument."""
-    given: Written
+    arguments: Written
     """(args, kwargs), by :func:`written`."""
     gives: Written
     """The result, likewise."""
@@ -42,7 +42,7 @@ class ModuleCall:
 
     def name_of(self, number: int) -> str:
         """For people: tensor ``number`` of held and then the tensors given."""
-        return self.held[number] if number < len(self.held) else f"its input {number - len(self.held)}"
+        return self.state_names[number] if number < len(self.state_names) else f"its input {number - len(self.state_names)}"
 
     def empty_results(self, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """Tensors as promised, on the device of the first of ``tensors``."""

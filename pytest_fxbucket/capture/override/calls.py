@@ -226,13 +226,13 @@ class _Forward(nn.Module):
 def _run(key: str, made: ModuleCall, twins: Tensors) -> list[torch.Tensor]:
     """What the module gives with ``twins`` in place of its tensors and inputs. Raises for other results than were promised."""
     module = module_at(key)
-    if list(made.held) != names_of(module):
+    if list(made.state_names) != names_of(module):
         raise CaptureError(
             f"module {fqn_of(key)} has other parameters and buffers than when the step was traced: "
-            f"{some(names_of(module)) or 'none'}, and it had {some(made.held) or 'none'}"
+            f"{some(names_of(module)) or 'none'}, and it had {some(made.state_names) or 'none'}"
         )
-    args, kwargs = rebuilt(made.given, twins[len(made.held) :])
-    held = {f"module.{name}": twin for name, twin in zip(made.held, twins, strict=False)}
+    args, kwargs = rebuilt(made.arguments, twins[len(made.state_names) :])
+    held = {f"module.{name}": twin for name, twin in zip(made.state_names, twins, strict=False)}
     versions = [twin._version for twin in twins]
     try:
         with torch.enable_grad() if made.asks else torch.no_grad():

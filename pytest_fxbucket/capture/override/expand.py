@@ -162,7 +162,7 @@ class _Expansion:
         and gradients as ``back`` wants them. Raises :class:`CaptureError` for what cannot be traced.
         """
         call, nodes, before = anchor.call, anchor.tensors, list[fx.Node]()
-        places = {f"{one.fqn}.{name}": i for i, name in enumerate(call.held) if f"{one.fqn}.{name}" in one.state}
+        places = {f"{one.fqn}.{name}": i for i, name in enumerate(call.state_names) if f"{one.fqn}.{name}" in one.state}
         for name, i in places.items():
             self.inputs.setdefault(name, nodes[i])
         # The first forward of a call number notes the state that it finds; one computed again, and the backward, use the same.
@@ -172,8 +172,8 @@ class _Expansion:
         grads, wanted = (back.grads, back.wanted) if back is not None else ({}, ())
 
         def function(*flat: torch.Tensor) -> list[torch.Tensor]:
-            held = dict(zip(call.held, flat, strict=False))
-            output, new = run_subgraph(one, subgraph, held, call.given, flat[len(held) : len(nodes)])
+            held = dict(zip(call.state_names, flat, strict=False))
+            output, new = run_subgraph(one, subgraph, held, call.arguments, flat[len(held) : len(nodes)])
             results: list[torch.Tensor] = []
             written(output, results, f"the sub-graph of module {one.fqn} gives")
             # Nodes so far are the forward's, what follows is the backward's: they go to different places in the graph.
@@ -209,7 +209,7 @@ def _replace(anchor: fx.Node, results: Sequence[fx.Node]) -> None:
 class _Inlining:
     """A sub-graph, traced forward and backward at once, on its way into a graph: forward is put in first, then the rest."""
 
-    made: fx.GraphModule
+    joint: fx.GraphModule
     forward: set[fx.Node]
     """Nodes of ``made`` that its forward computes."""
     results: Sequence[fx.Node]
@@ -221,13 +221,13 @@ class _Inlining:
 
     def place_forward(self, anchor: fx.Node) -> None:
         """Copy the nodes that forward computes, to stand before ``anchor``."""
-        self._place(anchor, [node for node in self.made.graph.nodes if node in self.forward])
+        self._place(anchor, [node for node in self.joint.graph.nodes if node in self.forward])
 
     def place_backward(self, anchor: fx.Node, grads: Sequence[fx.Node]) -> None:
         """Copy the nodes that are not placed yet. ``grads`` are known only now, as other anchors may have given them."""
-        placeholders = self.made.graph.find_nodes(op="placeholder")
+        placeholders = self.joint.graph.find_nodes(op="placeholder")
         self.copies.update(zip(placeholders[len(placeholders) - len(grads) :], grads, strict=True))
-        self._place(anchor, self.made.graph.nodes)
+        self._place(anchor, self.joint.graph.nodes)
 
     def _place(self, anchor: fx.Node, nodes: Iterable[fx.Node]) -> None:
         with anchor.graph.inserting_before(anchor), self.fake_mode, torch.no_grad():
@@ -236,7 +236,7 @@ class _Inlining:
                     self.copies[node] = copy = anchor.graph.node_copy(node, self.copies.__getitem__)
                     copy.meta = _origin(anchor)
                     if node.op == "get_attr":
-                        constant = getattr(self.made, str(node.target))
+                        constant = getattr(self.joint, str(node.target))
                         copy.target, copy.meta["val"] = self.hold(constant), self.fake_mode.from_tensor(constant)
                     else:
                         copy.meta["val"] = value_of_new(copy)

@@ -95,7 +95,7 @@ class BitwiseOutcome:
     """Digest of the batch of each step."""
     built: dict[str, str] = field(default_factory=dict)
     """Digest of each whole parameter and buffer as the model's factory made it."""
-    held: dict[str, str] = field(default_factory=dict)
+    parameter_digests: dict[str, str] = field(default_factory=dict)
     """Digest of this rank's part of each parameter, with its gradient and state, after the last step of the unbucketed run."""
     still: list[str] = field(default_factory=list)
     """FQNs of parameters that the optimizer left as they were."""
@@ -111,7 +111,7 @@ class BitwiseOutcome:
     """(position in its graph, node name, operator) of the first node whose bits differ."""
     first_graph: str = "bucketed"
     """The graph of that node: bucketed, or setup, steady, cleanup."""
-    made: dict[Crossed, str] = field(default_factory=dict)
+    sent_digests: dict[Crossed, str] = field(default_factory=dict)
     """In the step to localise, the digest of each value that a pipeline stage of this rank made for a neighbouring stage."""
     received: dict[Crossed, str] = field(default_factory=dict)
     """The same for each value that a stage of this rank received."""
@@ -165,7 +165,7 @@ def run(rank: int, world: int, task: BitwiseTask) -> BitwiseOutcome:
             took.append(one.step([tensor.clone() for tensor in batch], step + 1, task.steps))
         outcome.differences += _compare_late(step, rank, before, took[1].late)
         if edges:  # edge values may give NaNs on the way
-            _one_nan([tensor for each in took for tensor in (*each.results, *each.given)])
+            _one_nan([tensor for each in took for tensor in (*each.results, *each.inputs_after)])
         outcome.differences += _compare_step(step, rank, [(one.task, each) for one, each in zip(runs, took, strict=True)])
         results = took[0].results
         before = {value.key: result for value, result in zip(task.outputs, results, strict=True)}
@@ -178,7 +178,7 @@ def run(rank: int, world: int, task: BitwiseTask) -> BitwiseOutcome:
             if value.role == "grad" and bool((result != 0).any()):
                 zero.discard(value.fqn)
     outcome.zero = sorted(zero)
-    outcome.held = _parameter_digests(task, runs[0].state, results)
+    outcome.parameter_digests = _parameter_digests(task, runs[0].state, results)
     outcome.still = _still(task, start, runs[0].state)
     outcome.emitted = runs[1].emitted if isinstance(runs[1], CompiledGraph) else ()
     outcome.peak_bytes = _peak_bytes()
@@ -190,7 +190,7 @@ def _localise(
 ) -> None:
     if isinstance(runs[1], PipelinedRun):
         assert batches[0] is not None
-        outcome.made, outcome.received = what_crossed(runs[1], batches[0], step, task)
+        outcome.sent_digests, outcome.received = what_crossed(runs[1], batches[0], step, task)
     else:
         outcome.first_node, outcome.first_graph = first_difference(runs, batches, task, step, task.steps)
 
@@ -290,7 +290,7 @@ def _compare_step(step: int, rank: int, took: Sequence[tuple[StepTask, StepOutco
     # Outputs and inputs that only one step has come from transformations that add or remove state: they have no counterpart.
     results, given = (
         [_by_key(task.outputs, one.results) for task, one in took],
-        [_by_key(task.inputs, one.given) for task, one in took],
+        [_by_key(task.inputs, one.inputs_after) for task, one in took],
     )
     for otherwise, (ours, theirs) in (("output", results), ("input", given)):
         for key, a in ours.items():

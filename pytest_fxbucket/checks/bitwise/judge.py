@@ -126,8 +126,8 @@ def differing_copies(outcomes: Sequence[BitwiseOutcome], copies: Mapping[str, Se
     found: dict[tuple[int, int], list[str]] = {}
     for fqn, sets in copies.items():
         for ranks in sets:
-            first = outcomes[ranks[0]].held.get(fqn)
-            other = next((rank for rank in ranks if outcomes[rank].held.get(fqn) != first), None)
+            first = outcomes[ranks[0]].parameter_digests.get(fqn)
+            other = next((rank for rank in ranks if outcomes[rank].parameter_digests.get(fqn) != first), None)
             if other is not None:
                 found.setdefault((ranks[0], other), []).append(fqn)
                 break
@@ -212,7 +212,7 @@ def first_node_lines(outcomes: Sequence[BitwiseOutcome]) -> list[str]:
 def crossed_lines(outcomes: Sequence[BitwiseOutcome], mesh: Mesh) -> list[str]:
     """A sentence on the first value that a pipeline stage received otherwise than its neighbour made it; empty without one."""
     for rank, outcome in enumerate(outcomes):
-        made = {of: digest for other in mesh.ranks(rank, "pp") for of, digest in outcomes[other].made.items()}
+        made = {of: digest for other in mesh.ranks(rank, "pp") for of, digest in outcomes[other].sent_digests.items()}
         for (direction, stage, microbatch, name), digest in outcome.received.items():
             if made.get((direction, stage, microbatch, name), digest) != digest:
                 receiver = stage + 1 if direction == "forward" else stage - 1

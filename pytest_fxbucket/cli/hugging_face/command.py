@@ -85,5 +85,5 @@ def _summary(trial: TrialPlan, out: Path) -> Iterator[str]:
     if trial.written.eager_attention:
         yield 'Attention is "eager" in the real size, too: the model\'s own default cannot be traced.'
     if trial.problem:
-        yield f"It does not pass yet, in the {trial.problem.where} size: {trial.problem.said.rstrip('.')}.{way_out(trial)}"
+        yield f"It does not pass yet, in the {trial.problem.where} size: {trial.problem.sentence.rstrip('.')}.{way_out(trial)}"
     yield f"Next: pytest --fxbucket-plans={out}"

@@ -40,7 +40,7 @@ def tried(written: Written, plan: HfPlan, out: Path, modules: Mapping[str, type]
         selector = problem.to_override(modules, plan.overridden)
         if selector and not _holds_an_entry(problem.module, plan):
             plan = replace(plan, overridden=(*plan.overridden, selector))
-        elif _TWO_DTYPES in problem.said and plan.param_dtype:
+        elif _TWO_DTYPES in problem.sentence and plan.param_dtype:
             plan = replace(plan, param_dtype=None)
         elif problem.where == "real" and not written.eager_attention:
             written = replace(written, eager_attention=True)
@@ -61,7 +61,7 @@ def _problem(written: Written, plan: HfPlan, out: Path, say: Callable[[str], Non
         real, small = parse_plans(plan_text(plan), folder / out.name)
         for size, one, checks in (("small", small, ("audit",)), ("real", real, ("audit", "collectives"))):
             if problem := first_failure(one, checks, say):
-                return replace(problem, said=problem.said.replace(f"{folder}{os.sep}", ""), where=size)
+                return replace(problem, sentence=problem.sentence.replace(f"{folder}{os.sep}", ""), where=size)
     return None
 
 
@@ -83,7 +83,7 @@ def _images_by_values(trial: TrialPlan, problem: PlanProblem) -> str:
     """What about the images of a batch is told by values; empty if nothing is."""
     if "image_grid_thw" in "".join(trial.written.fed.lines):
         return "The sizes of its images are values (image_grid_thw)"
-    return "Which of its images are no padding is told by values" if "get_image_features" in problem.said else ""
+    return "Which of its images are no padding is told by values" if "get_image_features" in problem.sentence else ""
 
 
 def _of_module(problem: PlanProblem, file: str) -> str:

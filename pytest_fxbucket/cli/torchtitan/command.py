@@ -123,7 +123,7 @@ def _problem(plan: TitanPlan, text: str, out: Path, say: Callable[[str], None]) 
             return problem
         for flavor, one in {found.small: small, found.flavor: plans[0]}.items():
             if problem := first_failure(one, ("audit", "collectives"), say):
-                return replace(problem, said=problem.said.replace(f"{folder}{os.sep}", ""), where=flavor)
+                return replace(problem, sentence=problem.sentence.replace(f"{folder}{os.sep}", ""), where=flavor)
     return None
 
 
@@ -162,5 +162,5 @@ def _summary(plan: TitanPlan, problem: PlanProblem | None, path: Path, out: Path
     if not plan.has_trainer:
         yield "The item eager is beside torch's own step: torchtitan's units shard the tied parameter twice, and so part it."
     if problem:
-        yield f"It does not pass yet, in the flavor {problem.where}: {problem.said.rstrip('.')}."
+        yield f"It does not pass yet, in the flavor {problem.where}: {problem.sentence.rstrip('.')}."
     yield f"Next: pytest --fxbucket-plans={out}"

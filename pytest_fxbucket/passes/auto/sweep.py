@@ -46,7 +46,7 @@ class Sweep:
     """Bytes in flight."""
     holding: dict[int, MovableCollective] = field(default_factory=dict)
     """Flights whose input must live until their wait, by number: from their first slot until they are waited for."""
-    held: int = 0
+    bytes_held: int = 0
     """Bytes of that."""
     events: list[Event] = field(default_factory=list)
 
@@ -81,7 +81,7 @@ class Sweep:
         for one in ready:
             if one.holds:
                 self.holding[one.number] = one
-                self.held += one.holds
+                self.bytes_held += one.holds
             insort(self.queues.setdefault(one.stream, []), (self.late[one.number], one.number))
             if not one.grows:
                 heappush(self.fills.setdefault(one.stream, []), (one.low, one.number))
@@ -177,7 +177,7 @@ class Sweep:
             return False
         # ``live`` counts a gather from its last slot on: only the slots before that get more.
         if one.grows and one.last > slot and self.room.peak < inf:
-            return max(self.live[slot : one.last]) + self.held + one.grows <= self.room.peak
+            return max(self.live[slot : one.last]) + self.bytes_held + one.grows <= self.room.peak
         return True
 
     def _fits(self, one: MovableCollective) -> bool:
@@ -235,7 +235,7 @@ class Sweep:
         if self.flying.pop(one.number, None) is not None:
             self.carried -= one.size
         if self.holding.pop(one.number, None) is not None:
-            self.held -= one.holds
+            self.bytes_held -= one.holds
         self.compute = max(self.compute, self.end[one.number])
         if self.windows.machine.blocking:
             self.host = max(self.host, self.end[one.number])
@@ -249,7 +249,7 @@ class Sweep:
 
     def _make_room(self, slot: int) -> None:
         """Launch reductions and wait for them, until no more lives than may: what they were sent is free then."""
-        while self.holding and self.live[slot] + self.held > self.room.peak:
+        while self.holding and self.live[slot] + self.bytes_held > self.room.peak:
             one = min(self.holding.values(), key=lambda one: (self.end.get(one.number, inf), one.number))
             self._launch_needed(one, slot, forced=True)
             self._wait(one, slot)

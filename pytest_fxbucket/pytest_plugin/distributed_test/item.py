@@ -199,7 +199,7 @@ def _body(item: pytest.Function, asked: MarkerRequest) -> TestBody:
             names=(*owner, item.originalname),
             origins=origins(item),
             sys_path=tuple(import_path()),
-            given=_item_given(item),
+            packed=_item_given(item),
             mesh=asked.sizes,
             verbosity=item.config.get_verbosity(pytest.Config.VERBOSITY_ASSERTIONS),
             ini={name: value for name in INI_NAMES if (value := _ini(item.config, name)) is not None},

@@ -40,7 +40,7 @@ class TestBody:
     """from the module on: a function, or classes and a method"""
     origins: Mapping[str, ModuleOrigin]
     sys_path: tuple[str, ...]
-    given: bytes
+    packed: bytes
     """Fixtures and parameters by name, and the attributes that set-up gave to the test's instance, packed.
 
     Packed by themselves, since they may be instances of classes in the test's own module: to unpack them imports that module,
@@ -73,7 +73,7 @@ def run(rank: int, world: int, body: TestBody) -> BodyEnding:
     sys.path[:] = body.sys_path
     _finder.tell(body.origins)
     module = importlib.import_module(body.module)
-    values, state = cast("tuple[dict[str, Any], dict[str, Any]]", wire.unpack([body.given]))
+    values, state = cast("tuple[dict[str, Any], dict[str, Any]]", wire.unpack([body.packed]))
     function = _function(module, body.names, state)
     arguments = {name: on_rank(value, rank, body.mesh) for name, value in values.items()}
     explain_comparisons(body.verbosity, body.ini)

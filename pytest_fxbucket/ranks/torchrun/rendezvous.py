@@ -48,7 +48,7 @@ class RendezvousRound:
 class _Beats:
     """When each process gave its last sign of life, by this process's clock."""
 
-    seen: dict[int, tuple[str, float]] = field(default_factory=dict)
+    last_signs: dict[int, tuple[str, float]] = field(default_factory=dict)
     looked_at: float = 0.0
 
     def is_due(self) -> bool:
@@ -61,10 +61,10 @@ class _Beats:
 
     def silent_s(self, rank: int, beat: str) -> float:
         """For how long ``rank`` has not gone on from ``beat``."""
-        last, at = self.seen.get(rank, ("", 0.0))
+        last, at = self.last_signs.get(rank, ("", 0.0))
         if last != beat:
             at = time.monotonic()
-            self.seen[rank] = (beat, at)
+            self.last_signs[rank] = (beat, at)
         return time.monotonic() - at
 
 

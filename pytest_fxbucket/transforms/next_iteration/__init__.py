@@ -55,7 +55,7 @@ def next_iteration(step: StepGraph, state: dict[str, torch.Tensor], *, entries: 
     cut = CutGraph(block)
     setup, cleanup, (steady, copies) = cut.setup(), cut.cleanup(), cut.steady()
     levels = {copies[one.launch]: one.level for one in reductions}
-    parameters = [node for node, value in block.given.items() if value.role == "param"]
+    parameters = [node for node, value in block.input_values.items() if value.role == "param"]
     hidden = place_late(steady, [copies[node] for node in block.running], levels, [copies[node] for node in parameters])
     graphs = {"setup": setup, "steady": steady, "cleanup": cleanup}
     inputs, outputs = step.inputs["joint"], tuple(value for _, value in block.results)

@@ -78,7 +78,7 @@ class Block:
 
     order: Order
     reductions: Sequence[GradientReduction]
-    given: dict[fx.Node, Value]
+    input_values: dict[fx.Node, Value]
     """Every input of the graph."""
     results: list[tuple[Any, Value]]
     """Every output of the graph: a node, or a constant."""
@@ -165,7 +165,7 @@ def _made_of_own(block: Block) -> set[fx.Node]:
 
     Only the block updates its parameters and state, so until it runs in the next call they are what they were in this one.
     """
-    live = {node for node, value in block.given.items() if value.role == "hyper" or block.is_own(value)}
+    live = {node for node, value in block.input_values.items() if value.role == "hyper" or block.is_own(value)}
     found: set[fx.Node] = set()
     for node in block.order.nodes:
         if node.op == "get_attr":
@@ -254,7 +254,7 @@ def _not_updated(block: Block) -> Iterator[Why]:
 
 
 def _accumulating(block: Block) -> Iterator[Why]:
-    for node, value in block.given.items():
+    for node, value in block.input_values.items():
         if value.role == "grad" and value.fqn in block.entry_of:
             yield node, f"the step adds to the gradient of {value.fqn} that was there before, which is a call late then"
 
@@ -279,10 +279,10 @@ def _writes(block: Block) -> Iterator[Why]:
         here = next((node for node in writers if node in own), None)
         others = [node for node in order.nodes if storage in order.storages(node) and node not in own]
         if here is not None and others:
-            what = _named(block.given[others[0]]) if others[0] in block.given else others[0].name
+            what = _named(block.input_values[others[0]]) if others[0] in block.input_values else others[0].name
             yield here, f"{here.name} writes {what} in place; let the step give new values"
         elif here is None and (lasting := next((n for n in others if n.op in ("placeholder", "get_attr")), None)) is not None:
-            what = _named(block.given[lasting]) if lasting in block.given else str(lasting.target)
+            what = _named(block.input_values[lasting]) if lasting in block.input_values else str(lasting.target)
             yield writers[0], f"{writers[0].name} writes {what} in place, which its update reads; let the step give new values"
 
 

@@ -45,7 +45,7 @@ def carried_of(block: Block) -> list[CarriedValues]:
     found: list[CarriedValues] = []
     names: Counter[str] = Counter()
     for node in block.fed():
-        given = block.given.get(node)
+        given = block.input_values.get(node)
         if node.op == "get_attr" or (given is not None and block.is_own(given)):
             continue
         name = gradients.get(node, f"value {1 + sum(name.startswith('value ') for name in names)}")
@@ -79,7 +79,7 @@ class CutGraph:
     @cached_property
     def own_inputs(self) -> tuple[Value, ...]:
         """Parameters and state that the block itself reads, in order of the joint graph's inputs."""
-        return tuple(self.block.given[node] for node in self._own_placeholders)
+        return tuple(self.block.input_values[node] for node in self._own_placeholders)
 
     @cached_property
     def moved(self) -> list[tuple[fx.Node, Value]]:
@@ -94,7 +94,7 @@ class CutGraph:
     def setup(self) -> fx.Graph:
         """The step without its block."""
         graph, copies = fx.Graph(), Nodes()
-        _copy(graph, [*self.block.given, *self._rest], copies)
+        _copy(graph, [*self.block.input_values, *self._rest], copies)
         graph.output([*(_of(copies, item) for item, _ in self.other_results), *self._handed_on(graph, copies)])
         return graph
 
@@ -112,13 +112,13 @@ class CutGraph:
         # A joint node may have two copies, one in the block and one in the rest. Both parts take the same placeholders, but the
         # rest, copied last, finds new parameters and state in place of the placeholders that the block updates.
         graph, block, rest = fx.Graph(), Nodes(), Nodes()
-        _copy(graph, self.block.given, rest)
+        _copy(graph, self.block.input_values, rest)
         given = dict(rest)
         block.update(rest)
         self._take(graph, block)
         _copy(graph, [*self._attributes, *self.block.running], block)
         new = {value.key: block[node] for node, value in self.moved}
-        rest.update({node: new.get(value.key, rest[node]) for node, value in self.block.given.items()})
+        rest.update({node: new.get(value.key, rest[node]) for node, value in self.block.input_values.items()})
         _copy(graph, self._rest, rest)
         returned = [_of(block if item in self.block.nodes else rest, item) for item, _ in self.block.results]
         graph.output([*returned, *self._handed_on(graph, rest)])
@@ -139,7 +139,7 @@ class CutGraph:
     @cached_property
     def _own_placeholders(self) -> list[fx.Node]:
         fed = self.block.fed()
-        return [node for node, value in self.block.given.items() if node in fed and self.block.is_own(value)]
+        return [node for node, value in self.block.input_values.items() if node in fed and self.block.is_own(value)]
 
     @cached_property
     def _attributes(self) -> list[fx.Node]:
