@@ -23,15 +23,21 @@ from pytest_fxbucket.errors import CaptureError
 def draws_on_tape() -> Iterator[None]:
     """While inside, and traced, torch's CPU generator is a tape.
 
-    Raises :class:`CaptureError` for code that seeds it, or sets it to a state from elsewhere: a graph would not do that again.
+    Raises :class:`CaptureError` for code that seeds it, or sets it to a state from elsewhere: a graph would not do that again;
+    and for draws that name a generator, which no graph holds.
     """
     tape = _Tape()
+    refused = {name: _refusing(name) for name in ("manual_seed", "seed")}
+    default = _DefaultGenerator()
+    seed = torch.default_generator.initial_seed
+    vars(default).update(get_state=tape.state, set_state=tape.go_to, initial_seed=seed, **refused)
     with ExitStack() as inside:
         for module in (torch, torch.random):
             inside.enter_context(patch.object(module, "get_rng_state", tape.state))
             inside.enter_context(patch.object(module, "set_rng_state", tape.go_to))
-            for name in ("manual_seed", "seed"):
-                inside.enter_context(patch.object(module, name, _refusing(name)))
+            inside.enter_context(patch.object(module, "default_generator", default))
+            for name, refuse in refused.items():
+                inside.enter_context(patch.object(module, name, refuse))
         inside.enter_context(tape)
         yield
 
@@ -44,6 +50,10 @@ def _refusing(name: str) -> Callable[..., Any]:
         )
 
     return refuse
+
+
+class _DefaultGenerator(torch.Generator):
+    """Stands for torch's own, whose methods cannot be replaced."""
 
 
 class _Tape(TorchDispatchMode):
@@ -77,6 +87,11 @@ class _Tape(TorchDispatchMode):
         self, func: Any, types: Sequence[type], args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
+        if torch.Tag.nondeterministic_seeded in func.tags and kwargs.get("generator") is not None:
+            raise CaptureError(
+                "the step draws by a generator that it names (generator = ...), which no graph holds; leave it out, by which "
+                "torch's own draws, or draw outside of the step"
+            )
         if not draws(func, args, kwargs):
             return func(*args, **kwargs)
         # At the end of the tape this is a first draw, which is put on the tape. Before the end it is a draw once more, and the

@@ -35,7 +35,7 @@ class _Reader:
     def read(self, connection: socket.socket) -> bool:
         """Take what is there; True when the frame is complete.
 
-        Raises ConnectionError when the rank hung up, Garbled for what is no frame.
+        Raises ConnectionError when the rank hung up, GarbledFrameError for what is no frame.
         """
         while True:
             while self._filled < len(self._part):
@@ -158,7 +158,7 @@ class Conversation:
         return sent
 
     def _take(self, index: int, buffers: list[wire.Buffer]) -> bool:
-        """Take an answer. False if it is to another job or of another process; raises Garbled for what is no answer at all."""
+        """Take an answer. False if it is to another job or of another process; raises GarbledFrameError for what is none."""
         try:
             reply = wire.unpack(buffers[:1])
         except wire.Unpicklable as error:

@@ -150,7 +150,10 @@ class RankPool:
         return failure_of(outcome.states, task=call.task, timed_out_s=None if outcome.in_time else call.timeout_s)
 
     def attempt(self, call: JobCall, is_over: Callable[[], bool] | None = None) -> Attempt:
-        """Run ``call`` on this pool's processes, one payload for each, and return how it went. ``is_over``: see Talk.run."""
+        """Run ``call`` on this pool's processes, one payload for each, and return how it went.
+
+        ``is_over``: see Conversation.run.
+        """
         try:
             frames = self._frames(call)
             self.start(is_over, call.job)
@@ -173,7 +176,7 @@ class RankPool:
         """Start the ranks if none are up, and wait until they are in their group. Raises RankError if that fails or is over.
 
         The server imports the module of ``job`` before it forks if it is ours; a user's module may do anything when imported.
-        ``is_over``: see Talk.run.
+        ``is_over``: see Conversation.run.
         """
         if not self.is_well:
             self.close()

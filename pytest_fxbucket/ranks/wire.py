@@ -81,7 +81,7 @@ def head(buffers: Sequence[Buffer]) -> bytes:
 def frame(most_bytes: int = _MOST_BYTES) -> Generator[bytearray, None, list[Buffer]]:
     """The parts of a frame, each to be filled before the next is asked for; its buffers in the end.
 
-    Raises Garbled for what is no frame, or has more than ``most_bytes``.
+    Raises GarbledFrameError for what is no frame, or has more than ``most_bytes``.
     """
     first = bytearray(HEAD.size)
     yield first

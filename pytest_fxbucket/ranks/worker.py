@@ -173,7 +173,7 @@ def _send(connection: socket.socket, state: RankState, result: Sequence[wire.Buf
 
 def _receive(connection: socket.socket) -> tuple[list[wire.Buffer], list[int]]:
     """One frame, and the descriptors that came with it."""
-    # Descriptors come with the first bytes of a job (see Talk._send_some), so only this read asks for them.
+    # Descriptors come with the first bytes of a job (see Conversation._send_some), so only this read asks for them.
     data, ancillary, _, _ = connection.recvmsg(wire.HEAD.size, socket.CMSG_SPACE(4 * MAX_RANKS))
     if not data:
         raise _HungUp

@@ -169,7 +169,7 @@ def _shard(model: nn.Module, mode: str, mesh: DeviceMesh) -> None:
     dims = 2 if mode == "hybrid_shard" else 1
     if mesh.ndim != dims:
         raise CaptureError(f'parallel = "{mode}" takes a mesh of {dims} dimensions beside tp, and this one has {mesh.ndim}')
-    if mode == "replicate":  # the graph itself averages gradients, see Parted.averaged
+    if mode == "replicate":  # the graph itself averages gradients, see ShardedSetup.averaged
         return
     from torch.distributed.fsdp import fully_shard
 

@@ -160,8 +160,8 @@ class _Tracing:
     @contextmanager
     def _inside(self) -> Iterator[None]:
         # The order matters. Modules and optimizers hold the fake twins before a mode is entered. Of several modes the one that
-        # was entered last sees a call first: StepFunctions turns real tensors into twins, then Wholes exchanges the twins of
-        # sharded parameters for gathered ones; and the tape of random draws stands before the recorder.
+        # was entered last sees a call first: StepFunctions turns real tensors into twins, then WholeParameters exchanges the
+        # twins of sharded parameters for gathered ones; and the tape of random draws stands before the recorder.
         model = self.live.model
         with ExitStack() as inside:
             inside.callback(register_optimizer_step_pre_hook(self._before_step).remove)

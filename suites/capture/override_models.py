@@ -91,6 +91,20 @@ class Transforms(Chooses):
         return torch.fft.fft(super().forward(x))
 
 
+class GivesNaN(Chooses):
+    """Beside a tensor, as a number."""
+
+    def forward(self, x: Tensor) -> tuple[Tensor, float]:
+        return super().forward(x), float("nan")
+
+
+class TakesFirst(Holds):
+    """Of what its module gives."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(self.held(self.first(x))[0])
+
+
 class Turns(nn.Module):
     """Takes and gives complex numbers, and reads its parameter as such."""
 

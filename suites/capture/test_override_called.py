@@ -37,6 +37,10 @@ CASES: dict[str, tuple[Callable[[], nn.Module], Any]] = {
         models.AroundAttention,
         {models.Attends: Override(output=subgraphs.attended)},
     ),
+    "NaN beside a tensor, which is not equal to itself": (
+        lambda: models.TakesFirst(models.GivesNaN()),
+        {"held": Override(output=lambda module, x: (torch.empty_like(x), float("nan")))},
+    ),
     "with a parameter of two names": (lambda: models.Holds(models.Ties()), {"held": "call"}),
     "with a hook, which runs once a call": (lambda: models.Holds(models.doubles()), {"held": "call"}),
     "called twice, with a parameter that is read elsewhere": (

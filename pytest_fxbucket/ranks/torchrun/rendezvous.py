@@ -74,7 +74,7 @@ class Rendezvous:
     def __init__(self, member: Member) -> None:
         self.member, self.rank, self.world = member, member.rank, member.world
         self.over = ""
-        """Why this process must end, if it must; then nothing waits any more, and ``exchange`` raises Lost."""
+        """Why this process must end, if it must; then nothing waits any more, and ``exchange`` raises RendezvousLost."""
         self.gone: dict[int, str] = {}
         """Who has died, as far as this process knows, and how that was seen."""
         self.was_left = False
@@ -104,7 +104,7 @@ class Rendezvous:
         """What each process says at ``topic``; the same for all. Waits up to ``limit_s`` seconds for those that are late.
 
         Topics must grow from call to call, as strings go; who is at a larger one already will not come, and ``note`` tells
-        those who wait at a smaller one why. Raises Lost.
+        those who wait at a smaller one why. Raises RendezvousLost.
         """
         self._go_on(topic, note)
         self._store.put(f"{topic}/{self.rank}", value)

@@ -44,7 +44,7 @@ class RefusedDataError(RankError):
 
 
 def pack(value: object) -> list[wire.Buffer]:
-    """JSON (UTF-8) of ``value``, and the buffers that it counts. Raises NotPlain."""
+    """JSON (UTF-8) of ``value``, and the buffers that it counts. Raises NotPlainDataError."""
     buffers: list[wire.Buffer] = []
     try:
         text = json.dumps(_plain(value, buffers), separators=(",", ":"))
@@ -54,7 +54,7 @@ def pack(value: object) -> list[wire.Buffer]:
 
 
 def unpack(buffers: Sequence[wire.Buffer]) -> object:
-    """The value behind ``pack``; tensors own the received memory. Raises Refused."""
+    """The value behind ``pack``; tensors own the received memory. Raises RefusedDataError."""
     try:
         return _value(json.loads(bytes(buffers[0])), buffers[1:])
     except Exception as error:
@@ -165,7 +165,7 @@ class Store:
         self._store = self._ask(lambda: _connected(member, self.prefix, is_server))
 
     def put(self, key: str, value: object) -> None:
-        """Let ``key`` have a value of plain data; it is seen whole or not at all. Raises NotPlain."""
+        """Let ``key`` have a value of plain data; it is seen whole or not at all. Raises NotPlainDataError."""
         buffers = pack(value)
         data = b"".join([wire.head(buffers), *buffers])
         # The key has the number of further parts, and the first part. It is set last, so whoever finds it finds all parts.
@@ -175,7 +175,7 @@ class Store:
         self._set(key, wire.HEAD.pack(wire.BEGIN, len(starts)) + data[:_PART_BYTES])
 
     def get(self, key: str) -> object:
-        """The value that somebody has put at ``key``. Raises Refused for what is no plain data."""
+        """The value that somebody has put at ``key``. Raises RefusedDataError for what is no plain data."""
         first = self._get(key)
         data = bytearray(first[wire.HEAD.size :])
         for index in range(_parts(first)):
