@@ -204,6 +204,13 @@ def waits_for_a_key(rank, world, payload):
         dist.distributed_c10d._get_default_store().get("nobody sets it")
 
 
+def waits_for_a_busy_rank(rank, world, payload):
+    if rank == 0:
+        dist.distributed_c10d._get_default_store().get("nobody sets it")
+    while rank == 1:
+        pass
+
+
 def another_kind(rank, world, culprit):
     dist.barrier()
     if rank == culprit:

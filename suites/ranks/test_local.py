@@ -202,6 +202,12 @@ def test_a_rank_that_goes_on_for_ever_is_named_with_all_stacks(local):
     assert "in wait_until" in failure.stacks[0]
 
 
+def test_a_rank_that_waits_for_a_key_has_not_returned(local):
+    failure = fail(local, "waits_for_a_busy_rank", timeout_s=2)
+    assert (failure.kind, failure.rank) == ("timeout", 1)
+    assert [state.outcome for state in failure.states] == ["running"] * 4
+
+
 def test_a_result_that_cannot_be_pickled_is_its_ranks(local):
     failure = fail(local, "suites.ranks.fault_jobs:unpicklable", 1)
     assert (failure.kind, failure.rank) == ("unpicklable", 1)

@@ -95,6 +95,26 @@ def test_who_is_late_is_named_to_all_and_learns_what_was_said(
     assert said == [RendezvousRound({0: 0, 1: 1}, {2: "did not come within 0.3 s"})] * WORLD
 
 
+def test_nobody_waits_where_one_spoke_just_before_it_was_seen_to_be_gone(
+    meetings: list[Rendezvous], together: Callable[..., list[RendezvousRound]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    speak = threading.Event()
+
+    def excused(topic: str, silent: list[int]) -> dict[int, str]:
+        speak.set()
+        while meetings[0]._silent(topic):
+            pass
+        return {2: "is gone"}
+
+    def say(rank: int) -> RendezvousRound:
+        if rank:
+            speak.wait(60)
+        return meetings[rank].exchange("1", rank, limit_s=LONG_S)
+
+    monkeypatch.setattr(meetings[0], "_excused", excused)
+    assert together(say) == [RendezvousRound({0: 0, 1: 1, 2: 2}, {})] * WORLD
+
+
 @pytest.mark.parametrize("ahead", [0, 2])
 def test_nobody_waits_for_one_who_is_further_on(
     meetings: list[Rendezvous], together: Callable[..., list[RendezvousRound]], ahead: int

@@ -77,13 +77,16 @@ class SingleProcessPool(RankPool):
             if rank == acting:
                 states.append(replace(process, rank=rank, where=where, process=letter, stack=stack, output=printed))
                 continue
-            outcome = "returned" if self._is_through(rank, acting, where) else "running"
             stack_of = stacks.get(rank, "")
+            outcome = "returned" if not stack_of and self._is_through(rank, acting, where) else "running"
             states.append(RankState(rank, outcome, where=where, process=_WAITS_ITS_TURN, stack=stack_of, output=printed))
         return states
 
     def _is_through(self, rank: int, acting: int, where: RankPosition) -> bool:
-        """Whether ``rank``, whose turn it is not, is taken for ended: under ``local`` unless its record has a wait at hand."""
+        """Whether ``rank``, whose turn it is not and which has no stack, is taken for ended.
+
+        Under ``local`` it is, unless its record has a wait at hand.
+        """
         return bool(where.groups) and where.does != "waits for" if self._takes_turns else rank < acting
 
 

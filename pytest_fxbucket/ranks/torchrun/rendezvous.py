@@ -230,7 +230,7 @@ class Rendezvous:
             if is_time_to_look and silent:
                 self.look()
                 excused = self._excused(topic, silent)
-            if len(excused) == len(silent):
+            if not silent or len(excused) == len(silent):
                 break
         silent = self._silent(topic)
         missing = {rank: excused.get(rank, f"did not come within {limit_s:g} s") for rank in silent}
