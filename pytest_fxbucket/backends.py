@@ -68,7 +68,7 @@ class Backend:
         needed = -(-world // self.most_on_gpu(machine, ranks_per_gpu))
         return needed if ranks_per_gpu else max(needed, min(world, len(machine.gpus)))
 
-    def places(self, ranks_on_gpu: int, ranks_per_gpu: int = 0) -> int:
+    def places_to_lease(self, ranks_on_gpu: int, ranks_per_gpu: int = 0) -> int:
         """How many of a GPU's PLACES its ranks lease: one each, but all for NCCL, or their part if ``ranks_per_gpu`` is set."""
         if self.gpus == "each":
             return -(-PLACES * ranks_on_gpu // sharers(ranks_on_gpu, ranks_per_gpu))

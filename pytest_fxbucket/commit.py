@@ -126,7 +126,7 @@ class Repository:
             ours |= {name: os.path.abspath(os.environ[name]) for name in ("GIT_DIR", "GIT_WORK_TREE")}
             answer = finished(ask, folder, ours)
         if answer.returncode != 0:
-            said = _said(answer.stderr)
+            said = _reason(answer.stderr)
             why = "" if "not a git repository" in said else f": {said}"
             raise FxbucketError(f"{file} is in no git working tree, so {asked_by} has no commits to look in{why}")
         return cls(Path(answer.stdout.rstrip("\n")).resolve(), ours, asked_by)
@@ -135,7 +135,7 @@ class Repository:
         """What git prints. Raises FxbucketError with the line that git says is wrong."""
         done = finished(["git", *_OFFLINE, *arguments], self.top, self.environment)
         if done.returncode != 0:
-            raise FxbucketError(f"git {_subcommand(arguments)} failed in {self.top}: {_said(done.stderr)}")
+            raise FxbucketError(f"git {_subcommand(arguments)} failed in {self.top}: {_reason(done.stderr)}")
         return done.stdout
 
     def commit(self, rev: str) -> Commit:
@@ -207,7 +207,7 @@ def _subcommand(arguments: tuple[str, ...]) -> str:
     return next((word for word in arguments if re.fullmatch(r"[a-z][a-z-]+", word)), "")
 
 
-def _said(stderr: str) -> str:
+def _reason(stderr: str) -> str:
     """The line that says what is wrong, without git's word for it."""
     lines = [line.strip() for line in stderr.splitlines() if line.strip()]
     wrong = next((line for line in lines if line.startswith(("fatal:", "error:"))), lines[-1] if lines else "it said nothing")

@@ -323,7 +323,7 @@ class PlanOnMesh:
             groups.setdefault(key, ([], final))[0].append(rank)
         return list(groups.values())
 
-    def alike(self) -> list[tuple[list[int], Mapping[Phase, Passed]]]:
+    def ranks_alike(self) -> list[tuple[list[int], Mapping[Phase, Passed]]]:
         """Like :meth:`distinct`; if only our own pass makes graphs, one rank of each pipeline stage stands for the others."""
         if self.pass_name != "manual" or self._base is not None or self.plan.graph is not None or self.plan.transform:
             return self.distinct()

@@ -160,7 +160,7 @@ def verdict_of(what: str, record: Record, threshold: float, storage_folder: Path
     return skipped(CHECK, summary) if comparison.outcome == "untold" else passed(CHECK, summary)
 
 
-def kept(what: str, verdict: Verdict | None = None) -> dict[str, Any]:
+def verdict_entry(what: str, verdict: Verdict | None = None) -> dict[str, Any]:
     """The entry beside the measurement in the extra info, by which "latest" later passes over a run that was a regression.
 
     The outcome is the verdict's, or "untold" if that was skipped since a loss may hide in the noise. Without a verdict it is

@@ -143,7 +143,7 @@ class TimedStep:
     def prepare(self) -> None:
         """Seed, and get the inputs of the step."""
         torch.manual_seed(self._seed)
-        self._given = [part.given() for part in self._parts]
+        self._given = [part.arguments() for part in self._parts]
 
     def call(self, graphs: Sequence[fx.GraphModule] | None = None) -> None:
         """Run the step itself: every phase."""
@@ -152,7 +152,7 @@ class TimedStep:
     def settle(self) -> None:
         """Make the results of the step the new state. Not timed: it is needed only because a graph returns its new state."""
         for part, results in zip(self._parts, self.results, strict=True):
-            part.took(list(results) if isinstance(results, list | tuple) else [results])
+            part.take_results(list(results) if isinstance(results, list | tuple) else [results])
         self._given, self.results = [], []
 
     def finish(self) -> None:

@@ -79,12 +79,12 @@ class TimedGraph:
         (graph,) = self._graphs.values()
         return graph
 
-    def given(self) -> Sequence[Any]:
+    def arguments(self) -> Sequence[Any]:
         """The arguments of a call."""
         kept, others = iter(self.state), (tensor.clone() for tensor in self._batch)
         return [next(kept) if value.role in KEPT else next(others) for value in self._task.inputs]
 
-    def took(self, made: Sequence[Any]) -> None:
+    def take_results(self, made: Sequence[Any]) -> None:
         """Make the results of a call the new state."""
         update(self.state, made, self._task)
 
@@ -104,16 +104,16 @@ class SteadyGraph(TimedGraph):
         """The graph that is timed."""
         return self._graphs["steady"]
 
-    def given(self) -> Sequence[Any]:
+    def arguments(self) -> Sequence[Any]:
         """The arguments of a call; before the first call this runs set-up."""
         iterating = self._run.iterating
         if not iterating.pending:
             self._run.keep(self.state, by_key(iterating.step(self._take)))
-        return iterating.given("steady", self._take)
+        return iterating.arguments("steady", self._take)
 
-    def took(self, made: Sequence[Any]) -> None:
+    def take_results(self, made: Sequence[Any]) -> None:
         """Make the results of a call the new state, and keep carried values for the next call."""
-        self._run.keep(self.state, by_key(self._run.iterating.took("steady", made)))
+        self._run.keep(self.state, by_key(self._run.iterating.take_results("steady", made)))
 
     def finish(self) -> None:
         """Do what the last step left."""

@@ -147,10 +147,10 @@ def _as_asked(batch: Any, inputs: Sequence[Path], forward: _Forward) -> BatchSpl
     arguments: list[Path] = []
     keywords: dict[str, Path] = {}
     for path in inputs:
-        holder = _found(batch, path[:-1], path)
+        holder = _value_at(batch, path[:-1], path)
         children = _children(holder) if path[-1] == "*" else [path[-1]]
         for child in children:
-            _found(holder, (child,), path)
+            _value_at(holder, (child,), path)
             if not isinstance(holder, dict) or (forward.names is not None and child not in forward.names):
                 arguments.append((*path[:-1], child))
             elif str(child) in keywords:
@@ -161,7 +161,7 @@ def _as_asked(batch: Any, inputs: Sequence[Path], forward: _Forward) -> BatchSpl
     return BatchSplit(tuple(arguments), keywords, _without(batch, every) is not _NOTHING)
 
 
-def _found(value: Any, path: Path, asked: Path) -> Any:
+def _value_at(value: Any, path: Path, asked: Path) -> Any:
     """The value at ``path``, the first part of the path ``asked`` for. Raises :class:`CaptureError` if there is none."""
     for step in path:
         if step not in (known := _children(value)):

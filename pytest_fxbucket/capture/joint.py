@@ -100,7 +100,7 @@ def trace_joint(
     refuse_mixed_dtypes(graph_module.graph, parameters, parts.parallel.param_dtype)
     refuse_lost(step.lost_gradients())
     outputs = (Value("loss", "", (), None), *step.grad_values, *(v for v in values if v.role == "state"))
-    kept = forwards.resharding.kept(graph_module.graph, values, outputs)
+    kept = forwards.resharding.kept_gathered(graph_module.graph, values, outputs)
     # What is gathered of the batch is an activation, and a kept parameter stays gathered: backward reads forward's result of
     # both.
     stay = [node for node, value in placed.items() if value.role == "batch" or (value.role == "param" and value.fqn in kept)]
@@ -198,7 +198,7 @@ class JointStep:
         self.tensors = [i for i, leaf in enumerate(self.leaves) if isinstance(leaf, torch.Tensor)]
         with fake_mode:
             # A rank's index is an input like a buffer, so that one graph serves all ranks.
-            self.places = {dim: torch.zeros((), dtype=torch.int64) for dim in forwards.places}
+            self.places = {dim: torch.zeros((), dtype=torch.int64) for dim in forwards.index_dimensions}
         self.buffers = dict(model.named_buffers()) | {place_name(dim): place for dim, place in self.places.items()}
         with fake_mode:
             shards = [torch.empty(p.shard_shape, dtype=p.dtype, requires_grad=p.trainable) for p in self.parameters]

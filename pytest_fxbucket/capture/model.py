@@ -27,7 +27,7 @@ def build(factory: Callable[..., Any], args: Mapping[str, Any], name: str) -> nn
     """
     with ExitStack() as inside:
         counter = _ParameterBytes(inside)
-        inside.enter_context(on_registration(counter.given))
+        inside.enter_context(on_registration(counter.replacement_of))
         with naming_user_frame(lambda: f"[model] factory {name}"):
             try:
                 built = factory(**args)
@@ -54,7 +54,7 @@ class _ParameterBytes:
         self._known: dict[int, tuple[weakref.ref[torch.Tensor], torch.Tensor | None]] = {}
         """By identity each real parameter that was seen, and the fake one that modules get instead, if they do."""
 
-    def given(self, module: nn.Module, name: str, parameter: torch.Tensor) -> torch.Tensor:
+    def replacement_of(self, module: nn.Module, name: str, parameter: torch.Tensor) -> torch.Tensor:
         """What ``module`` gets where ``parameter`` is put in its place."""
         if tracing.is_fake(parameter) or parameter.is_meta:
             return parameter

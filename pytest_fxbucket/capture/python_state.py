@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import random
 import sys
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import Enum
 from functools import cache, partial
@@ -75,7 +76,8 @@ class Snapshots:
         if isinstance(value, dict):
             return (type(value), tuple((self.of(key, depth), self.of(item, depth)) for key, item in value.items()))
         if isinstance(value, (set, frozenset)):
-            return (type(value), tuple(sorted(repr(self.of(item, depth)) for item in value)))
+            # In no order, and each as often as it is there: two members may look alike.
+            return (type(value), frozenset(Counter(self.of(item, depth) for item in value).items()))
         if isinstance(value, partial):
             return (partial, self.of(value.func, depth), self.of(value.args, depth), self.of(value.keywords, depth))
         held = attributes_of(value)
@@ -124,6 +126,11 @@ def state_of(model: nn.Module) -> dict[str, object]:
     return state
 
 
+def changes(before: Mapping[str, object], after: Mapping[str, object]) -> list[str]:
+    """Where two pictures of state differ: what is new, gone, or another."""
+    return [where for where in {**before, **after} if before.get(where) != after.get(where)]
+
+
 def generators() -> dict[str, object]:
     """State of the random generators that all code of the process shares, by name. torch's own is not among them."""
     found: dict[str, object] = {"Python's random generator": random.getstate()}
@@ -159,39 +166,36 @@ def trace_settled(
     before = state_of(model)
     first = trace()
     after = state_of(model)
-    changed = [where for where in after if before.get(where) != after[where]]
+    changed = changes(before, after)
     if not changed:
         return first
     _refuse_drawing(changed, after, model, partial(run_alone, first[0]))
+    kept = (
+        f"{changed[0]} is {'set' if changed[0] in after else 'deleted'} in forward and read in the next one, which a graph "
+        "cannot do; keep it in a buffer that forward writes in place"
+    )
     # State of one kind, as a cache that the first call fills, changes once and then stays. The second trace begins with what
     # the first left: an equal graph shows that nothing in it depends on that.
     try:
         second = trace()
     except CaptureError as error:
-        raise CaptureError(f"{_kept(changed[0])}: the second step cannot be traced, since {error}") from error
+        raise CaptureError(f"{kept}: the second step cannot be traced, since {error}") from error
     later = state_of(model)
     for where in changed:
         # A number that still changes is refused even if both graphs are equal: it may make a difference at a later value.
-        if is_number(after[where]) and later.get(where) != after[where]:
+        if is_number(after.get(where)) and later.get(where) != after[where]:
             raise CaptureError(
                 f"{where} changes from call to call in forward, and a graph would keep its first value; count in a buffer "
                 "(register_buffer, and add_ in forward), or outside of forward"
             )
     if digest(encode_module(first[1])) != digest(encode_module(second[1])):
-        raise CaptureError(f"{_kept(changed[0])}: the second step is another one than the first")
+        raise CaptureError(f"{kept}: the second step is another one than the first")
     return first
-
-
-def _kept(where: str) -> str:
-    return (
-        f"{where} is set in forward and read in the next one, which a graph cannot do; keep it in a buffer that forward writes "
-        "in place"
-    )
 
 
 def _refuse_drawing(changed: list[str], after: dict[str, object], model: nn.Module, run: Callable[[], object]) -> None:
     for where in changed:
-        picture = after[where]
+        picture = after.get(where)
         if where in generators():
             fqn = _who_changes(where, model, run)
             raise CaptureError(

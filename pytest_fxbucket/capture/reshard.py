@@ -84,7 +84,7 @@ class Resharding:
     asked: GatherAgain = None
     entry_of: Mapping[str, str] = field(default_factory=dict)
 
-    def kept(self, graph: fx.Graph, inputs: Sequence[Value], outputs: Sequence[Value]) -> set[str]:
+    def kept_gathered(self, graph: fx.Graph, inputs: Sequence[Value], outputs: Sequence[Value]) -> set[str]:
         """FQNs of those parameters among the ``inputs`` of the joint ``graph`` whose gathers backward reads too."""
         parameters = {value.fqn for value in inputs if value.role == "param"}
         if isinstance(self.asked, bool):

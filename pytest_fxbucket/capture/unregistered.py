@@ -71,15 +71,18 @@ def take_as_inputs(graph_module: fx.GraphModule, model: nn.Module, mode: FakeTen
     return values
 
 
-def _tensors(value: Any, name: str) -> Iterator[tuple[str, torch.Tensor]]:
+def _tensors(value: Any, name: str, around: tuple[object, ...] = ()) -> Iterator[tuple[str, torch.Tensor]]:
+    """Tensors in ``value``, which lies in all of ``around``."""
     if isinstance(value, torch.Tensor):
         yield name, value
+    elif any(value is one for one in around):
+        return  # a list, or a dict, that contains itself
     elif isinstance(value, (list, tuple)):
         for number, item in enumerate(value):
-            yield from _tensors(item, f"{name}[{number}]")
+            yield from _tensors(item, f"{name}[{number}]", (*around, value))
     elif isinstance(value, dict):
         for key, item in value.items():
-            yield from _tensors(item, f"{name}[{key!r}]")
+            yield from _tensors(item, f"{name}[{key!r}]", (*around, value))
 
 
 def refuse_other_buffers(model: nn.Module, before: Mapping[str, torch.Tensor]) -> None:

@@ -82,7 +82,7 @@ class Context:
     def choice(self, check: str) -> BackendChoice | Verdict:
         """What the ranks of ``check`` run on; a verdict if they cannot, or need not."""
         # On a GPU the model's own step has another kernel than ours, so eager stays off it where that is free.
-        is_free = self._asked == "auto" and not self.settings.require_gpus
+        is_free = self._asked_backend == "auto" and not self.settings.require_gpus
         choice = self.backend(with_ours=check != "eager" or not is_free)
         if choice.backend is None:
             return skipped(check, choice.lacking)
@@ -106,7 +106,7 @@ class Context:
         )
 
     @property
-    def _asked(self) -> str:
+    def _asked_backend(self) -> str:
         return self.settings.backend or self.plan.run.backend
 
     def backend(self, *, with_ours: bool) -> BackendChoice:
@@ -114,7 +114,7 @@ class Context:
 
         ``with_ours``: GPUs may compute by kernels of ours, which give values, and no step time.
         """
-        asked = self._asked
+        asked = self._asked_backend
         if not row_of(asked).has_values:
             return BackendChoice(None, f"back end {asked} holds no values to compare")
         if asked == "auto" and not (self.pools.has_gpus or self.settings.require_gpus):

@@ -61,7 +61,7 @@ def problems(found: SimulatedRank, limits: Mapping[str, ExposureLimit]) -> Itera
             )
             broken = True
         if broken:
-            yield from (f"  {one.name}: {one.told}" for one in worst(flights)[:_MOST])
+            yield from (f"  {one.name}: {one.exposed_clause}" for one in worst(flights)[:_MOST])
 
 
 def worst(flights: Sequence[NamedFlight]) -> list[NamedFlight]:

@@ -65,7 +65,7 @@ def run(options: Namespace) -> int:
 
 
 def _compared(options: Namespace) -> int:
-    asked = _asked(options)
+    asked = _options_of(options)
     passes, pythons = _two("--pass", options.passes, None), _two("--python", options.pythons, sys.executable)
     refuse_no_pass(*passes)
     plans = named_plans(options.plans)
@@ -116,7 +116,7 @@ class CompareOptions:
         return Benchmark(**{**known, **self.numbers})
 
 
-def _asked(options: Namespace) -> CompareOptions:
+def _options_of(options: Namespace) -> CompareOptions:
     fraction = "a fraction of the step below 1, such as 0.03 for 3 %"
     limits = {"threshold": (0.0, 1.0, fraction), "precision": (0.0, 1.0, fraction), "budget_s": (0.0, math.inf, "seconds")}
     given = {name: getattr(options, name) for name in limits}

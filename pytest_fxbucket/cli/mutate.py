@@ -134,7 +134,7 @@ def _document(plan: Plan, score: MutationScore, seed: int, stopped: bool) -> dic
         "seed": seed,
         "places": score.places,
         "judged": len(score.judged),
-        "found": score.found,
+        "found": score.found_count,
         "survived": len(score.of("survived")),
         "equivalent": len(score.of("equivalent")),
         "undecided": len(score.of("undecided")),

@@ -74,7 +74,7 @@ def _ran(plan: Plan, options: Namespace, log: _Log) -> Verdict:
     try:
         with tempfile.TemporaryDirectory() as folder, progress.watching(name_of(plan)):
             pipe = Path(folder) / "steps"
-            with StepReports(pipe, plan.run_world, log.took):
+            with StepReports(pipe, plan.run_world, log.print_step):
                 return PlanRun(plan, settings, pools, progress.say).parity(str(pipe))
     finally:
         pools.close()
@@ -95,7 +95,7 @@ class _Log:
     peaks: tuple[int, int] = (0, 0)
     """Most bytes of a rank after the first 10 steps, and after the last step told."""
 
-    def took(self, of_ranks: list[StepReport]) -> None:
+    def print_step(self, of_ranks: list[StepReport]) -> None:
         """Print a step that all ranks have run."""
         self.steps += 1
         self.first = self.first or next((one.first for one in of_ranks if one.first), "")

@@ -188,7 +188,7 @@ class Walk:
     def meet(self, place: int, node: fx.Node) -> None:
         """Note what ``node`` makes and needs."""
         if node.op in ("placeholder", "get_attr"):
-            self.of[node] = self._given(node)
+            self.of[node] = self._outside_storages(node)
             return
         for source in inputs_of(node):
             for storage in self.of[source]:
@@ -221,7 +221,7 @@ class Walk:
                 storage.value = storage.value or value
         return found
 
-    def _given(self, node: fx.Node) -> tuple[Storage, ...]:
+    def _outside_storages(self, node: fx.Node) -> tuple[Storage, ...]:
         value = next(self._inputs) if node.op == "placeholder" else None
         held = node.meta.get("val") if value or "val" in node.meta else held_by(node.graph.owning_module, str(node.target))
         found = []
@@ -237,7 +237,7 @@ class Walk:
         value, effects = node.meta.get("val"), effects_of(node)
         shared = shared_by(node, effects) if effects.shares or effects.everything or effects.shares_all else ()
         if not shared:
-            return tuple([self._made(tensor, place, node) for tensor in _leaves(value)])
+            return tuple([self._new_storage(tensor, place, node) for tensor in _leaves(value)])
         if is_part(node):
             return self._part(node)
         if _how(node) == "all":
@@ -249,7 +249,7 @@ class Walk:
         # Such an operator copies only what lies otherwise than it should, even if fake values name two storages.
         if found == [None] and operator_name(node) in _MAYBE_VIEWS and _lies_the_same(shared[0].meta.get("val"), value):
             return self.of[shared[0]]
-        return tuple([one or self._made(tensor, place, node) for one, tensor in zip(found, _leaves(value), strict=True)])
+        return tuple([one or self._new_storage(tensor, place, node) for one, tensor in zip(found, _leaves(value), strict=True)])
 
     def _part(self, node: fx.Node) -> tuple[Storage, ...]:
         source, index = node.all_input_nodes[0], node.args[1]
@@ -262,7 +262,7 @@ class Walk:
         index = index % (len(begins) - 1)
         return of[begins[index] : begins[index + 1]]
 
-    def _made(self, tensor: torch.Tensor, place: int, node: fx.Node) -> Storage:
+    def _new_storage(self, tensor: torch.Tensor, place: int, node: fx.Node) -> Storage:
         made = Storage(tensor.untyped_storage().nbytes(), place, place, node, node)
         self.storages.append(made)
         return made
@@ -320,6 +320,6 @@ class StorageNeeds(Walk):
             self._peaks[key] = max(self.at(key))
         return self._peaks[key]
 
-    def made(self, node: fx.Node) -> int:
+    def bytes_made(self, node: fx.Node) -> int:
         """Bytes of the storages of ``node``'s value."""
         return sum(one.bytes for one in self.of.get(node, ()))

@@ -58,13 +58,13 @@ class Eager(OnRanks):
             )
         refuse_too_large(world.step(0).parameters, 2 * world.size, self.name, "eager")
         try:
-            seen = self._seen()
+            seen = self._run_ranks()
             lines = list(self._problems(seen))
             step = judge.first_step(seen)
             if step is not None:
                 lines += judge.difference_lines(seen, world.entry_of)
                 # Ranks run once more: only where a step differs are its bits followed, and does a reason need to be found.
-                followed = self._seen(step)
+                followed = self._run_ranks(step)
                 lines += [*self._moved(seen), *self._divergence(followed), *self._by_design(seen, followed)]
         except RankFailure as failure:
             return failed_on_ranks("eager", failure)
@@ -81,7 +81,7 @@ class Eager(OnRanks):
         tp = " over parallelize_module" if self.world.plan.parallel.tp > 1 else ""
         return f"torch's {_OF_MODE[self.world.plan.parallel.mode]}{tp}"
 
-    def _seen(self, localise: int | None = None, stated: tuple[str, ...] = ()) -> list[EagerOutcome]:
+    def _run_ranks(self, localise: int | None = None, stated: tuple[str, ...] = ()) -> list[EagerOutcome]:
         """Have ranks run. ``localise`` is a step to follow module by module; ``stated`` are reasons to add to the plan's."""
         world = self.world
         own = world.plan.eager
@@ -151,7 +151,7 @@ class Eager(OnRanks):
         """Whether gradients become equal in a run that has ``reason`` stated. It is run only where gradients alone differ."""
         if not gradients_alone(seen):
             return False
-        stated = self._seen(stated=(reason,))
+        stated = self._run_ranks(stated=(reason,))
         return not any(one.cannot or one.wrong for one in stated) and made_equal(seen, stated)
 
     def _moved(self, seen: Sequence[EagerOutcome]) -> Iterator[str]:

@@ -17,7 +17,7 @@ from pytest_fxbucket.capture.from_plan import import_model
 from pytest_fxbucket.capture.parallel.context_parallel import cut_sequences
 from pytest_fxbucket.checks.bitwise.job import BitwiseTask, TensorDifference, compare, final_run, graphs_of
 from pytest_fxbucket.checks.bitwise.judge import difference_line
-from pytest_fxbucket.checks.bitwise.localise import bits_digest, seen
+from pytest_fxbucket.checks.bitwise.localise import bits_digest, run_with_digests
 from pytest_fxbucket.compat import pytree
 from pytest_fxbucket.compat.c10d import group_called
 from pytest_fxbucket.compat.fsdp import makes_gradients_to_reduce
@@ -141,7 +141,7 @@ def _graph_step(ours: StepRun, batch: Sequence[Tensor], step: int, graph: Bitwis
 
 
 def _followed(ours: StepRun, theirs: _Reference, batch: Sequence[Tensor], step: int, graph: BitwiseTask) -> Divergence:
-    ours.watch = seen
+    ours.watch = run_with_digests
     took = _graph_step(ours, batch, step, graph)
     known = {digest for _, _, digests in ours.seen for digest in digests.values()}
     # The model may give on what it was given, as ``x.detach()`` does: inputs are no results, but are known, too.
@@ -173,7 +173,7 @@ class _Reference:
         whole = batch_of(batch(graph.mesh.data_rank(rank), 0))
         data = pytree.tree_map(lambda one: one.to(device()) if isinstance(one, Tensor) else one, whole)
         with _its_own():
-            trainer = _given(task) if plan.eager.factory else _torchs(task, data, found)
+            trainer = _own_trainer(task) if plan.eager.factory else _torchs(task, data, found)
             step = EagerStep(trainer, updates=bool(plan.optimizer))
             if plan.eager.factory:
                 step.begin({key: one for key, one in _whole(_built(task)).items() if plan.pipeline is None or key in held})
@@ -194,7 +194,7 @@ class _Reference:
             return self.step.take(pytree.tree_unflatten(leaves, self.spec))
 
 
-def _given(task: EagerTask) -> Trainer:
+def _own_trainer(task: EagerTask) -> Trainer:
     """The trainer of ``[eager] factory``."""
     plan = task.plan
     factory = import_callable(plan.eager.factory or "", f"{plan.path}: [eager] factory")

@@ -15,8 +15,9 @@ from typing import TYPE_CHECKING, Self
 if TYPE_CHECKING:
     from torch import Tensor
 
-_MOST = 1000
-"""Characters of a difference that are reported: only up to 4,096 bytes do lines of several writers stay whole in a pipe."""
+_MOST = 300
+"""Characters of a difference that are reported, of which JSON makes up to 12 bytes each: only up to 4,096 bytes do lines of
+several writers stay whole in a pipe."""
 
 
 @dataclass(frozen=True, slots=True)

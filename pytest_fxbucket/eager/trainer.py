@@ -136,7 +136,11 @@ class EagerStep:
             self._update(gradients)
         for parameter in self.named.values():
             parameter.grad = None
-        return {("loss", ""): local(loss).clone()} | {("grad", fqn): one for fqn, one in gradients.items()} | self._held()
+        return (
+            {("loss", ""): local(loss).clone()}
+            | {("grad", fqn): one for fqn, one in gradients.items()}
+            | self._tensors_and_state()
+        )
 
     def set_rates(self, scheduled: Mapping[str, float], factors: Mapping[str, float]) -> None:
         """Set groups' learning rates: to those ``scheduled``, others multiplied by ``factors``, by a graph's names."""
@@ -160,7 +164,7 @@ class EagerStep:
         left: Left = {("param", fqn): local(one).clone() for fqn, one in self.named.items()}
         return left | {("buffer", plain(fqn)): local(one).clone() for fqn, one in self.trainer.model.named_buffers()}
 
-    def _held(self) -> Left:
+    def _tensors_and_state(self) -> Left:
         states = state_tensors(self.trainer.optimizers, self.named)
         return self.tensors() | {("state", one.fqn): local(one.tensor).clone() for one in states}
 

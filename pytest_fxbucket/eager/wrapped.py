@@ -212,10 +212,10 @@ class _AllRead(ParallelStyle):
         self._as_local = as_local
 
     def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
-        module.register_forward_pre_hook(partial(self._given, device_mesh), with_kwargs=True)
+        module.register_forward_pre_hook(partial(self._gathered_arguments, device_mesh), with_kwargs=True)
         return module
 
-    def _given(self, devices: DeviceMesh, _: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def _gathered_arguments(self, devices: DeviceMesh, _: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if args:
             return (self._gathered(args[0], devices), *args[1:]), kwargs
         name = next(name for name, value in kwargs.items() if isinstance(value, torch.Tensor))

@@ -189,7 +189,7 @@ def simulation_lines(found: Simulation) -> Iterator[str]:
             f"simulated on {found.cluster}{of}: {1000 * line.seconds:.3f} ms, {1000 * line.exposed:.3f} ms exposed, "
             f"{line.hidden} of {counted(len(line.flights), 'launch')} hidden"
         )
-        yield from (f"  {flight.name}: {flight.told}" for flight in one.flights if not flight.flight.is_hidden)
+        yield from (f"  {flight.name}: {flight.exposed_clause}" for flight in one.flights if not flight.flight.is_hidden)
 
 
 def _table(buckets: Sequence[BucketReport], graph: GraphReport) -> Iterator[str]:

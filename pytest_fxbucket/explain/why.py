@@ -75,13 +75,13 @@ class ParameterFacts:
 def why(found: Explanation, parameter: ExplainedParameter) -> ParameterFacts:
     """Where ``parameter`` went in each graph, direction and kind, and why."""
     fqn = parameter.fqn
-    places = tuple(place for graph in found.graphs for place in _places(found, graph, fqn))
+    places = tuple(place for graph in found.graphs for place in _bucket_places(found, graph, fqn))
     buckets = (bucket for graph in found.graphs for bucket in graph.report.buckets if fqn in bucket.members)
     entry = found.entry_of.get(fqn) or next((bucket.entry for bucket in buckets), "") or None
     return ParameterFacts(fqn, entry, _note(parameter, places), places)
 
 
-def _places(found: Explanation, graph: GraphReport, fqn: str) -> Iterator[BucketPlace]:
+def _bucket_places(found: Explanation, graph: GraphReport, fqn: str) -> Iterator[BucketPlace]:
     for bucket in graph.report.buckets:
         if fqn in bucket.members:
             yield _in_bucket(found, graph, bucket, fqn)
@@ -115,7 +115,9 @@ def _in_bucket(found: Explanation, graph: GraphReport, bucket: BucketReport, fqn
         of_bytes=sum(one.bytes for one in read) if member else None,
         members=bucket.members,
         apart=others,
-        simulated=f"on {found.simulation.cluster}: {flight.told}" if found.simulation is not None and flight else None,
+        simulated=f"on {found.simulation.cluster}: {flight.exposed_clause}"
+        if found.simulation is not None and flight
+        else None,
         reasons=tuple(
             Reason(split.reason, sentence(split, bucket.kind, graph.dims), remedy(split, bucket.kind))
             for split in bucket.splits

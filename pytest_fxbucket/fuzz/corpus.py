@@ -126,7 +126,7 @@ def _program(trial: Trial) -> Iterator[str]:
     backward = False
     for node in graph.nodes:
         if node.op == "placeholder":
-            yield f"{names.of(node)} = {_given(node)}"
+            yield f"{names.of(node)} = {_input_text(node)}"
         elif node.op == "call_function":
             stack = module_stack(node)
             own, behind = (stack[-1][0] if stack else None), "autograd_backward" in node.meta
@@ -153,7 +153,7 @@ def _names_group(node: fx.Node, name: str) -> bool:
     return name in node.args or name in node.kwargs.values()
 
 
-def _given(node: fx.Node) -> str:
+def _input_text(node: fx.Node) -> str:
     value = node.meta["val"]
     if any(not isinstance(size, int) for size in value.shape):
         sizes = [size if isinstance(size, int) else size.node.hint for size in value.shape]

@@ -29,7 +29,7 @@ def has_symbolic(graph_module: fx.GraphModule) -> bool:
     return any(not isinstance(size, int) for value in values for size in value.shape)
 
 
-def given(graph_module: fx.GraphModule, times: int = 1) -> Iterator[GraphInput]:
+def graph_inputs(graph_module: fx.GraphModule, times: int = 1) -> Iterator[GraphInput]:
     """What inputs to make for ``graph_module``; symbolic sizes are ``times`` those that it was traced with.
 
     Strides and offsets are as traced, so no input can be made whose strides are symbolic, as of a size behind the first.

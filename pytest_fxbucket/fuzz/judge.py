@@ -73,12 +73,12 @@ def problem(trial: Trial, pass_name: str, kind: str = TWICE) -> str:
 
 def judged(trial: Trial, subject: TriedPass, last: str = TWICE) -> Find | None:
     """The first fault, up to the kind ``last``; None if there is none, or if the pass refused the trial with a sentence."""
-    for kind, says, *lines in _said(trial, subject, set(KINDS[: KINDS.index(last) + 1])):
+    for kind, says, *lines in _findings(trial, subject, set(KINDS[: KINDS.index(last) + 1])):
         return Find(kind, says, (*lines,), frozenset() if kind == TWICE else features_of(trial))
     return None
 
 
-def _said(trial: Trial, subject: TriedPass, kinds: set[str]) -> Iterator[tuple[str, ...]]:
+def _findings(trial: Trial, subject: TriedPass, kinds: set[str]) -> Iterator[tuple[str, ...]]:
     try:
         made = made_of(trial, subject)
     except KeyboardInterrupt:

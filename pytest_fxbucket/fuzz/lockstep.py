@@ -11,7 +11,7 @@ from torch import Tensor, fx
 
 from pytest_fxbucket.compat.c10d import untwinned
 from pytest_fxbucket.compat.fx import after
-from pytest_fxbucket.fuzz.inputs_and_outputs import differences, given, has_symbolic, inputs_of
+from pytest_fxbucket.fuzz.inputs_and_outputs import differences, graph_inputs, has_symbolic, inputs_of
 from pytest_fxbucket.fuzz.program import Groups
 from pytest_fxbucket.graph import collectives
 
@@ -168,7 +168,7 @@ def compare(
     for times in (1, 2) if has_symbolic(before) else (1,):
         results = []
         for one, late in ((before, False), (after, False), (after, True)):
-            inputs = [inputs_of(tuple(given(before, times)), 0, rank) for rank in range(world)]
+            inputs = [inputs_of(tuple(graph_inputs(before, times)), 0, rank) for rank in range(world)]
             torch.manual_seed(0)
             mine = own if one is after else ()
             outputs = run(one.graph, inputs, groups, late=late, own=mine)[one.graph.output_node()]

@@ -10,7 +10,7 @@ from torch import fx
 from pytest_fxbucket.compat.c10d import untwinned
 from pytest_fxbucket.errors import FxbucketError, PassError, text_of
 from pytest_fxbucket.fuzz.finds import HANG, RAISED, VALUES
-from pytest_fxbucket.fuzz.inputs_and_outputs import given
+from pytest_fxbucket.fuzz.inputs_and_outputs import graph_inputs
 from pytest_fxbucket.fuzz.judge import made_of
 from pytest_fxbucket.fuzz.program import Groups
 from pytest_fxbucket.fuzz.rank_job import FuzzCase
@@ -53,7 +53,9 @@ def compare_all(
 ) -> list[list[str]]:
     """As :func:`compare`, for several graphs that passes made of one."""
     portable = tuple(encode_module(one) for one in after)
-    case = FuzzCase(encode_module(before), portable, tuple(given(before)), seed, named_groups(groups or {}, before, *after))
+    case = FuzzCase(
+        encode_module(before), portable, tuple(graph_inputs(before)), seed, named_groups(groups or {}, before, *after)
+    )
     results = pools.get(world).run(JOB, [case] * world, timeout_s=LIMIT_S, what="graphs before and after a pass")
     said = cast("list[list[list[str]]]", results)
     return [[text for result in said for text in result[number]] for number in range(len(after))]
@@ -79,7 +81,7 @@ def on_real_ranks(pools: Pools, trial: Trial, find: Find, subject: TriedPass) ->
         made = made_of(trial, subject)
         groups = named_groups(trial.program.groups, before, *made.after)
         cases = [
-            FuzzCase(encode_module(before), (encode(one.graph, one, subject.modules),), tuple(given(before)), 0, groups)
+            FuzzCase(encode_module(before), (encode(one.graph, one, subject.modules),), tuple(graph_inputs(before)), 0, groups)
             for one in made.after
         ]
     except PassError as error:

@@ -47,7 +47,7 @@ class LaunchForm:
         node = made.given(name, *(shape or (made.world * made.world, 3)), dtype=dtype)
         return made.neg(node) if self.writes else node
 
-    def brought(self, made: Program, node: fx.Node, group: str = "0") -> fx.Node:
+    def launched_and_waited(self, made: Program, node: fx.Node, group: str = "0") -> fx.Node:
         """Launched and waited for."""
         return made.wait(self.launch(made, node, group))
 
@@ -78,7 +78,7 @@ Twist = Callable[[Program, LaunchForm], "list[fx.Node]"]
 
 
 def _one_by_one(made: Program, form: LaunchForm) -> list[fx.Node]:
-    return [form.read(made, form.brought(made, form.given(made, name))) for name in "pq"]
+    return [form.read(made, form.launched_and_waited(made, form.given(made, name))) for name in "pq"]
 
 
 def _together(made: Program, form: LaunchForm) -> list[fx.Node]:
@@ -87,149 +87,155 @@ def _together(made: Program, form: LaunchForm) -> list[fx.Node]:
 
 
 def _read_early(made: Program, form: LaunchForm) -> list[fx.Node]:
-    first = made.neg(form.brought(made, form.given(made, "p")))
-    return [first, form.read(made, form.brought(made, made.neg(form.given(made, "q"))))]
+    first = made.neg(form.launched_and_waited(made, form.given(made, "p")))
+    return [first, form.read(made, form.launched_and_waited(made, made.neg(form.given(made, "q"))))]
 
 
 def _written_before(made: Program, form: LaunchForm) -> list[fx.Node]:
     p, q = form.given(made, "p"), form.given(made, "q")
-    first = form.brought(made, p)
+    first = form.launched_and_waited(made, p)
     made.call(aten.mul_.Tensor, q, 2.0)
-    return [form.read(made, first), form.read(made, form.brought(made, q))]
+    return [form.read(made, first), form.read(made, form.launched_and_waited(made, q))]
 
 
 def _written_before_through_an_alias(made: Program, form: LaunchForm) -> list[fx.Node]:
     p, q = form.given(made, "p"), form.given(made, "q")
     alias = made.call(aten.view.default, q, [-1])
-    first = form.brought(made, p)
+    first = form.launched_and_waited(made, p)
     made.call(aten.mul_.Tensor, alias, 2.0)
-    return [form.read(made, first), form.read(made, form.brought(made, q))]
+    return [form.read(made, first), form.read(made, form.launched_and_waited(made, q))]
 
 
 def _written_behind(made: Program, form: LaunchForm) -> list[fx.Node]:
     sent = made.neg(form.given(made, "p"))
-    first = form.brought(made, sent)
+    first = form.launched_and_waited(made, sent)
     made.call(aten.mul_.Tensor, sent, 0.0)
-    return [form.read(made, first), form.read(made, form.brought(made, form.given(made, "q")))]
+    return [form.read(made, first), form.read(made, form.launched_and_waited(made, form.given(made, "q")))]
 
 
 def _result_written(made: Program, form: LaunchForm) -> list[fx.Node]:
-    first, second = (form.brought(made, form.given(made, name)) for name in "pq")
+    first, second = (form.launched_and_waited(made, form.given(made, name)) for name in "pq")
     made.call(aten.add_.Tensor, first, 1)
     return [made.neg(first), form.read(made, second)]
 
 
 def _waited_for_twice(made: Program, form: LaunchForm) -> list[fx.Node]:
     launch = form.launch(made, form.given(made, "p"), "0")
-    waits = [made.wait(launch), made.wait(launch), form.brought(made, form.given(made, "q"))]
+    waits = [made.wait(launch), made.wait(launch), form.launched_and_waited(made, form.given(made, "q"))]
     return [form.read(made, wait) for wait in waits]
 
 
 def _of_what_was_launched(made: Program, form: LaunchForm) -> list[fx.Node]:
-    twice = form.brought(made, form.brought(made, form.given(made, "p")))
-    return [form.read(made, twice), form.read(made, form.brought(made, form.given(made, "q")))]
+    twice = form.launched_and_waited(made, form.launched_and_waited(made, form.given(made, "p")))
+    return [form.read(made, twice), form.read(made, form.launched_and_waited(made, form.given(made, "q")))]
 
 
 def _over_two_groups(made: Program, form: LaunchForm) -> list[fx.Node]:
-    return [form.read(made, form.brought(made, form.brought(made, form.given(made, name), OTHER))) for name in "pq"]
+    return [
+        form.read(made, form.launched_and_waited(made, form.launched_and_waited(made, form.given(made, name), OTHER)))
+        for name in "pq"
+    ]
 
 
 def _in_opposite_nesting(made: Program, form: LaunchForm) -> list[fx.Node]:
-    first = form.brought(made, form.brought(made, form.given(made, "p"), OTHER))
-    second = form.brought(made, form.brought(made, form.given(made, "q")), OTHER)
+    first = form.launched_and_waited(made, form.launched_and_waited(made, form.given(made, "p"), OTHER))
+    second = form.launched_and_waited(made, form.launched_and_waited(made, form.given(made, "q")), OTHER)
     return [form.read(made, first), form.read(made, second)]
 
 
 def _then_all_reduced(made: Program, form: LaunchForm) -> list[fx.Node]:
-    return [made.all_reduce(form.brought(made, form.given(made, name), OTHER)) for name in "pq"]
+    return [made.all_reduce(form.launched_and_waited(made, form.given(made, name), OTHER)) for name in "pq"]
 
 
 def _added(made: Program, form: LaunchForm) -> list[fx.Node]:
     made.backward = True
-    u, v, x, y = (form.brought(made, form.given(made, name)) for name in "uvxy")
+    u, v, x, y = (form.launched_and_waited(made, form.given(made, name)) for name in "uvxy")
     return [made.add(u, v), made.add(x, y)]
 
 
 def _to_an_optimizer(made: Program, form: LaunchForm) -> list[fx.Node]:
     made.backward = True
-    brought = [form.brought(made, form.given(made, name)) for name in "xy"]
+    brought = [form.launched_and_waited(made, form.given(made, name)) for name in "xy"]
     given = [made.given(name, *one.meta["val"].shape) for name, one in zip("pq", brought, strict=True)]
     return [made.call(aten.add.Tensor, p, one, alpha=-0.5) for p, one in zip(given, brought, strict=True)]
 
 
 def _in_the_backward(made: Program, form: LaunchForm) -> list[fx.Node]:
     made.backward = True
-    return [form.read(made, form.brought(made, made.neg(form.given(made, name)))) for name in "xy"]
+    return [form.read(made, form.launched_and_waited(made, made.neg(form.given(made, name)))) for name in "xy"]
 
 
 def _in_both_directions(made: Program, form: LaunchForm) -> list[fx.Node]:
     given = {name: form.given(made, name) for name in "pq"}
-    found = [form.read(made, form.brought(made, given[name])) for name in "pq"]
+    found = [form.read(made, form.launched_and_waited(made, given[name])) for name in "pq"]
     made.backward = True
-    return [*found, *(form.read(made, form.brought(made, given[name])) for name in "qp")]
+    return [*found, *(form.read(made, form.launched_and_waited(made, given[name])) for name in "qp")]
 
 
 def _of_two_dtypes(made: Program, form: LaunchForm) -> list[fx.Node]:
     given = [form.given(made, "p", dtype=torch.bfloat16), form.given(made, "q")]
-    return [form.read(made, form.brought(made, one)) for one in given]
+    return [form.read(made, form.launched_and_waited(made, one)) for one in given]
 
 
 def _of_two_dtypes_and_odd_sizes(made: Program, form: LaunchForm) -> list[fx.Node]:
     given = [form.given(made, "p", made.world, 1, dtype=torch.bfloat16), form.given(made, "q", made.world, 3)]
-    return [form.read(made, form.brought(made, one)) for one in given]
+    return [form.read(made, form.launched_and_waited(made, one)) for one in given]
 
 
 def _cast_before(made: Program, form: LaunchForm) -> list[fx.Node]:
     casts = [made.call(aten._to_copy.default, form.given(made, name), dtype=torch.bfloat16) for name in "pq"]
-    return [form.read(made, form.brought(made, cast)) for cast in casts]
+    return [form.read(made, form.launched_and_waited(made, cast)) for cast in casts]
 
 
 def _cast_and_then_written(made: Program, form: LaunchForm) -> list[fx.Node]:
     given = [form.given(made, name) for name in "pq"]
     casts = [made.call(aten._to_copy.default, one, dtype=torch.bfloat16) for one in given]
     made.call(aten.add_.Tensor, given[0], 1)
-    return [form.read(made, form.brought(made, cast)) for cast in casts]
+    return [form.read(made, form.launched_and_waited(made, cast)) for cast in casts]
 
 
 def _of_views(made: Program, form: LaunchForm) -> list[fx.Node]:
     size = made.world * made.world
     given = [made.call(aten.t.default, form.given(made, name, size, size)) for name in "pq"]
-    return [form.read(made, form.brought(made, one)) for one in given]
+    return [form.read(made, form.launched_and_waited(made, one)) for one in given]
 
 
 def _seen_as_views(made: Program, form: LaunchForm) -> list[fx.Node]:
-    waits = [form.brought(made, form.given(made, name)) for name in "pq"]
+    waits = [form.launched_and_waited(made, form.given(made, name)) for name in "pq"]
     return [made.neg(made.call(aten.view.default, wait, [-1])) for wait in waits]
 
 
 def _on_another_group(made: Program, form: LaunchForm) -> list[fx.Node]:
-    return [form.read(made, form.brought(made, form.given(made, name), group)) for name, group in (("p", "0"), ("q", OTHER))]
+    return [
+        form.read(made, form.launched_and_waited(made, form.given(made, name), group))
+        for name, group in (("p", "0"), ("q", OTHER))
+    ]
 
 
 def _on_groups_of_one(made: Program, form: LaunchForm) -> list[fx.Node]:
-    return [form.read(made, form.brought(made, form.given(made, name), "alone")) for name in "pq"]
+    return [form.read(made, form.launched_and_waited(made, form.given(made, name), "alone")) for name in "pq"]
 
 
 def _without_elements(made: Program, form: LaunchForm) -> list[fx.Node]:
     given = [form.given(made, "p", 0, 3), form.given(made, "q")]
-    return [form.read(made, form.brought(made, one)) for one in given]
+    return [form.read(made, form.launched_and_waited(made, one)) for one in given]
 
 
 def _of_one_value(made: Program, form: LaunchForm) -> list[fx.Node]:
     p = form.given(made, "p")
-    return [form.read(made, form.brought(made, p)) for _ in range(2)]
+    return [form.read(made, form.launched_and_waited(made, p)) for _ in range(2)]
 
 
 def _beside_random_numbers(made: Program, form: LaunchForm) -> list[fx.Node]:
     p, q = form.given(made, "p"), form.given(made, "q")
-    first = form.brought(made, p)
+    first = form.launched_and_waited(made, p)
     chance = made.call(aten.randint_like.default, q, 5)
-    return [form.read(made, first), form.read(made, form.brought(made, made.add(q, chance))), made.neg(p)]
+    return [form.read(made, first), form.read(made, form.launched_and_waited(made, made.add(q, chance))), made.neg(p)]
 
 
 def _handed_on_as_it_is(made: Program, form: LaunchForm) -> list[fx.Node]:
     given = [form.given(made, name) for name in "pq"]
-    return [*(form.brought(made, one) for one in given), *given]
+    return [*(form.launched_and_waited(made, one) for one in given), *given]
 
 
 def _in_another_module(name: str) -> Twist:
@@ -245,7 +251,7 @@ def _in_another_module(name: str) -> Twist:
 def _of_a_symbolic_size(made: Program, form: LaunchForm) -> list[fx.Node]:
     given = [made.dynamic(name, made.world * made.world, 3) for name in "pq"]
     given = [made.neg(one) for one in given] if form.writes else given
-    return [form.read(made, form.brought(made, one)) for one in given]
+    return [form.read(made, form.launched_and_waited(made, one)) for one in given]
 
 
 TWISTS: tuple[Twist, ...] = (
@@ -289,7 +295,7 @@ def _coalesced(kind: str) -> Build:
     def build(made: Program) -> list[fx.Node]:
         form = FORMS[{"all_gather": "gather", "reduce_scatter": "reduce"}.get(kind, kind)]
         p, q, r = (form.given(made, name) for name in "pqr")
-        waits = [*made.coalesced(kind, [p, q]), form.brought(made, r)]
+        waits = [*made.coalesced(kind, [p, q]), form.launched_and_waited(made, r)]
         return [form.read(made, wait) for wait in waits]
 
     return build

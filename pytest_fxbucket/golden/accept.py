@@ -77,7 +77,7 @@ class AcceptQueue:
         self.pending.clear()
         self.clashing.clear()
         paths: list[Path] = []
-        with _held(start):
+        with _accepting_alone(start):
             for path, text in waiting:
                 try:
                     if _write(path, text, mode, start):
@@ -108,7 +108,7 @@ def is_one_parametrized(tests: Sequence[str]) -> bool:
 
 
 @contextlib.contextmanager
-def _held(start: Snapshot | None) -> Iterator[None]:
+def _accepting_alone(start: Snapshot | None) -> Iterator[None]:
     """Keep other accepting runs out of the golden folder, and clean up after those that were killed."""
     if start is None or not start.root.is_dir():
         yield

@@ -14,7 +14,7 @@ from pytest_fxbucket.golden.read_back import PairedBuckets
 from pytest_fxbucket.golden.schedule import COMPUTING, direction_of
 
 
-def kept(places: Sequence[int], weights: Sequence[int]) -> set[int]:
+def heaviest_increasing(places: Sequence[int], weights: Sequence[int]) -> set[int]:
     """Indices of the heaviest increasing subsequence of ``places``, which are distinct numbers from 0 on.
 
     Takes n log n. Of several equally heavy ones it is always the same that is found.
@@ -195,7 +195,7 @@ def _moved(old: Sequence[str], new: Sequence[str]) -> Iterator[_Moved]:
     # One compute outweighs all launches and waits together, so these are said to have moved past it, not it past them. An
     # update is said to move rather than a launch or a wait.
     weights = [2 * len(new) if event.startswith("compute ") else 1 if _computes(event) else 2 for event in new]
-    still = kept([place[event] for event in new], weights)
+    still = heaviest_increasing([place[event] for event in new], weights)
     stood = [event for at, event in enumerate(new) if at in still]
     new_place = {event: at for at, event in enumerate(new)}
     for at, event in enumerate(new):

@@ -291,18 +291,21 @@ def _without(content: Runs, starts: Sequence[int], length: int) -> Iterator[Byte
 MANTISSA_BITS = {
     torch.float64: 52, torch.float32: 23, torch.float16: 10, torch.bfloat16: 7,
     torch.float8_e4m3fn: 3, torch.float8_e4m3fnuz: 3, torch.float8_e5m2: 2, torch.float8_e5m2fnuz: 2, torch.float8_e8m0fnu: 0,
+    torch.complex128: 52, torch.complex64: 23, torch.complex32: 10,
 }  # fmt: skip
-"""Bits of mantissa of each floating dtype whose loss is followed; every other dtype counts as exact."""
+"""Bits of mantissa of each floating or complex dtype whose loss is followed; every other dtype counts as exact."""
 
 
 def precision_of(dtype: torch.dtype) -> int:
-    """Bits of mantissa that a value of ``dtype`` has; EXACT for what is no float."""
+    """Bits of mantissa that a value of ``dtype`` has; EXACT for what is neither a float nor complex."""
     return MANTISSA_BITS.get(dtype, contents.EXACT)
 
 
-def _kept(source: torch.dtype, target: torch.dtype) -> int:
-    """Bits of mantissa that a cast keeps at most: no fraction survives as an integer."""
-    return 0 if source.is_floating_point and not target.is_floating_point else precision_of(target)
+def _kept_mantissa_bits(source: torch.dtype, target: torch.dtype) -> int:
+    """Bits of mantissa that a cast keeps at most: no fraction survives as an integer, no imaginary part as a real number."""
+    if target.is_complex or not (source.is_floating_point or source.is_complex):
+        return precision_of(target)
+    return precision_of(target) if source.is_floating_point and target.is_floating_point else 0
 
 
 class NotFollowedError(Exception):
@@ -350,7 +353,7 @@ class StorageContents:
         runs = self.read(tensor)
         if tensor.dtype == dtype:
             return runs
-        cast = contents.cast(runs, tensor.dtype, dtype, _kept(tensor.dtype, dtype))
+        cast = contents.cast(runs, tensor.dtype, dtype, _kept_mantissa_bits(tensor.dtype, dtype))
         if cast is None:
             raise NotFollowedError(f"it casts {tensor.dtype} that other elements are seen as to {dtype}")
         return cast

@@ -89,7 +89,7 @@ def written(node: fx.Node) -> list[fx.Node]:
     """Arguments of ``node`` whose storages it writes."""
     effects = effects_of(node)
     if effects.everything:
-        return given(node)
+        return arguments_of(node)
     if not effects.writes or (effects.unless and _constant(node, effects.unless) is False):
         return []
     return chosen(node, effects.writes)
@@ -106,10 +106,10 @@ def written_arguments(node: fx.Node) -> list[fx.Node]:
 
 def shared(node: fx.Node, effects: Effects) -> list[fx.Node]:
     """Arguments of ``node`` in whose storages its result may live; ``effects`` are its own."""
-    return given(node) if effects.everything or effects.shares_all else chosen(node, effects.shares)
+    return arguments_of(node) if effects.everything or effects.shares_all else chosen(node, effects.shares)
 
 
-def given(node: fx.Node) -> list[fx.Node]:
+def arguments_of(node: fx.Node) -> list[fx.Node]:
     """Arguments of ``node``, without those that only carry an edge (the first of ``control_deps``)."""
     if not _is_control_deps(node.target):
         return node.all_input_nodes

@@ -237,7 +237,7 @@ class _Walk:
         results: list[tuple[torch.Tensor, Runs, Sequence[int]]] = []
         for node in nodes:
             tensor = self._known(node)
-            brought = self._brought(sent, tensor)
+            brought = self._result_of(sent, tensor)
             if isinstance(brought, str):
                 sent.problem = sent.problem or brought
             else:
@@ -252,7 +252,7 @@ class _Walk:
             values = self._results(launch.node, results)
             self.values[launch.node] = values if several else values[0]
 
-    def _brought(self, sent: SentLaunch, tensor: torch.Tensor) -> tuple[Runs, Sequence[int]] | str:
+    def _result_of(self, sent: SentLaunch, tensor: torch.Tensor) -> tuple[Runs, Sequence[int]] | str:
         """(content, shape) of the result of the launch ``sent`` for one ``tensor``; or why its kind is not followed."""
         content, table = self.memory.read(tensor), self.found.table
         kind, ranks = sent.launch.kind, sent.launch.ranks

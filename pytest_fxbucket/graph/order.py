@@ -18,7 +18,7 @@ import torch
 from pytest_fxbucket.compat.fx import inputs_of
 from pytest_fxbucket.errors import PassError
 from pytest_fxbucket.graph import collectives
-from pytest_fxbucket.graph.effects import Effects, effects_of, given, written
+from pytest_fxbucket.graph.effects import Effects, arguments_of, effects_of, written
 from pytest_fxbucket.graph.movement import moves_data
 from pytest_fxbucket.graph.ops import operator_name
 from pytest_fxbucket.graph.storages import Numbers, Storages, is_part
@@ -62,7 +62,7 @@ class Order:
     def _readers(self) -> dict[int, list[int]]:
         found: dict[int, list[int]] = {}
         for index, node in enumerate(self.nodes):
-            for storage in () if is_part(node) else self._storages.of_all(given(node)):
+            for storage in () if is_part(node) else self._storages.of_all(arguments_of(node)):
                 found.setdefault(storage, []).append(index)
         return found
 
@@ -160,7 +160,7 @@ class _Walk:
         if is_part(node):
             return
         writes = self.storages.of_all(written(node)) if does.writes or does.everything else ()
-        inputs = self.storages.of_all(given(node))
+        inputs = self.storages.of_all(arguments_of(node))
         reads = self.changing.intersection(inputs)
         if node.op == "output":
             # Callers see what was written to inputs and attributes when the graph returns, so such writes stay before it.
@@ -216,7 +216,7 @@ class _Walk:
 
 def _launches(wait: fx.Node) -> Iterator[fx.Node]:
     """Nodes that may be the launch of ``wait``: its inputs and, for a coalesced launch, the node behind ``getitem``."""
-    for source in given(wait):
+    for source in arguments_of(wait):
         yield source
         if source.target is getitem:
             yield from source.all_input_nodes

@@ -80,7 +80,7 @@ class SourceTable:
         assert source is not None
         return source
 
-    def brought(self, number: int, launch: fx.Node, numel: int, dtype: torch.dtype, ranks: tuple[int, ...] = ()) -> int:
+    def brought_source(self, number: int, launch: fx.Node, numel: int, dtype: torch.dtype, ranks: tuple[int, ...] = ()) -> int:
         """The number of a new source: the elements of the source ``number`` as ``launch`` brought them."""
         old = self.known(number)
         return self.add(Source(old.node, numel, dtype, launch, number, ranks))
@@ -91,7 +91,7 @@ class SourceTable:
         new, inner = dict[int, int](), dict[int, int]()
         for number in _named(content):
             old = self.known(number)
-            new[number] = self.brought(number, sent.launch.node, old.numel, old.dtype, (ranks, *old.ranks))
+            new[number] = self.brought_source(number, sent.launch.node, old.numel, old.dtype, (ranks, *old.ranks))
             inner[number] = prod(old.ranks)
         sent.content += _pieces(_renamed(content, new), begin, tensor.dtype)
         # Each run of one rank's input as (run, new source, ranks that the source was gathered over before, rank among them).
@@ -121,7 +121,7 @@ class SourceTable:
         runs: list[ByteRange] = []
         for one in first:
             if one.source > ZERO:
-                new = self.brought(one.source, sent.launch.node, one.length // tensor.itemsize, tensor.dtype)
+                new = self.brought_source(one.source, sent.launch.node, one.length // tensor.itemsize, tensor.dtype)
                 sent.content.append(SentPiece(begin + one.offset, one.length, new, tensor.dtype))
                 runs += contents.shifted(contents.run(new, one.length, one.precision, tensor.dtype), one.offset)
             else:
@@ -160,7 +160,7 @@ class SourceTable:
         new: dict[int, int] = {}
         for number in _named(content):
             runs = [one for one in content if one.source == number]
-            new[number] = self.brought(number, sent.launch.node, self.known(number).numel, tensor.dtype)
+            new[number] = self.brought_source(number, sent.launch.node, self.known(number).numel, tensor.dtype)
             begin, length = runs[0].offset, sum(one.length for one in runs)
             sent.content.append(SentPiece(sent.bytes + begin, length, new[number], tensor.dtype))
         return _renamed(content, new), tensor.shape

@@ -160,10 +160,10 @@ class _Walk:
     def _of(self, reader: fx.Node, sources: Iterable[fx.Node]) -> int:
         bits = 0
         for source in sources:
-            bits |= self.total(source) if source in self.known else self._given(reader, source)
+            bits |= self.total(source) if source in self.known else self._outside_mask(reader, source)
         return bits
 
-    def _given(self, reader: fx.Node, source: fx.Node) -> int:
+    def _outside_mask(self, reader: fx.Node, source: fx.Node) -> int:
         """Mask of a value that comes into the update from outside: an input, or a gradient."""
         bits = self._written_to(source)
         value = self.roles.get(source)

@@ -12,7 +12,7 @@ from torch import fx
 
 from pytest_fxbucket.errors import GraphError
 from pytest_fxbucket.graph import collectives
-from pytest_fxbucket.graph.effects import effects_of, given
+from pytest_fxbucket.graph.effects import arguments_of, effects_of
 from pytest_fxbucket.graph.groups import join
 from pytest_fxbucket.graph.modules import direction_of
 from pytest_fxbucket.graph.order import Order, order_of
@@ -102,7 +102,7 @@ def extract(
     outputs = [node for node in nodes if any(user not in members for user in node.users)]
     if why := why_not_alone(order, nodes, inputs):
         raise GraphError(f"{what} has no graph of its own: {why}")
-    made = _made(graph, nodes, inputs, outputs, what)
+    made = _new_graph(graph, nodes, inputs, outputs, what)
     between = _circle(order, members, inputs, outputs)
     return SubGraph(made, tuple(nodes), tuple(inputs), tuple(outputs), tuple(between), what, mesh)
 
@@ -173,7 +173,7 @@ def _circle(order: Order, members: set[fx.Node], inputs: Sequence[fx.Node], outp
     return [node for node in order.nodes if node in found]
 
 
-def _made(
+def _new_graph(
     graph: fx.Graph, nodes: Sequence[fx.Node], inputs: Sequence[fx.Node], outputs: Sequence[fx.Node], what: str
 ) -> fx.GraphModule:
     made = fx.Graph()
@@ -216,7 +216,7 @@ def why_not_alone(order: Order, nodes: Sequence[fx.Node], inputs: Sequence[fx.No
 def _storages(order: Order, nodes: Sequence[fx.Node], inputs: Sequence[fx.Node]) -> dict[int, _Storage]:
     found: dict[int, _Storage] = {}
     for node in nodes:
-        own, read = order.storages(node), {s for n in given(node) for s in order.storages(n)}
+        own, read = order.storages(node), {s for n in arguments_of(node) for s in order.storages(n)}
         for number in own | read:
             storage = found.setdefault(number, _Storage())
             storage.touches.append(order.index[node])

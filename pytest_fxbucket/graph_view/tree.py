@@ -73,11 +73,11 @@ def parameters_of(tree: Tree) -> list[HeldParameter]:
     if graph is None:
         return []
     if tree.given is not None:
-        return list(_given(tree, graph, tree.given))
-    return list(_said(tree, graph)) or list(_guessed(tree, graph))
+        return list(_given_parameters(tree, graph, tree.given))
+    return list(_stated_parameters(tree, graph)) or list(_guessed(tree, graph))
 
 
-def _given(tree: Tree, graph: fx.Graph, given: Mapping[str, KnownParameter]) -> Iterator[HeldParameter]:
+def _given_parameters(tree: Tree, graph: fx.Graph, given: Mapping[str, KnownParameter]) -> Iterator[HeldParameter]:
     inputs = {node.name: node for node in graph.nodes if node.op in ("placeholder", "get_attr")}
     for name, parameter in given.items():
         if name not in inputs:
@@ -88,7 +88,7 @@ def _given(tree: Tree, graph: fx.Graph, given: Mapping[str, KnownParameter]) -> 
         yield HeldParameter(parameter.fqns[0], shape or (), dtype, inputs[name], name, owners)
 
 
-def _said(tree: Tree, graph: fx.Graph) -> Iterator[HeldParameter]:
+def _stated_parameters(tree: Tree, graph: fx.Graph) -> Iterator[HeldParameter]:
     found: dict[object, tuple[list[str], fx.Node | None, str, Any]] = {}
     inputs = graph.find_nodes(op="placeholder")
     named = {node: name for node in inputs if (name := parameter_named(node)) is not None}
@@ -295,7 +295,7 @@ class Tree:
         return parameters_of(self)
 
     @cached_property
-    def held(self) -> list[list[int]]:
+    def parameters_below(self) -> list[list[int]]:
         """Indices of the parameters in each module or below it."""
         found: list[dict[int, None]] = [{} for _ in self.parent]
         for index, parameter in enumerate(self.parameters):

@@ -216,7 +216,7 @@ class GraphView:
     @property
     def parameters(self) -> list[HeldParameter]:
         """Parameters of this module and of those in it, each once, in order of the graph's inputs."""
-        held = self._tree.held[self._number]
+        held = self._tree.parameters_below[self._number]
         return [self._tree.parameters[index] for index in held]
 
     @property
@@ -282,7 +282,7 @@ class GraphView:
 
 def tree_text(tree: Tree, number: int) -> str:
     """The module ``number`` and all below it; lines as ``torch.nn.Module.__repr__`` and ``torch.nn.ModuleList`` write them."""
-    alike = _alike(tree, number)
+    alike = _same_text_numbers(tree, number)
     lines: list[str] = []
     # What is still to be written, last first: (depth, label, module), or None for the module in a line that closes one.
     left: list[tuple[int, str, int | None]] = [(0, "", number)]
@@ -302,7 +302,7 @@ def tree_text(tree: Tree, number: int) -> str:
 
 def _counts(tree: Tree, number: int) -> str:
     parts = [counted(sum(tree.calls[run] for run in tree.runs_of[number]), "node")]
-    if held := tree.held[number]:
+    if held := tree.parameters_below[number]:
         parts += [counted(len(held), "parameter"), human_bytes(sum(tree.parameters[index].bytes for index in held))]
     return ", ".join(parts)
 
@@ -326,7 +326,7 @@ def _follows(name: str, other: str) -> bool:
     return name.isdigit() and other.isdigit() and int(other) == int(name) + 1
 
 
-def _alike(tree: Tree, number: int) -> dict[int, int]:
+def _same_text_numbers(tree: Tree, number: int) -> dict[int, int]:
     """A number for each module at and below ``number``: the same for those that would be written the same."""
     seen: dict[object, int] = {}
     found: dict[int, int] = {}

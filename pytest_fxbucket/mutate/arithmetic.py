@@ -13,7 +13,7 @@ from pytest_fxbucket.graph.collectives import tensors_sent, waits_of
 from pytest_fxbucket.graph.compute import computes, is_reduced
 from pytest_fxbucket.graph.ops import by_operator, operator_name
 from pytest_fxbucket.graph.walks import reached, readers_of
-from pytest_fxbucket.mutate.values import alike
+from pytest_fxbucket.mutate.values import interchangeable
 
 if TYPE_CHECKING:
     from torch import fx
@@ -29,7 +29,7 @@ _CHANCES = ("p", "dropout_p")
 def sides(node: fx.Node) -> list[fx.Node]:
     """The two operands of the addition ``node``, if they are different nodes whose tensors are like the sum; else empty."""
     both = [arg for arg in node.args if isinstance(arg, torch.fx.Node)] if operator_name(node) == "aten::add" else []
-    return both if len(set(both)) == 2 and all(alike(side, node) for side in both) else []
+    return both if len(set(both)) == 2 and all(interchangeable(side, node) for side in both) else []
 
 
 def scaled(node: fx.Node) -> fx.Node | None:
@@ -38,7 +38,7 @@ def scaled(node: fx.Node) -> fx.Node | None:
         return None
     source, factor = node.args
     is_number = isinstance(factor, (int, float)) and factor != 1
-    return source if is_number and isinstance(source, torch.fx.Node) and alike(source, node) else None
+    return source if is_number and isinstance(source, torch.fx.Node) and interchangeable(source, node) else None
 
 
 def numbers(node: fx.Node) -> Iterator[tuple[int | str, int | float]]:

@@ -83,7 +83,7 @@ class Judge:
         undecided: dict[str, str] = {}
 
         def said_by(name: str) -> str:
-            return self._said(name, context, found, undecided)
+            return self._outcome_of(name, context, found, undecided)
 
         said = {name: said_by(name) for name in self.checks if not CHECKS[name].on_ranks}
         equal = None
@@ -120,7 +120,7 @@ class Judge:
             briefly=True,
         )
 
-    def _said(self, name: str, context: Context, found: dict[str, str], undecided: dict[str, str]) -> str:
+    def _outcome_of(self, name: str, context: Context, found: dict[str, str], undecided: dict[str, str]) -> str:
         """The outcome of a check; what it finds goes into ``found``.
 
         A check also fails if ranks took too long or cannot be had, or by a fault of its own. None of these is a verdict on the
@@ -204,6 +204,6 @@ def scored(context: Context, asked: MutantSelection) -> Iterator[MutationScore]:
         if judged and time.monotonic() > end:  # however short the time, one mutant is judged
             break
         score = MutationScore(judged, len(mutants))
-        context.say(f"mutant {number} of {len(own)}, {mutant.name}; found {score.found} of {len(score.made)}")
+        context.say(f"mutant {number} of {len(own)}, {mutant.name}; found {score.found_count} of {len(score.counted_mutants)}")
         judged.append(judge.judged(mutant))
         yield MutationScore(tuple(judged), len(mutants))

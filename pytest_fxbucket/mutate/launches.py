@@ -127,7 +127,7 @@ def _stand_in(launch: fx.Node, sent: fx.Node | None) -> Callable[[BrokenGraph], 
     return (lambda broken: broken.before(launch, aten.slice.Tensor, sent, 0, 0, large.shape[0])) if not times else None
 
 
-def alike(one: fx.Node, other: fx.Node) -> bool:
+def same_shape_and_dtype(one: fx.Node, other: fx.Node) -> bool:
     """Whether both give tensors of one shape and dtype."""
     mine, its = one.meta.get("val"), other.meta.get("val")
     if not isinstance(mine, torch.Tensor) or not isinstance(its, torch.Tensor):

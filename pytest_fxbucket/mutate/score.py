@@ -62,24 +62,24 @@ class MutationScore:
     """Number of all mutants of the plan, judged or not."""
 
     @property
-    def made(self) -> list[Judged]:
+    def counted_mutants(self) -> list[Judged]:
         """Mutants that count: found or survived, not equivalent, undecided or unmade."""
         return [one for one in self.judged if one.fate in ("found", "survived")]
 
     @property
-    def found(self) -> int:
+    def found_count(self) -> int:
         """How many a check found."""
         return sum(one.fate == "found" for one in self.judged)
 
     @property
     def share(self) -> float:
         """Found of found and survived; 1.0 of none."""
-        return self.found / len(self.made) if self.made else 1.0
+        return self.found_count / len(self.counted_mutants) if self.counted_mutants else 1.0
 
     @property
     def without_golden(self) -> tuple[int, int]:
         """(found by audit, collectives or bitwise, of how many): of mutants that are not harmless and that are decided."""
-        asked = [one for one in self.made if not one.harmless and (one.without_golden or not one.undecided)]
+        asked = [one for one in self.counted_mutants if not one.harmless and (one.without_golden or not one.undecided)]
         return sum(one.without_golden for one in asked), len(asked)
 
     def of(self, fate: Fate) -> list[Judged]:
@@ -103,7 +103,7 @@ def sums(score: MutationScore) -> str:
     alone, of = score.without_golden
     beside = f"; {counted(count, 'equivalent')} beside them" if (count := len(score.of("equivalent"))) else ""
     beside += f"; {count} undecided, not counted" if (count := len(score.of("undecided"))) else ""
-    found = f"found {score.found} of {counted(len(score.made), 'mutant')} ({percent(score.share)})"
+    found = f"found {score.found_count} of {counted(len(score.counted_mutants), 'mutant')} ({percent(score.share)})"
     return f"{found}; audit, collectives and bitwise alone find {alone} of {of}{beside}"
 
 

@@ -52,7 +52,7 @@ def tensor(node: fx.Node) -> torch.Tensor | None:
     return value if isinstance(value, torch.Tensor) else None
 
 
-def alike(first: fx.Node, second: fx.Node) -> bool:
+def interchangeable(first: fx.Node, second: fx.Node) -> bool:
     """Whether both hold a tensor of the same shape, strides and dtype: whatever reads one could read the other."""
     one, other = tensor(first), tensor(second)
     return one is not None and other is not None and _form(one) == _form(other)
@@ -94,7 +94,7 @@ def next_alike(seen: SeenGraph, nodes: Iterable[fx.Node]) -> Iterator[tuple[fx.N
     number = expressions(seen.graph)
     rest = list(dict.fromkeys(nodes))
     for at, node in enumerate(rest):
-        other = next((one for one in rest[at + 1 :] if alike(node, one) and number[node] != number[one]), None)
+        other = next((one for one in rest[at + 1 :] if interchangeable(node, one) and number[node] != number[one]), None)
         if other is not None:
             yield node, other
 

@@ -54,7 +54,7 @@ def name_of(bucketer: Bucketer, launch: MergeTarget) -> str:
     """What :meth:`Bucketer.together` says; raises :class:`PlanError` if that is no name."""
     name = bucketer.together(launch)
     if not isinstance(name, str):
-        raise PlanError(f"{asked(bucketer, 'together')} must give a name (str) for {of(launch)}, not {show(name)}")
+        raise PlanError(f"{hook_name(bucketer, 'together')} must give a name (str) for {of(launch)}, not {show(name)}")
     return name
 
 
@@ -65,7 +65,7 @@ def laid_out(bucketer: Bucketer, members: tuple[MergeTarget, ...]) -> tuple[Merg
     if len(found) != len(members) or {id(member) for member in found} != {id(member) for member in members}:
         got = f"{len(found)} members" if isinstance(said, (list, tuple)) else show(said)
         raise PlanError(
-            f"{asked(bucketer, 'in_order')} must give each of the {len(members)} members of the bucket of {of(members[0])} "
+            f"{hook_name(bucketer, 'in_order')} must give each of the {len(members)} members of the bucket of {of(members[0])} "
             f"once, in a list or tuple, and gave {got}"
         )
     return found
@@ -76,10 +76,12 @@ def packer_for(bucketer: Bucketer, members: tuple[MergeTarget, ...]) -> str | Pa
     packer = bucketer.packer_of(members)
     if isinstance(packer, str) or callable(packer):
         return packer
-    raise PlanError(f"{asked(bucketer, 'packer_of')} must give a packer or its name for {of(members[0])}, not {show(packer)}")
+    raise PlanError(
+        f"{hook_name(bucketer, 'packer_of')} must give a packer or its name for {of(members[0])}, not {show(packer)}"
+    )
 
 
-def asked(owner: object, hook: str) -> str:
+def hook_name(owner: object, hook: str) -> str:
     """A hook, as people know it."""
     return f"{type(owner).__name__}.{hook}"
 

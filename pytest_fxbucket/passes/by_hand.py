@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from pytest_fxbucket.errors import PlanError
-from pytest_fxbucket.passes.bucketer import asked, of
+from pytest_fxbucket.passes.bucketer import hook_name, of
 from pytest_fxbucket.passes.scheduler import overrides
 from pytest_fxbucket.words import show
 
@@ -37,15 +37,15 @@ def launches(scheduler: Scheduler, gathers: Iterable[Merged]) -> list[NodePlace]
 
     Raises :class:`PlanError` for what is no node of the graph, and for launches in a circle.
     """
-    return _in_turn(_places(scheduler, "launch_before", "launch_at", gathers))
+    return _in_turn(_places_by_hook(scheduler, "launch_before", "launch_at", gathers))
 
 
 def waits(scheduler: Scheduler, reductions: Iterable[Merged]) -> list[NodePlace]:
     """Places of the waits of ``reductions``; raises :class:`PlanError` for what is no node of the graph."""
-    return _places(scheduler, "wait_before", "wait_before", reductions)
+    return _places_by_hook(scheduler, "wait_before", "wait_before", reductions)
 
 
-def _places(scheduler: Scheduler, name: str, key: str, buckets: Iterable[Merged]) -> list[NodePlace]:
+def _places_by_hook(scheduler: Scheduler, name: str, key: str, buckets: Iterable[Merged]) -> list[NodePlace]:
     hook, by_rule = getattr(scheduler, name), not overrides(scheduler, name)
     found: list[NodePlace] = []
     for bucket in buckets:
@@ -54,7 +54,7 @@ def _places(scheduler: Scheduler, name: str, key: str, buckets: Iterable[Merged]
             continue
         if not isinstance(node, torch.fx.Node) or node not in scheduler.order.index:
             raise PlanError(
-                f"{asked(scheduler, name)} must give a node of the graph or None for {of(bucket.first)}, not {show(node)}"
+                f"{hook_name(scheduler, name)} must give a node of the graph or None for {of(bucket.first)}, not {show(node)}"
             )
         if by_rule:
             direction, entry = bucket.first.direction, bucket.first.entry
@@ -62,7 +62,7 @@ def _places(scheduler: Scheduler, name: str, key: str, buckets: Iterable[Merged]
             where = f"{key}.{direction}: {entry!r} {'at' if key == 'launch_at' else 'before'} {other!r}"
             found.append(NodePlace(bucket, node, where, f"the compute of {other!r} starts"))
         else:
-            where = f"{asked(scheduler, name)}: {of(bucket.first)} before {node.name}"
+            where = f"{hook_name(scheduler, name)}: {of(bucket.first)} before {node.name}"
             found.append(NodePlace(bucket, node, where, f"{node.name} starts"))
     return found
 

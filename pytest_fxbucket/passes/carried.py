@@ -7,7 +7,7 @@ and other gathers. A reduction reduces a gradient unless its result reaches a pr
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, NamedTuple
 
 import torch
@@ -55,13 +55,15 @@ def carried(graph: fx.Graph) -> dict[fx.Node, LaunchContents]:
     outputs = {node: i for i, node in reversed(list(enumerate(values))) if isinstance(node, torch.fx.Node)}
     products = _Products()
     found: dict[fx.Node, LaunchContents] = {}
+    levels: dict[fx.Node, int] = {}
     for index, node in enumerate(graph.nodes):
         kind = collectives.launch_kind(node)
+        if _passes_on(node):
+            levels[node] = _launched_before(node, levels)
         if kind == "all_gather":
-            again = _gathered_before(node)
-            found[node] = _gather(node, inputs)._replace(level=_launched_before(node), again=again)
+            found[node] = _gather(node, inputs)._replace(level=levels[node], again=_gathered_before(node))
         elif kind is not None:
-            found[node] = _reduction(node, outputs, products, index)._replace(level=_launched_before(node))
+            found[node] = _reduction(node, outputs, products, index)._replace(level=levels[node])
     return found
 
 
@@ -76,16 +78,13 @@ def _gather(node: fx.Node, inputs: dict[fx.Node, int]) -> LaunchContents:
     return LaunchContents(tuple(s.name for s in sources), inputs[sources[0]] if sources else 0, direction)
 
 
-def _launched_before(node: fx.Node) -> int:
-    """How many launches stand one behind the other on the way to what ``node`` sends, with data but moved and cast between."""
-    depth = {node: 0}
-    queue = [node]
-    for current in queue:
-        for source in _data_inputs(current):
-            if source not in depth and _passes_on(source):
-                depth[source] = depth[current] + (collectives.launch_kind(source) is not None)
-                queue.append(source)
-    return max(depth.values())
+def _launched_before(node: fx.Node, levels: Mapping[fx.Node, int]) -> int:
+    """How many launches stand one behind the other on the way to ``node``, the most of any way, with data but moved between.
+
+    ``levels`` has this of all that passes data on before ``node``.
+    """
+    sources = [source for source in _data_inputs(node) if source in levels]
+    return max((levels[source] + (collectives.launch_kind(source) is not None) for source in sources), default=0)
 
 
 def _gathered_before(gather: fx.Node) -> bool:

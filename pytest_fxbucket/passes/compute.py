@@ -56,7 +56,7 @@ class FirstComputes:
             raise PlanError(f"{where} is impossible: nothing computes with {entry!r} in {direction}")
         return min(places)
 
-    def found(self, direction: Direction, entry: str, number: int) -> int | None:
+    def start_of(self, direction: Direction, entry: str, number: int) -> int | None:
         """Index of the node where compute of ``entry`` starts in its round ``number``; None if none does, or nobody knows."""
         if self.places:
             return min(self._known(direction, entry, number), default=None)

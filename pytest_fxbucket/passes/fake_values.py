@@ -22,7 +22,7 @@ def wrong_values(nodes: Iterable[fx.Node]) -> Iterator[str]:
     """
     unsaid: dict[fx.Node, Any] = {}
     for node in nodes:
-        given = _given(node, unsaid)
+        given = _fake_result(node, unsaid)
         if "val" not in node.meta:
             unsaid[node] = given
         elif (said := value_text(node.meta["val"])) and (now := value_text(given)) and said != now:
@@ -34,7 +34,7 @@ def value_text(value: Any) -> str:
     return f"{value.dtype} {tuple(value.shape)}" if isinstance(value, torch.Tensor) else ""
 
 
-def _given(node: fx.Node, unsaid: Mapping[fx.Node, Any]) -> Any:
+def _fake_result(node: fx.Node, unsaid: Mapping[fx.Node, Any]) -> Any:
     """What the operator gives for what its inputs say; None if it cannot be called on that."""
     inputs = {one: one.meta.get("val", unsaid.get(one)) for one in node.all_input_nodes}
     mode = next((value.fake_mode for value in inputs.values() if isinstance(value, FakeTensor)), None)

@@ -45,7 +45,7 @@ def run_foreign(name: str, root: fx.GraphModule, plans: Plans, *, twice: bool) -
     Raises PassError for whatever it raises, for what is no graph, for a graph that runs Python of its own, and for a pass that
     makes another graph of the same one, by chance or since it is tested; PlanError for one that cannot be imported.
     """
-    foreign, modules = _found(name)
+    foreign, modules = _pass_named(name)
     before, drawn = _globals_of(name), ProcessState.take()
     module = _called(name, foreign, own_copy(root), plans)
     _refuse_python(name, root, module)
@@ -56,7 +56,7 @@ def run_foreign(name: str, root: fx.GraphModule, plans: Plans, *, twice: bool) -
     return ForeignOutput(module, modules, tuple(notes))
 
 
-def _found(name: str) -> tuple[ForeignPass, tuple[str, ...]]:
+def _pass_named(name: str) -> tuple[ForeignPass, tuple[str, ...]]:
     if name == "torch":
         return torch_pass.torch_manual_overlap_bucketing, (torch_pass.OPERATORS,)
     return import_callable(name, f"pass {name}"), (name.partition(":")[0],)
@@ -153,8 +153,16 @@ def _globals_of(name: str) -> dict[str, Any]:
     return {key: _copy_of(value) for key, value in found.items()}
 
 
-def _copy_of(value: Any) -> Any:
-    return value.clone() if isinstance(value, torch.Tensor) else value.copy() if hasattr(value, "copy") else value
+def _copy_of(value: Any, around: tuple[int, ...] = ()) -> Any:
+    """A tensor or containers of its own, also within containers; ``around`` are those that it lies in."""
+    if isinstance(value, torch.Tensor) and not around:
+        return value.clone()
+    if not isinstance(value, (list, dict, set)) or id(value) in around:
+        return value
+    inside = (*around, id(value))
+    if isinstance(value, dict):
+        return {key: _copy_of(one, inside) for key, one in value.items()}
+    return set(value) if isinstance(value, set) else [_copy_of(one, inside) for one in value]
 
 
 def _changed(before: dict[str, Any], after: dict[str, Any]) -> list[str]:

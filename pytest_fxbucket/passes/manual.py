@@ -23,7 +23,7 @@ from pytest_fxbucket.graph.updates import update_nodes
 from pytest_fxbucket.graph_view.roles_by_tracer import bare_values
 from pytest_fxbucket.passes.auto.headroom import NoRoomError
 from pytest_fxbucket.passes.auto.reorder import hiding_of, peak_of, reorder_by_itself
-from pytest_fxbucket.passes.bucketer import Bucketer, asked
+from pytest_fxbucket.passes.bucketer import Bucketer, hook_name
 from pytest_fxbucket.passes.compute import Labels, OverlappedCompute, gathered_lives, labels_of, overlapped
 from pytest_fxbucket.passes.grouping import BUCKETED, grouping_of, named
 from pytest_fxbucket.passes.keep_order import keep_order, without_kept_order
@@ -152,7 +152,7 @@ def _refuse_places(scheduler: Scheduler) -> None:
     """A schedule that is found by itself asks nobody for places."""
     for hook in ("launch_before", "wait_before"):
         if overrides(scheduler, hook):
-            raise PlanError(f'{asked(scheduler, hook)} has no say with schedule = "auto", which finds places by itself')
+            raise PlanError(f'{hook_name(scheduler, hook)} has no say with schedule = "auto", which finds places by itself')
 
 
 def _refuse_broken(graph: fx.Graph) -> None:

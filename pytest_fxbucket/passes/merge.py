@@ -67,7 +67,7 @@ def merge(graph: fx.Graph, order: Order, groups: Sequence[Group], bucketer: Buck
     # the old nodes are erased, and ``relink`` puts the new ones where their item stands.
     edges = drawn_together(order.before, drawn(order, groups))
     merging = [group for group in groups if len(group) > 1]
-    items = arranged(edges, _wishes(order, merging))
+    items = arranged(edges, _wished_places(order, merging))
     made: dict[int, list[fx.Node]] = {}
     try:
         packed = {id(group): _build(graph, order, group, packer_for(bucketer, group), made) for group in merging}
@@ -85,7 +85,7 @@ def merge(graph: fx.Graph, order: Order, groups: Sequence[Group], bucketer: Buck
     return [packed.get(id(group)) or _alone(group) for group in groups]
 
 
-def _wishes(order: Order, merging: Sequence[Group]) -> list[float]:
+def _wished_places(order: Order, merging: Sequence[Group]) -> list[float]:
     """Where each node, and each bucket's launch and wait (by their first node), wishes to stand."""
     # A gather goes up to its first member, whose readers come first, and takes the packing of the others with it. A reduction
     # goes down to its last member, where the last gradient is there.
@@ -170,12 +170,12 @@ def build(
     bucket = _bucket(make, members[0], inputs, parts)
     name = f'packer "{packer}"' if isinstance(packer, str) else f"packer {getattr(packer, '__qualname__', packer)}"
     asked = packer_named(packer) if isinstance(packer, str) else packer
-    packed, unpack = _pair(name, _asked(name, asked, make, bucket))
+    packed, unpack = _pair(name, _call_packer(name, asked, make, bucket))
     packed = cast.apply(make, packed) if cast else packed
     pack = make.taken()
     launch, wait = _launched(make, members[0], packed)
     make.taken()
-    results = _checked(name, _asked(name, unpack, wait), parts, bucket)
+    results = _checked(name, _call_packer(name, unpack, wait), parts, bucket)
     results = [_in_own_storage(make, result, part) for result, part in zip(results, parts, strict=True)]
     # Views of the old wait carry fake values in that wait's fake storage. The result takes over the wait's fake value, so that
     # whoever tells aliases by fake storages still sees that these views share memory with it.
@@ -219,7 +219,7 @@ def _launched(make: NodeMaker, first: MergeTarget, packed: fx.Node) -> tuple[fx.
     return launch, make(c10d.wait_tensor.default, launch)
 
 
-def _asked(packer: str, function: Callable[..., Any], *args: Any) -> Any:
+def _call_packer(packer: str, function: Callable[..., Any], *args: Any) -> Any:
     """What ``function`` of the packer gives; raises :class:`PassError` that names it for whatever it raises."""
     try:
         return function(*args)

@@ -40,7 +40,7 @@ def fresh(mode: FakeTensorMode, shape: Shape, dtype: torch.dtype, device: torch.
         return FakeTensor(mode, torch.empty(tuple(shape), dtype=dtype, device="meta"), device)
 
 
-def seen(value: FakeTensor, shape: Shape, dtype: torch.dtype | None = None, offset: int = 0) -> FakeTensor:
+def view_of(value: FakeTensor, shape: Shape, dtype: torch.dtype | None = None, offset: int = 0) -> FakeTensor:
     """A contiguous view in ``value``'s storage, ``offset`` elements behind the first of ``value``."""
     dtype = dtype or value.dtype
     start = int(value.storage_offset()) * value.dtype.itemsize // dtype.itemsize + offset
@@ -172,7 +172,7 @@ def _like(mode: FakeTensorMode, value: FakeTensor, *others: str) -> FakeTensor |
 def _viewed(mode: FakeTensorMode, value: FakeTensor, shape: Sequence[int]) -> FakeTensor | None:
     known, numel = math.prod(size for size in shape if size != -1), value.numel()
     shape = [numel // max(known, 1) if size == -1 else size for size in shape]
-    return seen(value, shape) if value.is_contiguous() and math.prod(shape) == numel else None
+    return view_of(value, shape) if value.is_contiguous() and math.prod(shape) == numel else None
 
 
 def _retyped(mode: FakeTensorMode, value: FakeTensor, dtype: torch.dtype) -> FakeTensor | None:
@@ -180,7 +180,7 @@ def _retyped(mode: FakeTensorMode, value: FakeTensor, dtype: torch.dtype) -> Fak
     begin = int(value.storage_offset()) * value.dtype.itemsize
     if not value.is_contiguous() or size % dtype.itemsize or begin % dtype.itemsize:
         return None
-    return seen(value, [size // dtype.itemsize], dtype)
+    return view_of(value, [size // dtype.itemsize], dtype)
 
 
 def _split(mode: FakeTensorMode, value: FakeTensor, sizes: Sequence[int], dim: int = 0) -> list[FakeTensor] | None:

@@ -32,7 +32,7 @@ import torch
 
 from pytest_fxbucket.compat.fake_tensors import storage_key
 from pytest_fxbucket.errors import PlanError
-from pytest_fxbucket.passes.new_nodes import alone, fake_value, has_numbers, seen
+from pytest_fxbucket.passes.new_nodes import alone, fake_value, has_numbers, view_of
 from pytest_fxbucket.plan.factories import import_callable
 
 if TYPE_CHECKING:
@@ -152,7 +152,7 @@ def _copied(make: NodeMaker, column: fx.Node, old: FakeTensor) -> fx.Node:
     value, clone = fake_value(column), aten.clone.default
     if not alone(old) or not has_numbers(value):
         return make(clone, column, memory_format=torch.contiguous_format)
-    return make.holding(seen(old, value.shape, value.dtype), clone, column, memory_format=torch.contiguous_format)
+    return make.holding(view_of(old, value.shape, value.dtype), clone, column, memory_format=torch.contiguous_format)
 
 
 def _shaped(make: NodeMaker, bucket: Packing, piece: fx.Node, index: int) -> fx.Node:
@@ -166,7 +166,7 @@ def _shaped(make: NodeMaker, bucket: Packing, piece: fx.Node, index: int) -> fx.
         return piece
     if shape == list(old.shape) and value.dtype == old.dtype and storage_key(value) == storage_key(old):
         return make.holding(old, view, piece, shape)
-    return make.holding(seen(value, shape), view, piece, shape) if value.is_contiguous() else make(view, piece, shape)
+    return make.holding(view_of(value, shape), view, piece, shape) if value.is_contiguous() else make(view, piece, shape)
 
 
 def _item(make: NodeMaker, several: fx.Node, place: int) -> fx.Node:

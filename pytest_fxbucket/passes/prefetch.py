@@ -118,7 +118,7 @@ class _Moves:
         first, number = self._first_wait(stages[0]), stages[0][0].first.round
         again = {bucket.first.entry for bucket in self._gathers("backward")}
         entries = dict.fromkeys(bucket.first.entry for bucket in self._gathers("forward"))
-        starts = (self.starts.found(direction, entry, number) for entry in entries if entry and entry not in again)
+        starts = (self.starts.start_of(direction, entry, number) for entry in entries if entry and entry not in again)
         return sorted(start for start in starts if start is not None and start < first)
 
     def defer(self) -> None:

@@ -12,7 +12,7 @@ from pytest_fxbucket.graph import collectives
 from pytest_fxbucket.graph.collectives import REDUCTIONS
 from pytest_fxbucket.graph.ops import overload
 from pytest_fxbucket.graph.order import order_of
-from pytest_fxbucket.passes.bucketer import asked, of
+from pytest_fxbucket.passes.bucketer import hook_name, of
 from pytest_fxbucket.passes.compute import Computes, FirstComputes
 from pytest_fxbucket.words import show
 
@@ -151,10 +151,10 @@ def put_on_groups(scheduler: Scheduler) -> None:
             continue
         if not isinstance(group, str):
             raise PlanError(
-                f"{asked(scheduler, 'group_of')} must give the name of a group for {of(bucket.first)}, not {show(group)}"
+                f"{hook_name(scheduler, 'group_of')} must give the name of a group for {of(bucket.first)}, not {show(group)}"
             )
         if untwinned(group) != untwinned(now):
-            where = f"{asked(scheduler, 'group_of')}: {of(bucket.first)} cannot run on process group {group!r}"
+            where = f"{hook_name(scheduler, 'group_of')}: {of(bucket.first)} cannot run on process group {group!r}"
             try:
                 same = group_ranks(group) == group_ranks(now)
             except KeyError as error:
@@ -178,7 +178,7 @@ def put_on_group(launch: fx.Node, name: str) -> None:
 def kept_pairs(scheduler: Scheduler, pairs: Sequence[Pair]) -> list[Pair]:
     """What :meth:`Scheduler.kept_in_order` says; raises :class:`PlanError` for a pair that cannot be kept."""
     said = scheduler.kept_in_order(tuple(pairs))
-    hook = asked(scheduler, "kept_in_order")
+    hook = hook_name(scheduler, "kept_in_order")
     if not isinstance(said, (list, tuple)):
         raise PlanError(f"{hook} must give pairs of nodes in a list or tuple, not {show(said)}")
     place = {node: index for index, node in enumerate(scheduler.graph.nodes)}

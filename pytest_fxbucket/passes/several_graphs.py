@@ -78,8 +78,8 @@ class SeveralGraphs:
         asked = self._plan.overlap
         overlap = dataclasses.replace(
             asked,
-            launch_at=self._places("launch_at", asked.launch_at, gathers),
-            wait_before=self._places("wait_before", asked.wait_before, reductions),
+            launch_at=self._places_here("launch_at", asked.launch_at, gathers),
+            wait_before=self._places_here("wait_before", asked.wait_before, reductions),
         )
         self._reports.append(ManualPass(self._plan.bucket, overlap).run(graph, targets, self._estimates(graph)))
         return any(direction_of(node) == "backward" for node in launches)
@@ -159,7 +159,7 @@ class SeveralGraphs:
         plans = [(entry.name, entry.selectors) for entry in bucket.plan]
         return by_module(graph, plans, self._stack, where=self._where, unplanned=bucket.unplanned, partial=True)
 
-    def _places(self, key: str, places: Places, here: set[tuple[Direction, str]]) -> Places:
+    def _places_here(self, key: str, places: Places, here: set[tuple[Direction, str]]) -> Places:
         """``places`` of entries that have a bucket of the right kind and direction in this graph."""
         kept = {d: {entry: at for entry, at in pairs.items() if (d, entry) in here} for d, pairs in places.items()}
         self._placed |= {(key, direction, entry) for direction, pairs in kept.items() for entry in pairs}

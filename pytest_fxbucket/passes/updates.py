@@ -32,7 +32,7 @@ def hoist_updates(order: Order, wishes: list[float], updating: Set[int], waits: 
 
     ``waits`` has the waits for the planned reductions with their entries.
     """
-    places = _places(order, wishes)
+    places = _settled_places(order, wishes)
     found = readiness(order, updating, waits, places)
     others = sorted(_others(order, places, updating, waits))
     # Only an update that gets past a launch, a wait or compute of the backward wins anything by moving.
@@ -89,7 +89,7 @@ def _name(bucket: Merged) -> str:
     return bucket.first.entry or bucket.launch.name
 
 
-def _places(order: Order, wishes: Sequence[float]) -> list[float]:
+def _settled_places(order: Order, wishes: Sequence[float]) -> list[float]:
     """Where each node will stand: where it wishes, or right behind the last that it needs."""
     places: list[float] = []
     for index, before in enumerate(order.before):

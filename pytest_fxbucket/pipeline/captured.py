@@ -93,7 +93,7 @@ class StagedStep:
         return _by_stage(self.microbatch.gathered, self.pipelined.stages)
 
     @cached_property
-    def _made(self) -> list[list[StageRead]]:
+    def _gradients_made(self) -> list[list[StageRead]]:
         """Parameters that each stage makes gradients of, in the order in which backward makes them."""
         return _by_stage(_as_made(self.microbatch), self.pipelined.stages)
 
@@ -104,7 +104,7 @@ class StagedStep:
     def _once(self, stage: int) -> dict[Work, Described]:
         """The graphs that ``stage`` runs once a step: gathers and reductions, each only if the stage has any."""
         if stage not in self._of_stages:
-            self._of_stages[stage] = _once(self.microbatch, self._reads[stage], self._made[stage])
+            self._of_stages[stage] = _once(self.microbatch, self._reads[stage], self._gradients_made[stage])
         return self._of_stages[stage]
 
     def _update(self, optimizing: Optimizing, gradients: tuple[str, ...], clip: Clip | None) -> TracedUpdate:

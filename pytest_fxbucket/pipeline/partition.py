@@ -60,10 +60,10 @@ class MicrobatchParts:
     def part(self, stage: int, work: Work) -> StagePart:
         """The part of ``stage`` that does ``work``."""
         if (stage, work) not in self._parts:
-            self._parts[stage, work] = self._made(stage, work)
+            self._parts[stage, work] = self._new_part(stage, work)
         return self._parts[stage, work]
 
-    def _made(self, stage: int, work: Work) -> StagePart:
+    def _new_part(self, stage: int, work: Work) -> StagePart:
         timed = self._timed
         if work == "forward":
             return timed.part(stage, work, timed.nodes_at(stage))

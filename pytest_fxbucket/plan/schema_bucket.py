@@ -16,7 +16,7 @@ from pytest_fxbucket.plan.rules import (
     switch,
     whole,
 )
-from pytest_fxbucket.plan.table_rules import Places, places
+from pytest_fxbucket.plan.table_rules import Places, entry_pairs
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,11 +124,13 @@ class Overlap:
     )
     launch_at: Places = field(
         default_factory=dict,
-        metadata=places("by hand: the key's all-gather is launched where the value's compute starts, whatever `prefetch` says"),
+        metadata=entry_pairs(
+            "by hand: the key's all-gather is launched where the value's compute starts, whatever `prefetch` says"
+        ),
     )
     wait_before: Places = field(
         default_factory=dict,
-        metadata=places(
+        metadata=entry_pairs(
             "by hand: the key's reduction is waited for right before the value's compute, whatever `defer_reduce` says"
         ),
     )

@@ -15,7 +15,7 @@ Places = Mapping[str, Mapping[str, str]]
 """For each direction, from the entry that is launched or waited for to the entry whose compute starts then."""
 
 
-def places(doc: str) -> Metadata:
+def entry_pairs(doc: str) -> Metadata:
     """Take a table of entry = entry for each direction, as dicts; directions without a pair are left out."""
     expects = 'a table such as { forward = { "layers.3" = "layers.1" } }'
 

@@ -294,7 +294,7 @@ class BenchmarkItem(OfPlan, pytest.Function):
         return verdict
 
     def _compared(self, benchmark: Any, step_time: StepTime, said: Verdict) -> Verdict:
-        from pytest_fxbucket.bench.compare import kept, verdict_of
+        from pytest_fxbucket.bench.compare import verdict_entry, verdict_of
         from pytest_fxbucket.pytest_plugin.saving import storage_folder
 
         fx = fx_session(self.config)
@@ -302,10 +302,10 @@ class BenchmarkItem(OfPlan, pytest.Function):
         assert options.compare is not None
         assert checks, "an item of a check that is on"
         fx.compared_step_times += 1
-        benchmark.extra_info.update(kept(options.compare))  # stays if judging raises, so "latest" passes over this run
+        benchmark.extra_info.update(verdict_entry(options.compare))  # stays if judging raises, so "latest" passes over this run
         folder = storage_folder(self.config)
         verdict = verdict_of(options.compare, step_time.record, checks.threshold, folder, options.rootdir)
-        benchmark.extra_info.update(kept(options.compare, verdict))
+        benchmark.extra_info.update(verdict_entry(options.compare, verdict))
         return replace(verdict, summary=f"{verdict.summary}; {said.summary}") if verdict else verdict
 
     def _shown(self, step_time: StepTime) -> ReportInput:

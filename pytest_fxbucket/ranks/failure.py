@@ -236,8 +236,8 @@ def _first_to_fail(states: Sequence[RankState]) -> RankState:
 
     def order(state: RankState) -> tuple[int, float, int]:
         if state.outcome == "running":
-            # A stopped or busy rank holds up those that wait for it, and not they it. Stopped, running, asleep, all others.
-            return 2, "TRS".find(state.process) % 4, state.rank
+            # A stopped or busy rank holds up those that wait for it, and not they it.
+            return 2, {"T": 0, "R": 1, "S": 2}.get(state.process, 3), state.rank
         return (3 if state.outcome == "returned" else int(state.is_effect)), state.at, state.rank
 
     first = min(states, key=order)

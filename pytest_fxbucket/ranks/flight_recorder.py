@@ -26,11 +26,8 @@ _DOES = {_LAUNCHED: "launched", _WAITS: "waits for", _PAST: "is past"}
 
 class _Group(Structure):
     _fields_ = (
-        ("launches", c_uint32),
-        ("checksum", c_uint32),
-        ("at_mark", c_uint32),
-        ("members", c_char * 84),
-        ("name", c_char * 128),
+        *(("launches", c_uint32), ("checksum", c_uint32), ("at_mark", c_uint32)),
+        *(("members", c_char * 256), ("name", c_char * 128)),
     )
 
 
@@ -39,7 +36,7 @@ class _Launch(Structure):
 
     _fields_ = (
         *(("index", c_uint32), ("number", c_uint32), ("group", c_uint8), ("is_compared", c_bool)),
-        *(("kind", c_char * 30), ("dtype", c_char * 16), ("numel", c_uint64)),
+        *(("kind", c_char * 48), ("dtype", c_char * 16), ("numel", c_uint64)),
     )
 
 
@@ -227,10 +224,12 @@ def mark(text: str) -> None:
 
 
 def group(ranks: tuple[int, ...], name: str = "") -> int:
-    """Enter the group ``name`` of these global ranks; its handle, or -1 outside of a rank and when the table is full."""
-    if _own is None or (index := _own.group_count) >= _MOST_GROUPS:
+    """Enter the group ``name`` of these global ranks; its handle, or -1 outside of a rank and where the table has no room."""
+    members = _spans(ranks).encode()
+    # Members that are cut off would make it another group, whose other members launch nothing.
+    if _own is None or (index := _own.group_count) >= _MOST_GROUPS or len(members) > _Group.members.size:
         return -1
-    _own.groups[index] = _Group(0, 0, 0, _spans(ranks).encode()[:83], name.encode()[:127])
+    _own.groups[index] = _Group(0, 0, 0, members, name.encode()[:127])
     _own.group_count = index + 1
     return int(index)
 
@@ -248,7 +247,7 @@ def launch(handle: int, kind: str, dtype: str = "", numel: int = 0, *, compared:
     # Two members' counts and checksums tell whether all their launches agree, though the ring has only the last of them.
     group.checksum = zlib.crc32(said, group.checksum)
     group.launches = count + 1
-    texts = kind.encode()[:29], dtype.encode()[:15]
+    texts = kind.encode()[:47], dtype.encode()[:15]
     _own.ring[number % _RING] = _Launch(count, count + 1 - group.at_mark, handle, compared, *texts, numel)
     # ``doing`` is written last: who reads in between sees the launch before.
     _own.launch_count = number + 1

@@ -57,7 +57,7 @@ class ForkServer:
     def late(self, what: str, limit_s: float, guess: str) -> RankError:
         """The error that the server did not ``what`` within ``limit_s`` seconds: it is stopped, or else ``guess``."""
         pid = self._process.pid
-        why = "it is stopped (SIGSTOP, a debugger)" if process_state(pid) in ("T", "t") else guess
+        why = "it is stopped (SIGSTOP, a debugger)" if process_state(pid) == "T" else guess
         return RankError(f"the rank server (process {pid}) did not {what} within {limit_s:g} s: {why}")
 
     def fork(self, request: PoolRequest, descriptors: Sequence[int]) -> None:
@@ -76,7 +76,7 @@ class ForkServer:
         self._connection.close()
         try:
             # The server ends when its connection does, but one that is stopped never would.
-            self._process.wait(0 if process_state(self._process.pid) in ("T", "t") else _END_LIMIT_S)
+            self._process.wait(0 if process_state(self._process.pid) == "T" else _END_LIMIT_S)
         except subprocess.TimeoutExpired:
             self._process.kill()
             with contextlib.suppress(subprocess.TimeoutExpired):  # the kernel's business now

@@ -94,7 +94,7 @@ class Pools:
         if lacking := row.lacking(world, machine, ranks_per_gpu):
             raise RankError(lacking)
         count = row.gpus_to_lease(world, machine, ranks_per_gpu)
-        places = PLACES if machine.exclusive else row.places(-(-world // count), ranks_per_gpu)
+        places = PLACES if machine.exclusive else row.places_to_lease(-(-world // count), ranks_per_gpu)
         try:
             return take(count, machine.gpus, places=places, limit_s=0)
         except RankError:

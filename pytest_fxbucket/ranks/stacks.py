@@ -20,13 +20,14 @@ _LAST_LINES = ("in _run_module_as_main\n", "  ...\n", "...\n")
 
 
 def process_state(pid: int) -> str:
-    """The kernel's letter for ``pid``: R runs, S sleeps, D waits for a device, T is stopped; "" when it is gone."""
+    """The kernel's letter for ``pid``: R runs, S sleeps, D waits for a device, T is stopped, also by a debugger; "": gone."""
     try:
         text = Path(f"/proc/{pid}/stat").read_text()
     except OSError:
         return ""
     # The name of the program comes first, in brackets, and may have brackets and spaces itself.
-    return text.rpartition(")")[2].split()[0]
+    letter = text.rpartition(")")[2].split()[0]
+    return "T" if letter == "t" else letter
 
 
 def collect_stacks(processes: Sequence[tuple[int, int, int]], limit_s: float = 1.5) -> list[str]:

@@ -126,7 +126,7 @@ class SameProgram:
         return {p: _side(one.bucketed.graph, one.bucketed.root, versions.step, p) for p, one in versions.passed.items()}
 
     def _compared(self, phase: Phase, rank: int) -> GraphComparison:
-        return self._held(self._before(rank), self._finals(rank)[phase], phase, rank)
+        return self._graphs_compared(self._before(rank), self._finals(rank)[phase], phase, rank)
 
     @property
     def _has_given(self) -> bool:
@@ -137,9 +137,9 @@ class SameProgram:
         """What the pass made, compared with the step that it was given, which may have more than the captured one."""
         versions = self.world.versions(rank)
         one = versions.passed[phase].bucketed
-        return self._held(versions.step, _side(one.graph, one.root, versions.step, phase), phase, rank)
+        return self._graphs_compared(versions.step, _side(one.graph, one.root, versions.step, phase), phase, rank)
 
-    def _held(self, step: StepGraph, after: GraphSide, phase: Phase, rank: int) -> GraphComparison:
+    def _graphs_compared(self, step: StepGraph, after: GraphSide, phase: Phase, rank: int) -> GraphComparison:
         module = step.graphs[phase]
         before = _side(module.graph, module, step, phase)
         before, after = (replace(side, members=self._members(rank, [side.graph])) for side in (before, after))

@@ -19,7 +19,7 @@ Members = Mapping[str, tuple[int, ...]]
 def problems(before: fx.GraphModule, after: fx.GraphModule, members: Members) -> list[str]:
     """Where ``after`` is not the same as ``before``, a sentence each; ``members`` has the ranks of each process group."""
     table = ExpressionTable()
-    found = held(table, before, after, members)
+    found = comparison_of(table, before, after, members)
     return [
         *(difference_text(table, one) for one in found.differences),
         *map(waste_text, found.waste),
@@ -27,7 +27,7 @@ def problems(before: fx.GraphModule, after: fx.GraphModule, members: Members) ->
     ]
 
 
-def held(table: ExpressionTable, before: fx.GraphModule, after: fx.GraphModule, members: Members) -> GraphComparison:
+def comparison_of(table: ExpressionTable, before: fx.GraphModule, after: fx.GraphModule, members: Members) -> GraphComparison:
     """What comes of comparing ``after`` with ``before`` in terms of ``table``."""
     return compared(table, _side(before, members), _side(after, members), {})
 

@@ -68,7 +68,7 @@ class Walk:
 
     def outputs(self) -> list[int]:
         """The expression of each output, in order."""
-        said = map(self._said, returned(self.nodes[-1]))
+        said = map(self._key_of, returned(self.nodes[-1]))
         return [one if type(one) is int else self._context.table.number((LIST, one)) for one in said]
 
     def left_in_inputs(self) -> list[int]:
@@ -237,29 +237,29 @@ class Walk:
     def _arguments(self, node: fx.Node, operator: OperatorEffect) -> Key:
         """All arguments in the order of the schema, those left out as their defaults."""
         args, kwargs, defaults = node.args, node.kwargs, operator.defaults
-        said = [self._said(value) for value in args]
+        said = [self._key_of(value) for value in args]
         if operator.view and self._states.changing and args and isinstance(args[0], fx.Node) and args[0] not in self._brought:
             # A view shows what its memory holds when it is read, not when it was made: so the states of its input are left out.
             said[0] = self._made[args[0]]
         if len(said) < len(defaults):
             for name, default in defaults[len(said) :]:
-                said.append(self._said(kwargs[name]) if name in kwargs else default)
+                said.append(self._key_of(kwargs[name]) if name in kwargs else default)
         elif kwargs and not defaults:  # A target without a schema: its arguments by name get a fixed order.
-            said += [(name, self._said(value)) for name, value in sorted(kwargs.items())]
+            said += [(name, self._key_of(value)) for name, value in sorted(kwargs.items())]
         return tuple(said)
 
-    def _said(self, value: Any) -> Any:
+    def _key_of(self, value: Any) -> Any:
         kind = type(value)
         if kind is fx.Node:
             return self._followed.read(value)
         if kind in PLAIN:
             return const(value)
         if isinstance(value, (list, tuple)):
-            return (LIST, *map(self._said, value))
+            return (LIST, *map(self._key_of, value))
         if kind is dict:
-            return ("{", *((str(key), self._said(one)) for key, one in sorted(value.items())))
+            return ("{", *((str(key), self._key_of(one)) for key, one in sorted(value.items())))
         if kind is slice:
-            return ("slice", self._said(value.start), self._said(value.stop), self._said(value.step))
+            return ("slice", self._key_of(value.start), self._key_of(value.stop), self._key_of(value.step))
         return const(value)
 
 

@@ -91,7 +91,7 @@ def calibrate(step: StepGraph, measured: Sequence[MeasuredStretch], cluster: Clu
     # Cheap figures first: the least kernel and the quick wait are quantiles. Calls, rates and links are then fitted as factors
     # of sums. Which bound an operator, operations or bytes, depends on the rates, so that the fit is repeated.
     reader = _Reader(step, cluster.blocking)
-    stretches = [reader.found(one) for one in measured]
+    stretches = [reader.with_nodes(one) for one in measured]
     # Where the host computes, an operator's fixed time cannot be told from the cost of its call, and is taken as that.
     cluster = replace(cluster, least=0.0 if cluster.blocking else _least_kernel(stretches, cluster))
     cluster = replace(cluster, waiting=_quick_wait(stretches, cluster))
@@ -148,7 +148,7 @@ class _Reader:
         self._nodes = {phase: {node.name: node for node in module.graph.nodes} for phase, module in step.graphs.items()}
         self._groups, self._blocking = groups_of(step), blocking
 
-    def found(self, one: MeasuredStretch) -> _Found:
+    def with_nodes(self, one: MeasuredStretch) -> _Found:
         """``one`` with its nodes."""
         if one.phase not in self._nodes:
             raise SimulationError(f"the timeline has a graph {one.phase}, the step has {', '.join(self._nodes)}")

@@ -38,9 +38,9 @@ def memory_of(step: StepGraph, rounding: int = 1) -> dict[Phase, Liveness]:
     }
     runs = GraphRuns(step, alone)
     if step.pipelined is None:
-        held = [*runs.kept(), *runs.in_turn()]
+        held = [*runs.before_first_run(), *runs.in_turn()]
     else:
-        held = [*runs.kept(), *run_stages(runs, step.pipelined, rounding)]
+        held = [*runs.before_first_run(), *run_stages(runs, step.pipelined, rounding)]
     live = _totals(held, len(runs.phases))
     found: dict[Phase, Liveness] = {}
     for phase, one in alone.items():
@@ -118,7 +118,7 @@ class GraphRuns:
                 break
         return last
 
-    def kept(self) -> Iterator[HeldStorage]:
+    def before_first_run(self) -> Iterator[HeldStorage]:
         """Storages that are there before the first run: inputs that no earlier graph makes, each once, and graph attributes.
 
         Values that pipeline stages hand to each other are not among them: :meth:`_Stages._receive` makes memory for them.

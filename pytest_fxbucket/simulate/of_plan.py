@@ -46,7 +46,7 @@ class NamedFlight:
         return f"{self.behind} is in flight before it" if self.behind else _CLAUSES[self.flight.why]
 
     @property
-    def told(self) -> str:
+    def exposed_clause(self) -> str:
         """A clause: how many milliseconds of it are exposed, and why."""
         often = f", {self.flight.times} times" if self.flight.times > 1 else ""
         flying = f"{1000 * self.flight.seconds:.3f} ms in flight{often}"
@@ -90,7 +90,7 @@ def simulated_ranks(world: PlanOnMesh, cluster: Cluster, *, believed: bool = Fal
     """
     # Ranks whose graphs differ may still have equal timelines: these are joined.
     found: list[SimulatedRank] = []
-    for ranks, graphs in world.alike() if believed else world.distinct():
+    for ranks, graphs in world.ranks_alike() if believed else world.distinct():
         step = bare_step(world, ranks[0])
         timeline = _simulated(world.plan, step, cluster)
         flights = tuple(_named(timeline, graphs, world, step.has_roles, believed))
@@ -150,7 +150,7 @@ def _named(
     phases = {flight.phase for flight in timeline.flights}
     names: dict[tuple[Phase, str], tuple[str, Direction]] = {}
     for phase in phases:
-        buckets = _told(graphs[phase]) if believed else graphs[phase].reading.buckets
+        buckets = _buckets_of(graphs[phase]) if believed else graphs[phase].reading.buckets
         where = f" in {phase}" if len(phases) > 1 else ""
         named = dict(named_buckets(buckets, world.entry_of, dict.fromkeys((one.group for one in buckets), "")))
         for one in buckets:
@@ -166,7 +166,7 @@ def _named(
     return found
 
 
-def _told(one: Passed) -> Sequence[Bucket]:
+def _buckets_of(one: Passed) -> Sequence[Bucket]:
     """The buckets of the final graph by the pass's own report, where there is one; else read from the graph.
 
     To follow all bytes takes half of the command's time. A report may be believed here, since names are all that is made of it.

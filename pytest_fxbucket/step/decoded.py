@@ -35,7 +35,7 @@ class DecodedGraphs(threading.local):
         takes others.
         """
         keys = {name: _key(one) for name, one in sent.items()}
-        graphs = {name: self._found(keys[name], one) or decode(one) for name, one in sent.items()}
+        graphs = {name: self._kept_module(keys[name], one) or decode(one) for name, one in sent.items()}
         if keep:
             for name, one in sent.items():
                 if not one.modules:  # which register operators, and may be imported anew before the next job
@@ -44,7 +44,7 @@ class DecodedGraphs(threading.local):
                 del self._kept[next(iter(self._kept))]
         return graphs
 
-    def _found(self, key: bytes, portable: PortableGraph) -> fx.GraphModule | None:
+    def _kept_module(self, key: bytes, portable: PortableGraph) -> fx.GraphModule | None:
         rows, module = self._kept.pop(key, (None, None))
         # Pickles hold functions by name only, so those of a user's module that was imported anew have the same key.
         if module is None or rows != portable.rows:

@@ -55,16 +55,16 @@ class Iterating:
         """
         phase = self.phase
         with torch.no_grad():
-            return self.took(phase, self._graphs[phase](*self.given(phase, take)))
+            return self.take_results(phase, self._graphs[phase](*self.arguments(phase, take)))
 
-    def given(self, phase: Phase, take: Take) -> list[Any]:
+    def arguments(self, phase: Phase, take: Take) -> list[Any]:
         """What the graph ``phase`` is to be called with."""
         inputs = self._inputs[phase]
         given = iter(take([value for value in inputs if value.role != "carried"]))
         carried = self._carried or {}
         return [carried[value.fqn] if value.role == "carried" else next(given) for value in inputs]
 
-    def took(self, phase: Phase, made: Sequence[Any]) -> Results:
+    def take_results(self, phase: Phase, made: Sequence[Any]) -> Results:
         """The results of a step whose graph ``phase`` gave ``made``; carried values are kept for the next call."""
         results = list(zip(self._outputs[phase], made, strict=True))
         # Only behind the call, so that one that raises leaves what was carried.
@@ -76,7 +76,7 @@ class Iterating:
         if not self.pending:
             return []
         with torch.no_grad():
-            made = self._graphs["cleanup"](*self.given("cleanup", take))
+            made = self._graphs["cleanup"](*self.arguments("cleanup", take))
         return list(zip(self._outputs["cleanup"], made, strict=True))
 
     def forget(self) -> None:

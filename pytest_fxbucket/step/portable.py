@@ -236,12 +236,10 @@ def own_copy(module: fx.GraphModule) -> fx.GraphModule:
 
 
 def _copied(held: Any, memo: dict[int, Any]) -> Any:
-    """A copy of a constant or graph. Leaves that share memory do so in the copy; a fake tensor has nothing to be changed."""
+    """A copy of a constant or graph. Constants that share memory do so in the copy; a fake tensor has nothing to be changed."""
     if isinstance(held, fx.GraphModule):
         return own_copy(held)
     if isinstance(held, FakeTensor):
         return held
-    if held.is_leaf:
-        return copy.deepcopy(held, memo)
     # deepcopy refuses tensors that autograd has made.
-    return held.detach().clone()
+    return copy.deepcopy(held if held.is_leaf else held.detach(), memo)

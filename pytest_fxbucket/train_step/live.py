@@ -43,7 +43,7 @@ class Live:
         self.model, self.optimizers, self.scaler = model, optimizers, scaler
         self.scaling = tensors_of(scaler)
         self.sharding = Sharding.of(model, averaged)
-        self.told = self.sharding.told(), settings_of(scaler)
+        self.told = self.sharding.settings_key(), settings_of(scaler)
         """The settings of FSDP and DDP modules and of the scaler, which a graph has as constants."""
         self.params: dict[str, torch.Tensor] = dict(model.named_parameters())
         self.stored = {fqn: self.sharding.stored(fqn, parameter) for fqn, parameter in self.params.items()}
@@ -71,7 +71,7 @@ class Live:
 
     def refuse_told_otherwise(self) -> None:
         """Raise :class:`CaptureError` if the settings of FSDP or DDP modules, or of the scaler, have changed since."""
-        now = Sharding.of(self.model, self.sharding.averaged).told(), settings_of(self.scaler)
+        now = Sharding.of(self.model, self.sharding.averaged).settings_key(), settings_of(self.scaler)
         if now != self.told:
             raise CaptureError(
                 "the step leaves the model told otherwise than before it (set_requires_gradient_sync, a divisor, growth of the "

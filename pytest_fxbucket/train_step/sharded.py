@@ -88,7 +88,7 @@ class Sharding:
         again = {id(shard) for unit in self.units if unit.reshards for shard in unit.shards}
         return {fqn for fqn, one in self.travelling.items() if id(one.shard) in again}
 
-    def told(self) -> Hashable:
+    def settings_key(self) -> Hashable:
         """A key of the present settings: how gradients are reduced, inputs and outputs cast, and parameters gathered."""
         shards = tuple((fqn, one.travel, one.shard.flags) for fqn, one in self.travelling.items())
         units = tuple((unit.input_dtype, unit.output_dtype, unit.reshards) for unit in self.units)

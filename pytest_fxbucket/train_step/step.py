@@ -136,7 +136,8 @@ class CapturedStep:
 
     A call writes new values into the model's own parameters and buffers and the optimizers' own state: both ``state_dict()``
     are right after each call, and may be loaded between two. Learning rates are read at each call. If a call fails, model and
-    optimizers are as they were, unless a scheduler raised: it is called when the step has been taken, as in eager.
+    optimizers are as they were, unless a scheduler raised, or what ``last_step`` finishes: they come when the step has been
+    taken, schedulers as in eager. What could not be finished is left to the next call.
 
     If a transform moves work into the next call, parameters, state and gradients of what moved are one call behind, and so is
     ``state_dict()``: a call with ``last_step=True`` finishes them, and the one after it begins anew. A call that runs another
@@ -202,22 +203,22 @@ class CapturedStep:
             program = self._program(arguments, live, making)
             making.make(value for values in program.step.inputs.values() for value in values)
             specs.update(program.traced.specs)
-            reply = self._run(program, take, last_step)
+            reply = self._run(program, take)
         except BaseException:  # Ctrl-C too; nothing else of the user's has changed, since results are written last
             making.undo()
             raise
+        if last_step and self._crossing is not None:
+            self._crossing.finish(take)
         for call in program.traced.schedulers:
             call()
         return reply
 
-    def _run(self, program: _Program, take: Callable[[], LiveValues], last_step: bool) -> Any:
+    def _run(self, program: _Program, take: Callable[[], LiveValues]) -> Any:
         traced = program.traced
-        if program.iterating is not None and self._crossing is not None:
-            values, given = self._crossing.step(program.iterating, take, traced.cleared)
-            reply = _reply(traced, values, given)
-            if last_step:
-                self._crossing.finish(take)
-            return reply
+        if self._crossing is not None:
+            if program.iterating is not None:
+                return _reply(traced, *self._crossing.step(program.iterating, take, traced.cleared))
+            self._crossing.finish(take)  # what another traced step left
         values = take()
         inputs = values.gather(program.step.inputs["joint"])
         with torch.no_grad():

@@ -121,14 +121,7 @@ class Crossing:
         :class:`CaptureError` if somebody wrote to a tensor that is a call behind; nothing is changed then.
         """
         values = take()
-        for (role, fqn), (version, pointer) in self._seen.items():
-            found = values.find(role, fqn)
-            if found is None or (found._version, found.data_ptr()) != (version, pointer):
-                what = "parameter" if role == "param" else role
-                raise CaptureError(
-                    f"{what} {fqn} was changed between two calls, while its update of the last one is still to come; make the "
-                    "call before with last_step=True"
-                )
+        self._refuse_changed(values)
         if self._left is not None and self._left is not iterating:
             self.finish(take)
         results = iterating.step(values.gather)
@@ -139,12 +132,23 @@ class Crossing:
         return values, given
 
     def finish(self, take: Callable[[], LiveValues]) -> None:
-        """Do what is left, if anything is."""
+        """Do what is left, if anything is. Raises as :meth:`step` does."""
         if self._left is None:
             return
         values = take()
+        self._refuse_changed(values)
         results = self._left.rest(values.gather)
         values.write([value for value, _ in results], [made for _, made in results], ())
         self._left.forget()
         self._left = None
         self._seen.clear()
+
+    def _refuse_changed(self, values: LiveValues) -> None:
+        for (role, fqn), (version, pointer) in self._seen.items():
+            found = values.find(role, fqn)
+            if found is None or (found._version, found.data_ptr()) != (version, pointer):
+                what = "parameter" if role == "param" else role
+                raise CaptureError(
+                    f"{what} {fqn} was changed between two calls, while its update of the last one is still to come; make the "
+                    "call before with last_step=True"
+                )

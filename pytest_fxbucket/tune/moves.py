@@ -161,7 +161,7 @@ def _numbered(plan: Plan, facts: StepFacts) -> Iterator[PlanMove]:
         for size in _SIZES:
             made = regrouped(own, size)
             if size <= count and made != own:
-                how = f"[bucket] plan has {_told(own)} in entries of {size}"
+                how = f"[bucket] plan has {_named(own)} in entries of {size}"
                 yield _of_entries(plan, entries, [*entries[:begin], *made, *entries[end:]], how, size > 1)
 
 
@@ -199,7 +199,7 @@ def _of_entries(plan: Plan, before: Sequence[Entry], after: Sequence[Entry], say
     return PlanMove(replace(plan, bucket=bucket), says, helps)
 
 
-def _told(entries: Sequence[Entry]) -> str:
+def _named(entries: Sequence[Entry]) -> str:
     singles = items_of([single for entry in entries for single in apart(entry)])
     return singles[0] if len(singles) == 1 else counted(len(singles), "module")
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from pytest_fxbucket.bench.compare import judge, kept, verdict_of
+from pytest_fxbucket.bench.compare import judge, verdict_entry, verdict_of
 from pytest_fxbucket.bench.record import Record
 from pytest_fxbucket.bench.store import comparable, find
 from pytest_fxbucket.checks.verdict import Verdict, skipped
@@ -137,16 +137,18 @@ class TestVerdict:
     def test_runs_that_were_slower_or_never_judged_or_slower_perhaps_are_no_measure(self, project: Project) -> None:
         slower, same = (verdict(project, record(bucketed_s=each, seed=7)) for each in (0.02, 0.01))
         untold = skipped("benchmark", "cannot be told: +5.0% ...")
-        marks = [kept("latest"), kept("latest", slower), kept("latest", untold)]
+        marks = [verdict_entry("latest"), verdict_entry("latest", slower), verdict_entry("latest", untold)]
         for number, mark in enumerate(marks, 2):
             project.store(number, compared=mark["fxbucket_compared"]["outcome"])
             found = find("latest", record(), project.storage, project.top)
             assert found.run is not None
             assert found.run.file.name == "0001_run.json"
             assert "(a regression itself, or never judged)" in found.note
-        assert kept("main") == {"fxbucket_compared": {"with": "main", "outcome": "error", "summary": "it was not judged"}}
+        assert verdict_entry("main") == {
+            "fxbucket_compared": {"with": "main", "outcome": "error", "summary": "it was not judged"}
+        }
         for number, said in enumerate((same, skipped("benchmark", "there is no stored run")), 10):
-            project.store(number, compared=kept("latest", said)["fxbucket_compared"]["outcome"])
+            project.store(number, compared=verdict_entry("latest", said)["fxbucket_compared"]["outcome"])
             found = find("latest", record(), project.storage, project.top)
             assert found.run is not None
             assert found.run.file.name == f"{number:04}_run.json"

@@ -74,7 +74,7 @@ def _print(name: str, score: MutationScore, seconds: float) -> None:
     alone, of = score.without_golden
     beside = f"{alone} of {of}"
     print(
-        f"{name:<16}{score.places:>8}{len(score.made):>9}{percent(score.share):>9}{len(score.of('equivalent')):>10}{beside:>16}"
+        f"{name:<16}{score.places:>8}{len(score.counted_mutants):>9}{percent(score.share):>9}{len(score.of('equivalent')):>10}{beside:>16}"
         f"{seconds:>9.0f}",
         flush=True,
     )

@@ -328,6 +328,19 @@ class Casts(nn.Module):
         return x
 
 
+class HoldsItself(nn.Linear):
+    """A tensor in a dict that contains itself, in a list that does."""
+
+    def __init__(self) -> None:
+        super().__init__(WIDTH, WIDTH)
+        self.tables: dict[str, Any] = {"scale": torch.full((WIDTH,), 2.0)}
+        self.tables["all"] = [self.tables]
+        self.tables["all"].append(self.tables["all"])
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x * self.tables["scale"])
+
+
 def batch_with_table(rank: int, step: int) -> tuple[Tensor]:
     global TABLE
     TABLE = torch.full((WIDTH,), 2.0)

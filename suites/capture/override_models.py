@@ -84,6 +84,33 @@ class Holds(nn.Module):
         return self.last(self.held(self.first(x)))
 
 
+class Transforms(Chooses):
+    """Gives complex numbers."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.fft.fft(super().forward(x))
+
+
+class Turns(nn.Module):
+    """Takes and gives complex numbers, and reads its parameter as such."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.turn = nn.Parameter(torch.randn(WIDTH, 2))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * torch.view_as_complex(self.turn) * (1 if bool(x.abs().sum() > 0) else 2j)
+
+
+class OnComplex(Holds):
+    """What its module gives is multiplied by what it was given, complex both."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.first(x)
+        given = x if isinstance(self.held, Transforms) else torch.fft.fft(x)
+        return self.last((self.held(given) * given.tanh()).abs())
+
+
 class Sorts(nn.Module):
     """Has no parameters; rows above their median are doubled."""
 

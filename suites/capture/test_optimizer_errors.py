@@ -103,6 +103,25 @@ def test_a_count_outside_of_tensors_would_stand_still_in_a_graph():
     )
 
 
+def test_so_would_a_count_that_stands_still_for_all_parameters_but_one():
+    class Matrices(Counting):
+        def update(self, parameter, state, lr):
+            state["step"] = state.get("step", 0) + (parameter.dim() == 2)
+            parameter.sub_(parameter.grad * lr * (1 + state["step"]))
+
+    assert refusal(Matrices).startswith("the optimizer Matrices counts its state step outside of tensors")
+
+
+def test_state_that_comes_late_for_one_parameter_alone_is_missing():
+    class Late(Counting):
+        def update(self, parameter, state, lr):
+            if parameter.dim() == 2 and "late" not in state and "first" in state:
+                state["late"] = torch.zeros_like(parameter)
+            state.setdefault("first" if parameter.dim() == 2 else "late", torch.zeros_like(parameter))
+
+    assert "the state late of the optimizer Late is missing before its second step" in refusal(Late)
+
+
 def test_state_that_comes_late_is_missing():
     class Late(Counting):
         def update(self, parameter, state, lr):
@@ -142,6 +161,22 @@ def test_making_state_leaves_parameters_and_gradients_as_they_were(way, momentum
     assert ("scale.momentum_buffer" in state) == bool(momentum)
     assert {"layers.0.w.step", "layers.0.w.exp_avg", "layers.0.w.exp_avg_sq"} <= set(state)
     assert [group["weight_decay"] for optimizer in optimizers for group in optimizer.param_groups] == [0.5, 0.5]
+
+
+def test_a_step_that_raises_while_state_is_made_leaves_parameters_gradients_and_options_as_they_were():
+    class Fails(torch.optim.SGD):
+        def step(self, closure=None):
+            self.param_groups[0]["params"][0].add_(1)
+            raise LookupError("lost")
+
+    parameter = torch.nn.Parameter(torch.ones(3))
+    parameter.grad = gradient = torch.full((3,), 2.0)
+    optimizer = Fails([parameter], lr=0.1, weight_decay=0.5)
+    with pytest.raises(LookupError):
+        make_state([optimizer], [parameter])
+    assert parameter.grad is gradient
+    assert torch.equal(parameter, torch.ones(3))
+    assert optimizer.param_groups[0]["weight_decay"] == 0.5
 
 
 def test_state_is_the_same_on_fake_tensors_and_on_real_shards():

@@ -43,6 +43,11 @@ CASES: dict[str, tuple[Callable[[], nn.Module], Any]] = {
         lambda: nn.Sequential(models.Twice(), nn.Linear(models.WIDTH, 3)),
         {models.Chooses: "call"},
     ),
+    "complex results": (
+        lambda: models.OnComplex(models.Transforms()),
+        {"held": Override(output=lambda module, x: torch.empty_like(x, dtype=torch.complex64))},
+    ),
+    "complex inputs and results": (lambda: models.OnComplex(models.Turns()), {"held": "call"}),
 }
 
 

@@ -81,6 +81,11 @@ def test_a_literal_in_forward_keeps_its_value(pools: Pools) -> None:
     assert [value.tolist() for value in portable.attributes.values()] == [[0.5] * 8]
 
 
+def test_a_tensor_beside_a_list_that_contains_itself_is_an_input() -> None:
+    step = captured("HoldsItself")
+    assert [value.fqn for value in step.inputs["joint"] if value.role == "held"] == ["tables['scale']"]
+
+
 def classes_of(model: nn.Module) -> list[type]:
     return [type(module) for module in model.modules()]
 

@@ -69,6 +69,7 @@ def test_each_stage_is_held_against_what_its_own_graph_said(ran: Ran) -> None:
     [
         ("by_names", "the pass makes another graph where nodes have other names"),
         ("after_many_calls", "the pass keeps counts from call to call"),
+        ("after_many_calls_of_a_kind", "the pass keeps by_kind from call to call"),
         ("by_chance", "the pass draws random numbers"),
         ("leaves_a_hook", "has hooks, which run later in Python: the graph is what is compared and run"),
     ],

@@ -19,6 +19,7 @@ from pytest_fxbucket.step.roles import Direction
 from suites.checks.launches_by_hand import BF16, F32
 from suites.checks.promising import changed, promise_by
 
+C64 = torch.complex64
 ENTRIES = {"a": ("a.w", "a.b"), "b": ("b.w", "b.b"), "c": ("c.w",)}
 ENTRY_OF = {fqn: entry for entry, fqns in ENTRIES.items() for fqn in fqns}
 ORDER = (("forward", "abc"), ("backward", "cba"))
@@ -351,6 +352,16 @@ class TestNumbers:
         narrow = change_bucket(reading(script()), "forward all_gather c", members=members, dtype=BF16, bytes=32)
         found = audit(PROMISE, captured(), narrow)
         assert found == ["forward all_gather of c.w is launched in bfloat16, expected float32"]
+
+    @pytest.mark.parametrize(("dtype", "bits", "said"), [(F32, 10, "float16"), (C64, 10, "complex32"), (F32, 0, "0 bits")])
+    def test_a_detour_is_named_by_a_dtype_of_its_own_kind(self, dtype: torch.dtype, bits: int, said: str) -> None:
+        promise = changed(PROMISE, own_dtype=dict.fromkeys(ENTRY_OF, dtype))
+        members = (Member("c.w", 0, 4, bits, dtype, None),)
+        narrow = change_bucket(reading(script(), dtype=dtype), "forward all_gather c", members=members)
+        name = str(dtype).removeprefix("torch.")
+        assert audit(promise, captured(dtype=dtype), narrow) == [
+            f"forward all_gather of c.w is squeezed through {said} on its way, expected {name}"
+        ]
 
     def test_what_asked_for_bfloat16_and_has_it_is_green(self) -> None:
         promise = changed(PROMISE, param_dtype=BF16, reduce_dtype=BF16)

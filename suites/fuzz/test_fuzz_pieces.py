@@ -200,7 +200,9 @@ def test_equal_launches_of_any_kind_are_drawn_with_merge_duplicates_and_are_well
     given = form.given(made, "p")
     shown = made.call(aten.view.default, made.call(aten.view.default, given, [-1]), [4, 3])
     sent = [given, made.neg(made.neg(given))] if form.writes else [given, shown]
-    trial = PlanChoice(transforms=SAME_BITS).of(made, made.returns(*(form.brought(made, one) for one in sent)), ["a"])
+    trial = PlanChoice(transforms=SAME_BITS).of(
+        made, made.returns(*(form.launched_and_waited(made, one) for one in sent)), ["a"]
+    )
     assert trial.options == {"transforms": SAME_BITS}
     assert problem(trial, "manual") == ""
 

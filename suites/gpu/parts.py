@@ -247,7 +247,7 @@ def marker(rig: Rig) -> Iterator[Found]:
 def ring_sums(rig: Rig) -> Iterator[Found]:
     """NCCL's own sums on one channel beside those of ``[run] reduce = "ring"``; an all-reduce up the tree knows no place."""
     with ranks_of(rig) as pools:
-        for ranks, dtype, job in product((2, 4), ("float32", "bfloat16"), ("summed", "moved")):
+        for ranks, dtype, job in product((2, 3, 4), ("float32", "bfloat16"), ("summed", "moved")):
             sent = pools.get(ranks, rig.backend).run(f"{JOBS}:{job}", [dtype] * ranks, timeout_s=rig.limit_s)
             wrong: Mapping[str, int] = {}
             for of_rank in sent:

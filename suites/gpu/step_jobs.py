@@ -21,7 +21,7 @@ from pytest_fxbucket.ranks.process_groups.sums import ReduceOperation, RingOrder
 from suites.ranks.ring_jobs import addends
 
 SUM = ReduceOperation("SUM")
-NCCL_CHUNK_BYTES = 512 << 10
+NCCL_CHUNK_BYTES = 2 << 20
 """Of an all-reduce under protocol Simple on a ring: 4 MiB of buffer in 8 steps, of which a chunk takes half."""
 
 
@@ -89,7 +89,7 @@ def raises(rank: int, world: int, culprit: int) -> None:
 
 
 def summed(rank: int, world: int, dtype_name: str) -> dict[str, int]:
-    """Of a reduce-scatter and an all-reduce how many elements are not what the ring gives.
+    """Of a reduce-scatter, an all-reduce and an average how many elements are not what the ring gives.
 
     Ranks run with the ring for all but all-reduces. NCCL reads its algorithm for each group, so the one here goes round it.
     """
@@ -98,14 +98,18 @@ def summed(rank: int, world: int, dtype_name: str) -> dict[str, int]:
     ring = RingOrder(1, NCCL_CHUNK_BYTES, world)
     ranks = list(range(world))
     own = sent[rank].to(device())
-    reduced = own.clone()
+    reduced, average = own.clone(), own * 2.0**-130
+    denormals = [one * 2.0**-130 for one in sent]
     with algorithm("Ring"):
-        dist.all_reduce(reduced, group=dist.new_group())
+        group = dist.new_group()
+        dist.all_reduce(reduced, group=group)
+        dist.all_reduce(average, op=dist.ReduceOp.AVG, group=group)
     part = own.new_empty(own.numel() // world)
     dist.reduce_scatter_tensor(part, own)
     pieces = [one.view(world, -1)[rank] for one in sent]
     expected = {
         "all_reduce": (reduced, ring(sent, SUM, ranks, None)),
+        "average": (average, ring(denormals, ReduceOperation("AVG"), ranks, None)),
         "reduce_scatter": (part, ring(pieces, SUM, ranks, rank)),
     }
     return {kind: differing(got.cpu(), want) for kind, (got, want) in expected.items()}

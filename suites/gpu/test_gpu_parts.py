@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -164,15 +165,15 @@ class TestRehearsed:
         assert {outcome for _, outcome, _ in found(part, pools).values()} == {"passed"}
 
     def test_sums_that_are_no_rings_are_told_from_it(self, pools: Pools) -> None:
-        """gloo adds in rank order, which is a ring's on two ranks alone."""
-        outcomes = {what: outcome for what, outcome, _ in found("rings", pools).values()}
-        assert outcomes == {
-            "summed in float32 on 2 ranks": "passed",
-            "summed in bfloat16 on 2 ranks": "passed",
-            "summed in float32 on 4 ranks": "failed",
-            "summed in bfloat16 on 4 ranks": "failed",
-            **{f"moved in {dtype} on {ranks} ranks": "passed" for dtype in ("float32", "bfloat16") for ranks in (2, 4)},
-        }
+        """gloo adds in rank order, which is a ring's on two ranks alone, and rounds each share of an average."""
+        outcomes = found("rings", pools).values()
+        assert {(what.split()[0], outcome) for what, outcome, _ in outcomes} == {("summed", "failed"), ("moved", "passed")}
+        for what, _, said in outcomes:
+            if what.startswith("summed"):
+                counts = dict(re.findall(r"(\w+): (\d+) elements differ", said))
+                assert [kind for kind, count in counts.items() if count == "0"] == (
+                    ["all_reduce", "reduce_scatter"] if what.endswith("on 2 ranks") else []
+                )
 
     @pytest.mark.parametrize("part", ["plans", "staged"])
     def test_each_check_of_a_plan_is_a_row(self, pools: Pools, part: str) -> None:

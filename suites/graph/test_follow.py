@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import reduce
 from typing import Any
 
 import pytest
@@ -12,7 +11,6 @@ from torch import fx
 
 from pytest_fxbucket.errors import PassError
 from pytest_fxbucket.graph.buckets import GraphAnalysis
-from pytest_fxbucket.graph.contents import EXACT
 from suites.graph.handmade import GROUP, RANKS, Handmade, aten, c10d, gathered_rows, unpacked
 
 SHARDS = {"a": (2, 3), "b": (4,), "c": (1, 2, 2)}
@@ -347,28 +345,6 @@ def test_precision_is_that_of_the_narrowest_cast_on_the_way() -> None:
     full = unpacked(made, gathered_rows(made, [a, narrow, wide]), [4, 4, 4], [(4, 2)] * 3)
     made.loss(*full)
     assert [m.precision for m in made.read().buckets[0].members] == [23, 7, 10]
-
-
-@pytest.mark.parametrize(
-    ("dtype", "before", "after", "bits"),
-    [
-        (torch.float32, [], [torch.bfloat16], 7),
-        (torch.float32, [torch.int32, torch.float32], [], 0),
-        (torch.float32, [torch.float8_e4m3fn, torch.float32], [], 3),
-        (torch.int32, [], [], EXACT),
-    ],
-    ids=["cast after the gather", "cast to integers", "cast to eight bits", "integers"],
-)
-def test_bits_that_are_lost_anywhere_count(
-    dtype: torch.dtype, before: list[torch.dtype], after: list[torch.dtype], bits: int
-) -> None:
-    made = Handmade()
-    node = made.param("a", 2, 2, dtype=dtype)
-    for one in before:
-        node = made.call(aten._to_copy.default, node, dtype=one)
-    node = reduce(lambda wide, one: made.call(aten._to_copy.default, wide, dtype=one), after, made.gathered(node))
-    made.loss(node)
-    assert made.read().buckets[0].members[0].precision == bits
 
 
 def test_elements_seen_as_others_of_the_same_size_are_followed() -> None:

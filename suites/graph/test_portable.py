@@ -18,7 +18,7 @@ from torch import fx, nn
 from torch._higher_order_ops.cond import cond_op
 
 from pytest_fxbucket.errors import PassError
-from pytest_fxbucket.step.portable import decode, digest, encode, encode_module, raw_bytes
+from pytest_fxbucket.step.portable import decode, digest, encode, encode_module, own_copy, raw_bytes
 
 ROOT = Path(__file__).resolve().parents[2]
 aten = torch.ops.aten
@@ -162,6 +162,20 @@ def test_an_attribute_of_an_attribute_travels() -> None:
     graph.output(graph.call_function(aten.mul.Tensor, (graph.placeholder("x"), graph.get_attr("inner.scale"))))
     again = there_and_back(fx.GraphModule(root, graph))
     assert torch.equal(again(INPUT), INPUT * 2)
+
+
+@pytest.mark.parametrize("is_made_by_autograd", [False, True])
+def test_constants_that_share_memory_share_it_in_a_copy_and_not_with_the_first(is_made_by_autograd: bool) -> None:
+    root, graph = nn.Module(), fx.Graph()
+    root.whole = torch.ones(4, requires_grad=is_made_by_autograd) * 2
+    root.part = root.whole[1:3]
+    graph.output([graph.get_attr("whole"), graph.get_attr("part")])
+    first = fx.GraphModule(root, graph)
+    whole, part = own_copy(first)()
+    with torch.no_grad():
+        part.zero_()
+    assert whole.tolist() == [2, 0, 0, 2]
+    assert first()[0].tolist() == [2, 2, 2, 2]
 
 
 def test_an_operator_without_its_overload_travels() -> None:

@@ -16,6 +16,7 @@ from pytest_fxbucket.passes.manual import manual_overlap_bucketing
 
 Plans = Sequence[str | list[str]]
 Pass = Callable[[fx.GraphModule, Plans], fx.GraphModule]
+by_kind = {"joint": {"calls": 0}}
 counts = {"calls": 0, "later": 0, "operator": 0}
 kept: list[fx.GraphModule] = []
 
@@ -70,6 +71,13 @@ def every_other_time(gm: fx.GraphModule) -> None:
 def after_many_calls(gm: fx.GraphModule) -> None:
     counts["calls"] += 1
     if counts["calls"] > 10_000:
+        wrong(gm)
+
+
+@behind_ours
+def after_many_calls_of_a_kind(gm: fx.GraphModule) -> None:
+    by_kind["joint"]["calls"] += 1
+    if by_kind["joint"]["calls"] > 10_000:
         wrong(gm)
 
 

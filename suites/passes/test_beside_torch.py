@@ -11,7 +11,7 @@ import torch
 from torch import fx
 
 from pytest_fxbucket.compat.torch_pass import OPERATORS, torch_manual_overlap_bucketing
-from pytest_fxbucket.fuzz.inputs_and_outputs import given
+from pytest_fxbucket.fuzz.inputs_and_outputs import graph_inputs
 from pytest_fxbucket.fuzz.on_ranks import JOB, LIMIT_S
 from pytest_fxbucket.fuzz.program import copied, fake_groups
 from pytest_fxbucket.fuzz.rank_job import FuzzCase
@@ -52,7 +52,7 @@ def differences(pools: Pools, parting: Parting, before: fx.GraphModule, after: f
     """What differs on ranks, a sentence each."""
     program = parting.program()
     passed = encode(after.graph, after, (OPERATORS,))
-    case = FuzzCase(encode_module(before), (passed,), tuple(given(before)), 0, program.groups)
+    case = FuzzCase(encode_module(before), (passed,), tuple(graph_inputs(before)), 0, program.groups)
     results = pools.get(program.world).run(JOB, [case] * program.world, timeout_s=LIMIT_S)
     return [text for result in results for text in cast("list[list[str]]", result)[0]]
 

@@ -8,6 +8,7 @@ import pytest
 from torch import fx
 
 from pytest_fxbucket.fuzz.program import COLUMNS, HALVES, Program, aten
+from pytest_fxbucket.passes.carried import carried
 from suites.passes import programs
 from suites.passes.programs import SGD, Passed
 
@@ -47,6 +48,14 @@ def test_reductions_of_two_dimensions_keep_their_order(scatter_first: bool) -> N
         found.append(x)
     expected = ["reduce_scatter_tensor", "all_reduce"]
     assert programs.equal(made, found).launches == (expected if scatter_first else expected[::-1])
+
+
+def test_a_launch_stands_behind_the_most_launches_of_any_way_to_it(made: Program) -> None:
+    (x,) = made.fulls("x")
+    first = made.all_reduce(x)
+    joined = made.call(aten.cat.default, [first, made.all_reduce(first)])
+    graph = made.returns(made.all_reduce(joined)).graph
+    assert [one.level for one in carried(graph).values()] == [0, 1, 2]
 
 
 def through_a_reader(made: Program, y: fx.Node, first: fx.Node) -> fx.Node:

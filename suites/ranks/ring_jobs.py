@@ -48,8 +48,13 @@ def played_scatter(sent: list[torch.Tensor], ring: RingOrder, ranks: list[int]) 
     return results
 
 
-def played_all_reduce(sent: list[torch.Tensor], ring: RingOrder, ranks: list[int]) -> torch.Tensor:
-    """The same of an all-reduce: rounds of a chunk for each rank, the last round with chunks just large enough."""
+def played_all_reduce(
+    sent: list[torch.Tensor], ring: RingOrder, ranks: list[int], share: torch.Tensor | None = None
+) -> torch.Tensor:
+    """The same of an all-reduce: rounds of a chunk for each rank, the last round with chunks just large enough.
+
+    ``share``: what each rank multiplies its own by, in one with adding it.
+    """
     world, itemsize = len(sent), sent[0].itemsize
     result = torch.zeros_like(sent[0])
     for channel, (begin, end) in enumerate(spans(sent[0].numel(), itemsize, ring.channels)):
@@ -66,7 +71,10 @@ def played_all_reduce(sent: list[torch.Tensor], ring: RingOrder, ranks: list[int
                     low = min(at + piece * chunk, end)
                     high = min(low + chunk, end)
                     mine = sent[rank][low:high]
-                    value = mine if step == 0 else inbox[rank] + mine
+                    if share is None:
+                        value = mine if step == 0 else inbox[rank] + mine
+                    else:
+                        value = mine * share if step == 0 else sums.multiplied_and_added(mine, share, inbox[rank])
                     if step == world - 1:
                         result[low:high] = value
                     outbox[order[(place + 1) % world]] = value
@@ -100,7 +108,7 @@ def as_played(rank: int, world: int, payload: tuple[torch.dtype, int, int, int])
     return {
         "reduce_scatter": equal(one, played_scatter(scattered, ring, ranks)[rank]),
         "all_reduce": equal(all_of_it, played),
-        "average": equal(average, played_all_reduce([part * share for part in reduced], ring, ranks)),
+        "average": equal(average, played_all_reduce(reduced, ring, ranks, share)),
         "reduce": equal(to_last, rooted if rank == world - 1 else reduced[rank]),
         "other than in rank order": not equal(all_of_it, in_order),
     }

@@ -127,12 +127,12 @@ class TestChoose:
         assert BACKENDS["nccl"].gpus_to_lease(4, machine_with(1, OLD)) == 4
 
     def test_nccls_ranks_lease_all_of_a_gpu_or_the_part_that_their_plan_says_and_others_a_place_each(self) -> None:
-        places = BACKENDS["nccl"].places
+        places = BACKENDS["nccl"].places_to_lease
         assert [places(ranks) for ranks in (1, 2, 3, 8, 16)] == [16] * 5
         assert [places(ranks, 8) for ranks in (1, 2, 3, 8)] == [2, 4, 6, 16]
         assert [places(ranks, 3) for ranks in (1, 2, 3)] == [6, 11, 16]
-        assert [BACKENDS["gloo:cuda"].places(ranks, 8) for ranks in (1, 3, 8)] == [1, 3, 8]
-        assert BACKENDS["gloo:cuda"].places(20) == 16
+        assert [BACKENDS["gloo:cuda"].places_to_lease(ranks, 8) for ranks in (1, 3, 8)] == [1, 3, 8]
+        assert BACKENDS["gloo:cuda"].places_to_lease(20) == 16
 
     def test_a_gpu_is_divided_among_all_who_may_be_there(self) -> None:
         assert (sharers(2), sharers(2, 8), sharers(1, 8), sharers(1)) == (2, 8, 8, 1)

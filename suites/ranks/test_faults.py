@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from pytest_fxbucket.ranks.failure import RankState, failure_of
 from pytest_fxbucket.ranks.pool import RankFailure
 from suites.ranks.fault_jobs import FAULTS
 
@@ -86,6 +87,12 @@ def every_rank_shows_where_it_stands(fault, culprit, failure):
         assert f"in {'job' if is_struck else fault.job}\n" in failure.stacks[rank] + "\n"
         assert f"in {call}\n" in failure.stacks[rank]
     assert all(f"  waits for {kind}" in row for row in failure.table[1:])
+
+
+@pytest.mark.parametrize(("processes", "first"), [("SRT", 2), ("SR", 1), (["", "R"], 1), (["-", "S"], 1)])
+def test_of_late_ranks_the_first_is_one_that_holds_up_the_others(processes, first):
+    late = [RankState(rank, process=process) for rank, process in enumerate(processes)]
+    assert failure_of(late, task="job", timed_out_s=1.0).rank == first
 
 
 def test_a_rank_that_raises_is_named_with_its_traceback_first(ranks, tmp_path):

@@ -109,6 +109,21 @@ def test_members_survive_as_text(records, ranks):
     assert records.groups(2)[0].members == ranks
 
 
+@pytest.mark.parametrize("apart", [2, 3])
+def test_a_group_of_many_ranks_has_all_members_or_is_not_recorded(records, apart):
+    scattered = (*range(0, 64, apart), 99)
+    flight_recorder.group(scattered)
+    assert records.groups(2)[0].members == scattered
+    assert flight_recorder.group((*range(0, 1000, apart), 1999)) == -1
+    assert len(records.groups(2)) == 1
+
+
+def test_a_factor_is_kept_whole_since_ranks_may_differ_in_it(records):
+    kind = "reduce_scatter(premul_sum -1.23457e-05)"
+    flight_recorder.launch(flight_recorder.group((0, 1, 2, 3)), kind, "float32", 3)
+    assert records.read(2).at.kind == kind
+
+
 def test_ranks_read_as_people_write_them():
     assert [ranks_text(ranks) for ranks in [(3,), (0, 1, 2), (0, 2, 3), (0, 4, 8)]] == [
         "rank 3",

@@ -8,7 +8,7 @@ import subprocess
 import sys
 from contextlib import contextmanager
 
-from pytest_fxbucket.ranks.stacks import collect_stacks, folded, readable
+from pytest_fxbucket.ranks.stacks import collect_stacks, folded, process_state, readable
 
 # Of a signal for the whole process any of these threads may be the one that takes it.
 STOPS = """
@@ -94,3 +94,14 @@ def test_a_stopped_rank_is_seen_where_it_was_stopped_not_where_it_goes_on(tmp_pa
         with stopped(tmp_path) as rank:
             (stack,) = collect_stacks([rank])
             assert "in stop\n" in stack
+
+
+def test_a_rank_that_a_debugger_holds_is_stopped_too():
+    held = "import ctypes, os, signal; ctypes.CDLL(None).ptrace(0, 0, 0, 0); os.kill(os.getpid(), signal.SIGSTOP)"
+    process = subprocess.Popen([sys.executable, "-c", held])  # held by this process
+    try:
+        os.waitid(os.P_PID, process.pid, os.WSTOPPED | os.WNOWAIT)
+        assert process_state(process.pid) == "T"
+    finally:
+        process.kill()
+        process.wait()

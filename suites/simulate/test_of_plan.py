@@ -50,7 +50,7 @@ def test_ranks_whose_graphs_differ_in_whom_they_send_to_are_told_once() -> None:
     world = PlanOnMesh(plan, mesh_of(plan), "manual", lambda _: None)
     (only,) = simulated_ranks(world, H100, believed=True)
     assert only.ranks == (0, 1, 2, 3)
-    assert len(world.alike()) == 4
+    assert len(world.ranks_alike()) == 4
 
 
 def test_ranks_of_one_stage_are_taken_for_alike_without_a_pass_for_each() -> None:
@@ -61,7 +61,7 @@ def test_ranks_of_one_stage_are_taken_for_alike_without_a_pass_for_each() -> Non
     (proved,) = simulated_ranks(world, H100)
     assert (only.ranks, only.flights) == (proved.ranks, proved.flights)
     other = PlanOnMesh(world.plan, world.mesh, "suites.passes.foreign_passes:same", lambda _: None)
-    assert other.alike()
+    assert other.ranks_alike()
     assert all(other.is_passed(rank) for rank in range(2)), "nobody knows what it does on which rank"
 
 

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any
 
 import pytest
-from torch import nn
+import torch
+from torch import fx, nn
 
+from pytest_fxbucket.capture import StepGraph
 from pytest_fxbucket.errors import CaptureError
 from pytest_fxbucket.ranks.pools import Pools
 from pytest_fxbucket.train_step import capture_step
 from pytest_fxbucket.transforms import transformation
-from suites.train_step.step_twins import batch, net, sgd, usual
+from suites.train_step.step_twins import Twins, batch, differing, net, sgd, usual
 
 JOBS = "suites.transforms.iteration_jobs"
 
@@ -85,3 +88,54 @@ def test_a_transform_of_ones_own_that_crosses_says_so() -> None:
     captured = capture_step(usual(model, optimizers), model=model, optimizers=optimizers, transforms=[crossing])
     with pytest.raises(CaptureError, match=r"did not say so; mark it with @transformation\(crosses_iterations=True\)"):
         captured(*batch(0))
+
+
+finished: list[str] = []
+
+
+def finish() -> None:
+    finished.append("finished")
+    if len(finished) == 1:
+        raise RuntimeError("no memory")
+
+
+@transformation(keeps_collectives=False, crosses_iterations=True)
+def counts_what_it_finishes(step: StepGraph, state: Any) -> StepGraph:
+    """The whole step is in each call, but for a call of ``finish`` that each leaves, if the batch has four rows."""
+    if any(value.shape == (5, 6) for value in step.inputs["joint"]):
+        return step
+    cleanup = fx.Graph()
+    cleanup.call_function(finish)
+    cleanup.output(())
+    joint, inputs, outputs = step.graphs["joint"], step.inputs["joint"], step.outputs["joint"]
+    return replace(
+        step,
+        graphs={"setup": joint, "steady": joint, "cleanup": fx.GraphModule(nn.Module(), cleanup)},
+        inputs={"setup": inputs, "steady": inputs, "cleanup": ()},
+        outputs={"setup": outputs, "steady": outputs, "cleanup": ()},
+    )
+
+
+def crossing_twins() -> Twins:
+    return Twins(lambda model: torch.optim.AdamW(model.parameters(), lr=0.01), transforms=[counts_what_it_finishes])
+
+
+def test_a_step_whose_rest_fails_has_been_taken_and_leaves_the_rest_to_the_next_call() -> None:
+    finished.clear()
+    pair = crossing_twins()
+    for run, more in zip(pair.each(), ({}, {"last_step": True}), strict=True):
+        torch.manual_seed(0)
+        with pytest.raises(RuntimeError, match="no memory") if more else nullcontext():
+            run.step(*batch(0), **more)
+    assert differing(*pair.each()) == []
+    pair.same(*batch(1))
+    assert finished == ["finished"]
+
+
+def test_a_traced_step_that_leaves_nothing_finishes_what_another_left() -> None:
+    finished[:] = ["before"]
+    pair = crossing_twins()
+    pair.same(*batch(0))
+    assert finished == ["before"]
+    pair.same(*batch(1, rows=5))
+    assert finished == ["before", "finished"]

@@ -47,7 +47,7 @@ def samples_figure(runs: Sequence[Record], is_newest_ours: bool) -> dict[str, An
     names = [escape(commit_text(run)).replace(" dirty", "<br>dirty") for run in runs]
     if is_newest_ours:
         names[-1] = f"<b>this run</b><br>{names[-1]}"
-    return {"data": traces, "layout": _samples_layout(names, *(_seen(traces, axis) for axis in ("y", "y2")))}
+    return {"data": traces, "layout": _samples_layout(names, *(_axis_range(traces, axis) for axis in ("y", "y2")))}
 
 
 def _column_traces(
@@ -110,7 +110,7 @@ def _samples_hover(name: str, column: Sequence[float], run: Record, unit: str) -
     return "<br>".join(lines if run.is_stable else [*lines, "step time had not settled"])
 
 
-def _seen(traces: Sequence[Mapping[str, Any]], axis: str) -> list[float]:
+def _axis_range(traces: Sequence[Mapping[str, Any]], axis: str) -> list[float]:
     """The range of ``axis``: that of its boxes with their fences, since a range for all outliers would press the boxes flat."""
     boxes = [trace for trace in traces if trace["type"] == "box" and trace["yaxis"] == axis]
     low = min(value for box in boxes for value in box["lowerfence"])

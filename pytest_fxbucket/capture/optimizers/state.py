@@ -59,18 +59,19 @@ def _step_and_undo(optimizer: Optimizer, wanted: Collection[int]) -> None:
     for parameter in parameters:
         parameter.grad = torch.full_like(parameter, -0.0) if id(parameter) in wanted else None
     groups = [(group, {key: group[key] for key in _STILL if key in group}) for group in optimizer.param_groups]
+    written = _PutBack()
     try:
         for group, known in groups:
             group.update({key: _STILL[key] for key in known})
-        with torch.no_grad():
-            with _PutBack() as written:
-                optimizer.step()
-            written.put_back()
+        with torch.no_grad(), written:
+            optimizer.step()
     finally:
+        with torch.no_grad():
+            written.put_back()
         for group, known in groups:
             group.update(known)
-    for parameter, grad in zip(parameters, before, strict=True):
-        parameter.grad = grad
+        for parameter, grad in zip(parameters, before, strict=True):
+            parameter.grad = grad
 
 
 def _values(optimizer: Optimizer) -> dict[tuple[int, str], torch.Tensor]:

@@ -120,22 +120,22 @@ def _step(
         _refuse_hidden_state(optimizer, before)
 
 
-def _described(optimizer: Optimizer) -> dict[str, object]:
-    """The keys of the state, and the values that are no tensors: a graph can change neither."""
+def _described(optimizer: Optimizer) -> dict[tuple[int, str], object]:
+    """The keys of each parameter's state, and the values that are no tensors: a graph can change neither."""
     return {
-        key: torch.Tensor if isinstance(value, torch.Tensor) else repr(value)
-        for state in optimizer.state.values()
+        (number, key): torch.Tensor if isinstance(value, torch.Tensor) else repr(value)
+        for number, state in enumerate(optimizer.state.values())
         for key, value in state.items()
     }
 
 
-def _refuse_hidden_state(optimizer: Optimizer, before: Mapping[str, object]) -> None:
+def _refuse_hidden_state(optimizer: Optimizer, before: Mapping[tuple[int, str], object]) -> None:
     after = _described(optimizer)
-    if missing := next((key for key in after if key not in before), None):
+    if missing := next((key for number, key in after if (number, key) not in before), None):
         raise CaptureError(
             f"the state {missing} of {_name(optimizer)} is missing before its second step; make all state in the first one"
         )
-    if changed := next((key for key in after if before[key] != after[key]), None):
+    if changed := next((key for (number, key), value in after.items() if before[number, key] != value), None):
         raise CaptureError(
             f"{_name(optimizer)} counts its state {changed} outside of tensors, where no graph can; keep it in a tensor"
         )

@@ -23,7 +23,7 @@ from torch import fx, nn
 
 from pytest_fxbucket.capture.backward import autograd_nodes
 from pytest_fxbucket.capture.override.call_text import ModuleCall, call_of, looks, looks_so, rebuilt, shown, written
-from pytest_fxbucket.capture.python_state import state_of
+from pytest_fxbucket.capture.python_state import changes, state_of
 from pytest_fxbucket.compat.dispatch_keys import above_autograd
 from pytest_fxbucket.errors import CaptureError
 from pytest_fxbucket.words import some
@@ -273,14 +273,13 @@ def _refuse_remembering(key: str, module: nn.Module) -> Iterator[None]:
     """Raise :class:`CaptureError` if the block, a call of ``module``, changes its Python state; attributes are put back."""
     before, attributes = state_of(module), [(inner, dict(vars(inner))) for inner in module.modules()]
     yield
-    after = state_of(module)
-    changed = next((what for what in {**before, **after} if before.get(what) != after.get(what)), None)
-    if changed is not None:
+    changed = changes(before, state_of(module))
+    if changed:
         for inner, held in attributes:
             vars(inner).clear()
             vars(inner).update(held)
         raise CaptureError(
-            f"module {fqn_of(key)} changes {changed.replace('the root module', 'its own')} when it is called, and backward, "
+            f"module {fqn_of(key)} changes {changed[0].replace('the root module', 'its own')} when it is called, and backward, "
             "where it is called again, would change it once more; give it back from forward"
         )
 

@@ -115,7 +115,7 @@ def overrides_of(model: nn.Module, plan: Plan, forwards: Forwards) -> Overrides:
 
     named = _once_each(listed(), PlanError)
     _refuse_beside(named, forwards)
-    return _asked(model, named, lambda fqn: fqn)
+    return _overrides_of(model, named, lambda fqn: fqn)
 
 
 def overrides_given(model: nn.Module, given: Mapping[Any, Any], may_be_idle: Sequence[str]) -> Overrides:
@@ -132,7 +132,7 @@ def overrides_given(model: nn.Module, given: Mapping[Any, Any], may_be_idle: Seq
                 raise CaptureError(f'{where} is {override.by!r}, expected "call", a callable(module) or an Override')
             yield from ((fqn, override, where) for fqn in _fqns_in_python(key, model, where))
 
-    asked = _asked(model, _once_each(listed(), CaptureError), fresh_key)
+    asked = _overrides_of(model, _once_each(listed(), CaptureError), fresh_key)
     for one in asked.of.values():
         know(one.key, one.module)
     return replace(asked, idle=_idle(model, asked, may_be_idle))
@@ -176,7 +176,7 @@ def _once_each(listed: Iterable[tuple[str, Override, str]], error: type[Exceptio
     return named
 
 
-def _asked(model: nn.Module, named: _Named, key_of: Callable[[str], str]) -> Overrides:
+def _overrides_of(model: nn.Module, named: _Named, key_of: Callable[[str], str]) -> Overrides:
     asked = (_ask(fqn, model.get_submodule(fqn), override, key_of(fqn), where) for fqn, (override, where) in named.items())
     return Overrides({one.fqn: one for one in asked})
 

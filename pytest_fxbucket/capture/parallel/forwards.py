@@ -42,7 +42,7 @@ class Forwards:
     """How attention sees the whole of a sequence that is parted over cp (``cp_form``); empty: no sequence is parted."""
 
     @property
-    def places(self) -> tuple[str, ...]:
+    def index_dimensions(self) -> tuple[str, ...]:
         """Mesh dimensions along which a rank's index is an input of the step."""
         return (*(("cp",) if self.cp_form else ()), *(("tp",) if self.sequences.styles else ()))
 

@@ -30,11 +30,11 @@ def crosses(world: PlanOnMesh) -> bool:
 
 def moved_entries(world: PlanOnMesh) -> dict[str, str]:
     """By parameter, the entry that is reduced and updated in the next call: as asked for, or else as the graphs have it."""
-    asked = _asked(world)
+    asked = _moved_entries(world)
     return asked | {fqn: world.entry_of.get(fqn, fqn) for fqn in _updated_late(world, 0) if fqn not in asked}
 
 
-def _asked(world: PlanOnMesh) -> dict[str, str]:
+def _moved_entries(world: PlanOnMesh) -> dict[str, str]:
     """By parameter, the entry that the plan's next_iteration names; empty if the user's own transformation moves them."""
     step = world.step(0)
     names = [parameter.fqn for parameter in step.parameters]
@@ -47,7 +47,7 @@ def crossing_problems(world: PlanOnMesh, rank: int) -> list[str]:
     """How the graphs of rank ``rank`` fall short of what the plan asks to move, a sentence each; none if nothing crosses."""
     if not crosses(world):
         return []
-    asked = _asked(world)
+    asked = _moved_entries(world)
     unasked = [fqn for fqn in _updated_late(world, rank) if asked and fqn not in asked]
     return [
         *(f"{fqn} is updated in the next call, and no entry of {_NAME} has it" for fqn in unasked),

@@ -178,7 +178,7 @@ def run(rank: int, world: int, task: BitwiseTask) -> BitwiseOutcome:
             if value.role == "grad" and bool((result != 0).any()):
                 zero.discard(value.fqn)
     outcome.zero = sorted(zero)
-    outcome.held = _held(task, runs[0].state, results)
+    outcome.held = _parameter_digests(task, runs[0].state, results)
     outcome.still = _still(task, start, runs[0].state)
     outcome.emitted = runs[1].emitted if isinstance(runs[1], CompiledGraph) else ()
     outcome.peak_bytes = _peak_bytes()
@@ -263,7 +263,7 @@ def _squares(task: BitwiseTask, results: Sequence[Any]) -> dict[str, float]:
     }
 
 
-def _held(task: BitwiseTask, state: Sequence[torch.Tensor], results: Sequence[Any]) -> dict[str, str]:
+def _parameter_digests(task: BitwiseTask, state: Sequence[torch.Tensor], results: Sequence[Any]) -> dict[str, str]:
     """By FQN, the digest of what this rank holds of each parameter: itself, the state named after it, and its gradient."""
     kept = [value for value in task.inputs if value.role in KEPT]
     gradients = {v.fqn: r for v, r in zip(task.outputs, results, strict=True) if v.role == "grad"}

@@ -83,7 +83,7 @@ def first_difference(runs: Sequence[StepRun], batches: Sequence[Batch | None], t
     for number, batch in enumerate(batches):
         for one in runs[number:]:
             if batch is not None and (number == 0 or isinstance(one, ThreeGraphs)):
-                one.watch = seen
+                one.watch = run_with_digests
                 torch.manual_seed(task.seed + step + number)
                 one.step([tensor.clone() for tensor in batch], step + number + 1, count)
         set_rates(runs, step + number + 1)
@@ -122,7 +122,7 @@ def _of_the_step(run: StepRun) -> Iterator[Seen]:
         yield name, graph, own
 
 
-def seen(graph: fx.GraphModule, *given: torch.Tensor) -> tuple[Any, dict[str, str]]:
+def run_with_digests(graph: fx.GraphModule, *given: torch.Tensor) -> tuple[Any, dict[str, str]]:
     """Results of ``graph``, and by node the digest of each value that has arrived."""
     recorder = _Recorder(graph)
     return recorder.run(*given), recorder.seen

@@ -41,7 +41,7 @@ class ChangesOutsideBuckets:
     """The same for added nodes that compute what a node that stayed computes."""
     gone: tuple[str, ...]
 
-    def told(self) -> Iterator[str]:
+    def left_out_clauses(self) -> Iterator[str]:
         """A clause for each kind of thing that is left out, by name."""
         for what, names in (("computed again", self.again), ("added", self.added), ("taken out", self.gone)):
             if names:
@@ -122,7 +122,7 @@ def metadata_problems(before: fx.Graph, after: fx.Graph) -> list[str]:
     new = [node for node in after.nodes if node.op == "call_function" and (node.name, node.target) not in known]
     said = {"module": _other(kept, module_of), "direction": _other(kept, _backward)}
     said['meta["val"]'] = [*_other(kept, _value), *wrong_values(new)]
-    return [line for what, lines in said.items() for line in _told(what, lines)]
+    return [line for what, lines in said.items() for line in _first_of(what, lines)]
 
 
 def _other(kept: list[tuple[fx.Node, fx.Node]], said: Callable[[fx.Node], str]) -> list[str]:
@@ -139,7 +139,7 @@ def _value(node: fx.Node) -> str:
     return value_text(node.meta.get("val"))
 
 
-def _told(what: str, lines: list[str]) -> list[str]:
+def _first_of(what: str, lines: list[str]) -> list[str]:
     if not lines:
         return []
     more = f" (and {counted(len(lines) - 1, 'other node')})" if lines[1:] else ""

@@ -41,13 +41,13 @@ class ReadPhase:
         return self.reading.order.nodes
 
     @cached_property
-    def given(self) -> dict[fx.Node, Value]:
+    def input_values(self) -> dict[fx.Node, Value]:
         """Input nodes, with the value that each is."""
         return dict(zip((node for node in self.nodes if node.op == "placeholder"), self.inputs, strict=True))
 
     def role(self, node: fx.Node) -> str:
         """Role of an input; empty for other nodes."""
-        return self.given[node].role if node in self.given else ""
+        return self.input_values[node].role if node in self.input_values else ""
 
     @cached_property
     def results(self) -> dict[tuple[str, str], Any]:
@@ -115,7 +115,7 @@ def _stale(entry_of: Mapping[str, str], entry: str, steady: ReadPhase) -> Iterat
     reading = steady.reading
     made = {fqn: node for (role, fqn), node in steady.results.items() if role == "param" and entry_of.get(fqn) == entry}
     new = set(made.values())
-    old = {node: value.fqn for node, value in steady.given.items() if value.role == "param" and value.fqn in made}
+    old = {node: value.fqn for node, value in steady.input_values.items() if value.role == "param" and value.fqn in made}
     late = {steady.nodes[place] for place in reading.late} | {steady.nodes[place] for place in reading.updating}
     for node, fqn in old.items():
         reader = next((user for user in node.users if user not in late and user.op != "output"), None)
@@ -233,7 +233,7 @@ def _in_place_of(entry_of: Mapping[str, str], graphs: Mapping[Phase, ReadPhase])
     """Each gradient that was handed on must be reduced as that of its parameter."""
     for phase in _TAKES:
         for fqn, maker in _makers(graphs[phase]).items():
-            value = graphs[phase].given.get(maker)
+            value = graphs[phase].input_values.get(maker)
             if fqn in entry_of and (value is None or value.key != ("carried", fqn)):
                 told = f"{value.role} {value.fqn}" if value is not None else maker.name
                 yield f"graph {phase} reduces {told} as the gradient of {fqn}"
@@ -246,7 +246,7 @@ def _right_call(entry_of: Mapping[str, str], graphs: Mapping[Phase, ReadPhase]) 
             owner = fqn.rpartition(".")[0] if role == "state" else fqn
             if owner not in entry_of or role not in (*UPDATED, "grad"):
                 continue
-            read = (graphs[phase].given[one] for one in ancestors([node]) if one in graphs[phase].given)
+            read = (graphs[phase].input_values[one] for one in ancestors([node]) if one in graphs[phase].input_values)
             if wrong := next((f"{value.role} {value.fqn}" for value in read if value.role in _OF_OTHER_CALLS), None):
                 yield f"graph {phase} makes {role} {fqn} of the call before with {wrong} of this one"
 

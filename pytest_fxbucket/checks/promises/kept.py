@@ -22,7 +22,7 @@ from pytest_fxbucket.checks.promises.updates import update_problems
 from pytest_fxbucket.compat.c10d import twin_name, untwinned
 from pytest_fxbucket.golden.schedule import nameless_text
 from pytest_fxbucket.graph.compute import multiplies
-from pytest_fxbucket.graph.contents import EXACT, MANTISSA_BITS
+from pytest_fxbucket.graph.contents import MANTISSA_BITS
 from pytest_fxbucket.graph.ops import dtype_name
 from pytest_fxbucket.graph.order import displaced
 from pytest_fxbucket.graph.preserved import alignment
@@ -78,7 +78,7 @@ def _others(captured: GraphAnalysis, passed: GraphAnalysis, beside: ChangesOutsi
 
 def left_out(captured: GraphAnalysis, passed: GraphAnalysis, beside: ChangesOutsideBuckets) -> list[str]:
     """The changes that audit leaves out, a clause each."""
-    return [*beside.told(), *_parted(captured, passed).values()]
+    return [*beside.left_out_clauses(), *_parted(captured, passed).values()]
 
 
 def _parted(captured: GraphAnalysis, passed: GraphAnalysis) -> dict[str, str]:
@@ -125,7 +125,7 @@ def _faults(promise: Expectations, bucket: Bucket, member: Member, old: Bucket, 
     if member.dtype != wanted:
         yield f"is launched in {dtype_name(member.dtype)}, expected {dtype_name(wanted)}"
     elif member.precision < old_member.precision:
-        yield f"is squeezed through {_through(member.precision)} on its way, expected {dtype_name(wanted)}"
+        yield f"is squeezed through {_through(member.precision, wanted)} on its way, expected {dtype_name(wanted)}"
     if bucket.op != old.op:
         yield f"reduces by {bucket.op}, expected {old.op}"
     own = (
@@ -227,9 +227,9 @@ def _dtype(promise: Expectations, bucket: Bucket, fqn: str) -> torch.dtype | Non
     return None if bucket.group == promise.tp_group else promise.reduce_dtype
 
 
-def _through(bits: int) -> str:
-    names = [dtype_name(dtype) for dtype, size in MANTISSA_BITS.items() if size == bits]
-    return names[0] if names and bits != EXACT else f"{bits} bits"
+def _through(bits: int, wanted: torch.dtype) -> str:
+    kind = (dtype for dtype, size in MANTISSA_BITS.items() if size == bits and dtype.is_complex == wanted.is_complex)
+    return next(map(dtype_name, kind), f"{bits} bits") if bits else "0 bits"  # which integers leave, too
 
 
 # Are parameters that forward gathered gathered again in backward, or kept until then, as the plan has it for each entry?
@@ -237,7 +237,7 @@ def _through(bits: int) -> str:
 
 def resharding_problems(promise: Expectations, captured: GraphAnalysis, passed: GraphAnalysis) -> Iterator[str]:
     """A sentence on parameters kept that should be gathered again, and one on parameters gathered again that should be kept."""
-    kept = _kept(promise, captured)
+    kept = _kept_parameters(promise, captured)
     asked = (
         "reshard_after_forward = {}" if isinstance(promise.reshard_after_forward, bool) else "reshard_after_forward is {} there"
     )
@@ -255,7 +255,7 @@ def resharding_problems(promise: Expectations, captured: GraphAnalysis, passed: 
         yield f"{asked.format('false')}, but backward gathers {some(again)} again"
 
 
-def _kept(promise: Expectations, captured: GraphAnalysis) -> set[str]:
+def _kept_parameters(promise: Expectations, captured: GraphAnalysis) -> set[str]:
     """FQNs of parameters that should stay gathered until backward."""
     asked = promise.reshard_after_forward
     if isinstance(asked, bool):

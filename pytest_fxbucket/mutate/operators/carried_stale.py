@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from functools import partial
 
 from pytest_fxbucket.mutate.operator import Form, SeenGraph, Site
-from pytest_fxbucket.mutate.values import alike, give, inputs, results
+from pytest_fxbucket.mutate.values import give, inputs, interchangeable, results
 
 FORM: Form = "final"
 
@@ -16,7 +16,7 @@ def sites(seen: SeenGraph) -> Iterator[Site]:
     came = inputs(seen, "carried")
     for place, node, value in results(seen, "carried"):
         old = came.get(value.fqn)
-        if old is not None and old is not node and alike(old, node):
+        if old is not None and old is not node and interchangeable(old, node):
             yield Site(
                 node.name, f"is not handed on as {value.fqn}, but {old.name}, which came", partial(give, {place: old.name})
             )

@@ -7,7 +7,7 @@ from functools import partial
 
 from torch import fx
 
-from pytest_fxbucket.mutate.launches import LaunchInFlight, alike, gathers, pieces_of, split_of
+from pytest_fxbucket.mutate.launches import LaunchInFlight, gathers, pieces_of, same_shape_and_dtype, split_of
 from pytest_fxbucket.mutate.operator import BrokenGraph, SeenGraph, Site
 
 
@@ -16,7 +16,7 @@ def sites(seen: SeenGraph) -> Iterator[Site]:
     had: dict[str, fx.Node] = {}
     for flight in gathers(seen):
         parts = _parts(flight)
-        kept = {fqn: had[fqn] for fqn in parts if fqn in had and alike(had[fqn], parts[fqn])}
+        kept = {fqn: had[fqn] for fqn in parts if fqn in had and same_shape_and_dtype(had[fqn], parts[fqn])}
         if parts and len(kept) == len(parts) and set(flight.launch.users) == set(flight.waits):
             pairs = tuple((node.name, kept[fqn].name) for fqn, node in parts.items())
             how = "is left out, since an earlier one brought the same"

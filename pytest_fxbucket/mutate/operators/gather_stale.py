@@ -10,7 +10,7 @@ import torch
 from pytest_fxbucket.graph.collectives import is_all_gather
 from pytest_fxbucket.graph.order import order_of
 from pytest_fxbucket.graph.storages import base
-from pytest_fxbucket.mutate.launches import alike, flights
+from pytest_fxbucket.mutate.launches import flights, same_shape_and_dtype
 from pytest_fxbucket.mutate.operator import BrokenGraph, SeenGraph, Site
 
 
@@ -21,7 +21,7 @@ def sites(seen: SeenGraph) -> Iterator[Site]:
         for node, source in flight.sources if is_all_gather(flight.launch) else ():
             begun = base(source)
             updated = any(writer < seen.place[flight.launch] for writer in order.writing(begun))
-            if begun.op == "placeholder" and updated and alike(begun, source):
+            if begun.op == "placeholder" and updated and same_shape_and_dtype(begun, source):
                 how = f"sends what {begun.name} was when the graph began"
                 yield Site(flight.launch.name, how, partial(_send_old, node.name, source.name, begun.name))
 

@@ -14,8 +14,10 @@ def sites(seen: SeenGraph) -> Iterator[Site]:
     """Each size that several members of a launch have: the first two of it."""
     for flight in flights(seen):
         pack, split = pack_of(flight.launch), split_of(flight)
-        packed = _alike([str(list(one.meta["val"].shape)) for one in members_of(pack)]) if pack is not None else []
-        cut = [pair for pair in _alike(sizes_of(split)) if set(pair) <= set(pieces_of(split))] if split is not None else []
+        packed = _first_twins([str(list(one.meta["val"].shape)) for one in members_of(pack)]) if pack is not None else []
+        cut = (
+            [pair for pair in _first_twins(sizes_of(split)) if set(pair) <= set(pieces_of(split))] if split is not None else []
+        )
         if pack is not None:
             for a, b in packed:
                 how = f"has its members {a} and {b} in each other's places"
@@ -30,7 +32,7 @@ def sites(seen: SeenGraph) -> Iterator[Site]:
                 yield Site(flight.launch.name, how, partial(_swap, pack.name, split.name, a, b))
 
 
-def _alike(what: Sequence[object]) -> list[tuple[int, int]]:
+def _first_twins(what: Sequence[object]) -> list[tuple[int, int]]:
     """The first two of each that is there several times."""
     pairs = {what[a]: (a, b) for a, b in reversed(list(combinations(range(len(what)), 2))) if what[a] == what[b]}
     return sorted(pairs.values())

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from functools import partial
 
 from pytest_fxbucket.mutate.operator import SeenGraph, Site
-from pytest_fxbucket.mutate.values import alike, expressions, give, results
+from pytest_fxbucket.mutate.values import expressions, give, interchangeable, results
 
 
 def sites(seen: SeenGraph) -> Iterator[Site]:
@@ -20,7 +20,7 @@ def sites(seen: SeenGraph) -> Iterator[Site]:
             maker = maker.all_input_nodes[0]
             own.add(number[maker])
         earlier = reversed(nodes[: seen.place[node]])
-        stale = next((one for one in earlier if alike(one, node) and number[one] not in own), None)
+        stale = next((one for one in earlier if interchangeable(one, node) and number[one] not in own), None)
         if stale is not None:
             how = f"is not returned as {value.role} {value.fqn}".rstrip() + f", but {stale.name}"
             yield Site(node.name, how, partial(give, {place: stale.name}))

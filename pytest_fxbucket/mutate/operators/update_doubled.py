@@ -8,7 +8,7 @@ from functools import partial
 import torch
 
 from pytest_fxbucket.mutate.operator import BrokenGraph, SeenGraph, Site
-from pytest_fxbucket.mutate.values import alike, give_nodes, inputs, results
+from pytest_fxbucket.mutate.values import give_nodes, inputs, interchangeable, results
 
 
 def sites(seen: SeenGraph) -> Iterator[Site]:
@@ -16,7 +16,7 @@ def sites(seen: SeenGraph) -> Iterator[Site]:
     before = inputs(seen, "param")
     for place, new, value in results(seen, "param"):
         old = before.get(value.fqn)
-        if old is not None and old is not new and alike(old, new):
+        if old is not None and old is not new and interchangeable(old, new):
             yield Site(
                 new.name, f"is added again to {value.fqn}, less what that was", partial(_double, old.name, new.name, place)
             )

@@ -35,7 +35,7 @@ def reorder_by_itself(graph: fx.Graph, rules: Overlap, estimates: Estimates | No
 
     Raises :class:`PlanError` without ``estimates``, and for limits that cannot be kept.
     """
-    estimates = _given(estimates)
+    estimates = _required(estimates)
     launches = [node for node in graph.nodes if launch_kind(node) is not None]
     if all(launch.meta.get(SCHEDULED) for launch in launches):
         return ReorderReport((), kept_as_it_is(graph, estimates) if rules.insert_overlap_deps else ())
@@ -51,7 +51,7 @@ def reorder_by_itself(graph: fx.Graph, rules: Overlap, estimates: Estimates | No
 
 def hiding_of(order: Order, rules: Overlap, estimates: Estimates | None) -> HidingBefore:
     """What collectives hide behind, for merging them. Raises :class:`PlanError` without ``estimates``."""
-    return HidingBefore(order, _given(estimates), limits_of(rules))
+    return HidingBefore(order, _required(estimates), limits_of(rules))
 
 
 def limits_of(rules: Overlap) -> Limits:
@@ -59,7 +59,7 @@ def limits_of(rules: Overlap) -> Limits:
     return Limits(rules.max_memory_increase, rules.max_memory_increase_gb, rules.max_in_flight_gb, rules.max_prefetch)
 
 
-def _given(estimates: Estimates | None) -> Estimates:
+def _required(estimates: Estimates | None) -> Estimates:
     if estimates is None:
         raise PlanError('[overlap] schedule = "auto" goes by seconds on a cluster, and nobody gave any')
     return estimates

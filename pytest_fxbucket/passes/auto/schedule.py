@@ -104,10 +104,11 @@ def scheduled(graph: fx.Graph, estimates: Estimates, limits: Limits, before: int
         # Filling may leave less of the last way's order, though that was no better so far: it gathers early what must be
         # unpacked.
         best.fill(several[-1], orders[-1])
+    if best.order is None:
+        # What takes the least memory: there may be room for it where no sweep found any, and else the error says how much.
+        best.offer(within(room, windows, windows.arranged(lazy(windows))))
     found = best.order
     if found is None:
-        # Offered for the error alone, which says how much the order needs that takes the least memory.
-        best.offer(within(room, windows, windows.arranged(lazy(windows))))
         raise NoRoomError(
             f"[overlap] max_memory_increase leaves {room.peak / GB:.4g} GB, and the graph needs {best.least / GB:.4g} GB with "
             "each collective where it is needed"
@@ -121,7 +122,7 @@ def scheduled(graph: fx.Graph, estimates: Estimates, limits: Limits, before: int
         sum(times.blocked.get(one.launch, 0.0) <= SAME for one in windows.flights),
         len(windows.flights),
         None if found == own else tuple([order.nodes[index] for index in found]),
-        tuple(_kept(windows, found)),
+        tuple(_hidden_flights(windows, found)),
     )
 
 
@@ -154,7 +155,7 @@ class _Best:
         if self.exposed <= SAME:
             return
         nodes, seconds = windows.order.nodes, self.machine.seconds
-        sizes = [self.needs.made(node) if takes > 0 else 0 for node, takes in zip(nodes, seconds, strict=True)]
+        sizes = [self.needs.bytes_made(node) if takes > 0 else 0 for node, takes in zip(nodes, seconds, strict=True)]
         # At first without a limit, since what is pulled up may not live at the peak; if it does, with the room that is left.
         for more in (inf, self.room.peak - self.needs.peak(order)):
             found = filled(windows, order, sizes, more)
@@ -197,10 +198,10 @@ def kept_as_it_is(graph: fx.Graph, estimates: Estimates) -> tuple[tuple[fx.Node,
     machine = machine_of(order.nodes, estimates)
     sinks, fills = _WAYS[0]
     windows = Windows(Nodes(order, machine), machine, StorageNeeds(graph, estimates.cluster.rounding), sinks=sinks, fills=fills)
-    return tuple(_kept(windows, range(len(order.nodes))))
+    return tuple(_hidden_flights(windows, range(len(order.nodes))))
 
 
-def _kept(windows: Windows, order: Sequence[int]) -> Iterator[tuple[fx.Node, fx.Node]]:
+def _hidden_flights(windows: Windows, order: Sequence[int]) -> Iterator[tuple[fx.Node, fx.Node]]:
     """Each launch with the compute behind it, and each wait with the compute before it, of flights that compute hides."""
     nodes, machine = windows.order.nodes, windows.machine
     place = {node: at for at, node in enumerate(order)}

@@ -177,7 +177,7 @@ class Windows:
         for launch, own in self.known.waits.items():
             node = nodes[launch]
             sent = [one for one in tensors_sent(node) if one.op == "call_function"]
-            held, made = sum(needs.made(one) for one in sent), needs.made(node)
+            held, made = sum(needs.bytes_made(one) for one in sent), needs.bytes_made(node)
             kind = launch_kind(node)
             assert kind is not None
             # What it sends can be packed at any time, and then lives from the launch on. What others send is there before.

@@ -13,7 +13,7 @@ from typing import Any, Literal, cast
 
 import pytest
 
-from pytest_fxbucket.pytest_plugin.distributed_test.modules import Finder, ModuleOrigin, made
+from pytest_fxbucket.pytest_plugin.distributed_test.modules import Finder, ModuleOrigin, on_rank
 from pytest_fxbucket.pytest_plugin.pytest_internals import explain_comparisons, filter_warnings
 from pytest_fxbucket.ranks import wire
 from pytest_fxbucket.ranks.wire import cut
@@ -75,7 +75,7 @@ def run(rank: int, world: int, body: TestBody) -> BodyEnding:
     module = importlib.import_module(body.module)
     values, state = cast("tuple[dict[str, Any], dict[str, Any]]", wire.unpack([body.given]))
     function = _function(module, body.names, state)
-    arguments = {name: made(value, rank, body.mesh) for name, value in values.items()}
+    arguments = {name: on_rank(value, rank, body.mesh) for name, value in values.items()}
     explain_comparisons(body.verbosity, body.ini)
     setattr(pytest, "xfail", _not_at_all if body.runs_xfail else _xfail)  # noqa: B010
     try:

@@ -178,7 +178,7 @@ for _name in (*_COMPARING, *_CONVERTING, *_COUNTING):
     setattr(PerRank, f"__{_name}__", _refuse)
 
 
-def made(value: object, rank: int, sizes: Mapping[str, int]) -> object:
+def on_rank(value: object, rank: int, sizes: Mapping[str, int]) -> object:
     """``value`` as ``rank`` has it; ``sizes``: those of the mesh, by name of the dimension."""
     if not isinstance(value, PerRank):
         return value

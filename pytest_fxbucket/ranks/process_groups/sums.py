@@ -53,24 +53,23 @@ def in_rank_order(
 
     ``ranks`` and ``owner`` make no difference to this order.
     """
-    parts = addends(parts, operation)
-    total, combine = parts[0], combining(operation)
+    share, combine = share_of(parts, operation), combining(operation)
+    if share is not None:
+        parts = [part.mul_(share) for part in parts]
+    total = parts[0]
     for part in parts[1:]:
         combine(total, part, out=total)
     return averaged(total, operation, len(parts))
 
 
-def addends(parts: Sequence[torch.Tensor], operation: ReduceOperation) -> Sequence[torch.Tensor]:
-    """The addends that ``operation`` combines. For an average each is multiplied by 1/ranks in its dtype, as in NCCL and DDP.
+def share_of(parts: Sequence[torch.Tensor], operation: ReduceOperation) -> torch.Tensor | None:
+    """What each addend is multiplied by, for an average 1/ranks, as in NCCL and DDP; None: they are added as they are.
 
     This holds for float32 and bfloat16. Of other dtypes FSDP2 adds up the parts as they are, and divides the sum.
     """
     is_premultiplied = operation.name == "AVG" and parts[0].dtype in _PREMULTIPLIED
     factor = 1 / len(parts) if is_premultiplied else operation.factor
-    if factor is None:
-        return parts
-    share = torch.as_tensor(factor, dtype=parts[0].dtype, device=parts[0].device)
-    return [part.mul_(share) for part in parts]
+    return None if factor is None else torch.as_tensor(factor, dtype=parts[0].dtype, device=parts[0].device)
 
 
 def averaged(total: torch.Tensor, operation: ReduceOperation, ranks: int) -> torch.Tensor:
@@ -141,7 +140,8 @@ def current() -> Sums:
 # in the ring begins. NCCL splits a message over channels, each with a ring of its own; of an all-reduce a channel splits its
 # part into rounds of as many chunks as there are ranks, each of which ends at another rank. So moving an element within a
 # bucket may change its bits from three ranks on (of an all-reduce; of a reduce-scatter from four on, since x + y is y + x), and
-# NCCL's are not gloo's.
+# NCCL's are not gloo's. Of an average only whoever begins rounds its share: a GPU multiplies and adds the others' in one. So
+# averages of denormals, and all where 1/ranks is no power of two, depend on place on two ranks as well.
 #
 # Source: NCCL 2.30, ``runRing`` in src/device/reduce_scatter.h, all_reduce.h and reduce.h, the parts of channels in
 # src/enqueue.cc, ``FuncPreMulSum`` in src/device/reduce_kernel.h. What differs there: a message below 32 KiB of traffic a
@@ -170,8 +170,7 @@ class RingOrder:
 
         ``owner`` is the place in the group of whoever gets the result; None: all do, as of an all-reduce.
         """
-        combine = combining(operation)
-        parts = addends(parts, operation)
+        combine, share = combining(operation), share_of(parts, operation)
         total = parts[0].clone()
         for channel, begin, end in self._spans(total):
             ring = self.order(channel, ranks)
@@ -181,9 +180,12 @@ class RingOrder:
                 piece = total[low:high]
                 # The rank at place ``last`` of the ring adds last, so the one behind it begins.
                 first, *others = [ring[(last + step) % len(ring)] for step in range(1, len(ring) + 1)]
-                piece.copy_(parts[first][low:high])
-                for place in others:
-                    combine(piece, parts[place][low:high], out=piece)
+                piece.copy_(parts[first][low:high] if share is None else parts[first][low:high] * share)
+                for addend in (parts[place][low:high] for place in others):
+                    if share is None:
+                        combine(piece, addend, out=piece)
+                    else:
+                        piece.copy_(multiplied_and_added(addend, share, piece))
         return averaged(total, operation, len(parts))
 
     def order(self, channel: int, ranks: Sequence[int]) -> list[int]:
@@ -217,6 +219,32 @@ class RingOrder:
                 if low < end:
                     yield last, low, min(low + chunk, end)
             begin += count * chunk
+
+
+def multiplied_and_added(factor: torch.Tensor, other: torch.Tensor, addend: torch.Tensor) -> torch.Tensor:
+    """``factor * other + addend``, rounded once, as a fused multiply-add of a GPU does. float32 and bfloat16; of others twice.
+
+    A product of two such numbers is exact in float64, their sum need not be. What was cut off there is kept as the last bit,
+    so that rounding again to fewer bits gives what rounding once would have (Boldo and Melquiond, "Emulation of a FMA and
+    correctly rounded sums: proved algorithms using rounding to odd").
+    """
+    if addend.dtype not in _PREMULTIPLIED:
+        return factor * other + addend
+    product, summand = factor.double() * other.double(), addend.double()
+    total = product + summand
+    part = total - product
+    found = _odd(total, (product - (total - part)) + (summand - part))
+    if addend.dtype is torch.bfloat16:  # torch rounds to float32 on the way
+        narrow = found.float()
+        found = _odd(narrow, found - narrow.double())
+    return found.to(addend.dtype)
+
+
+def _odd(rounded: torch.Tensor, rest: torch.Tensor) -> torch.Tensor:
+    """``rounded`` if its last bit is set or nothing was cut off, else its neighbour on the side of ``rest``, which was."""
+    bits = rounded.view(torch.int64 if rounded.dtype is torch.float64 else torch.int32)
+    neighbour = torch.nextafter(rounded, torch.copysign(torch.full_like(rounded, torch.inf), rest.to(rounded.dtype)))
+    return torch.where((rest != 0) & rest.isfinite() & (bits % 2 == 0), neighbour, rounded)
 
 
 def _whole_cells(count: int, message: torch.Tensor) -> int:

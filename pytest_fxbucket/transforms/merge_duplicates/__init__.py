@@ -15,7 +15,7 @@ from pytest_fxbucket.errors import PlanError
 from pytest_fxbucket.graph import collectives
 from pytest_fxbucket.graph.effects import effects_of
 from pytest_fxbucket.graph.order import order_of
-from pytest_fxbucket.passes.new_nodes import LAUNCHES, fake_value, seen
+from pytest_fxbucket.passes.new_nodes import LAUNCHES, fake_value, view_of
 from pytest_fxbucket.process import collector
 from pytest_fxbucket.step.roles import Phase, StepGraph, Transformed
 from pytest_fxbucket.transforms.merge_duplicates.choosing import Again, Duplicates, UnmergedLaunch
@@ -90,7 +90,7 @@ def _result(graph: fx.Graph, wait: fx.Node, other: fx.Node, copied: bool) -> fx.
         result = graph.call_function(_clone, (wait,))
         result.meta = {**other.meta, "val": other.meta.get("val") if is_same else fresh_like(fake_value(wait))}
     if not is_same:
-        value = seen(fake_value(result), other.meta["val"].shape)
+        value = view_of(fake_value(result), other.meta["val"].shape)
         result = graph.call_function(_view, (result, list(value.shape)))
         result.meta = {**other.meta, "val": value}
     return result

@@ -69,7 +69,7 @@ class Duplicates:
         """
         kept: dict[Hashable, KeptLaunch] = {}
         left: list[UnmergedLaunch] = []
-        for sent, before in self._alike():
+        for sent, before in self._sharing_launches():
             key = (self.values.sent(sent.launch), self._stretch(self.turns.of(sent.launch)))
             if sent.problem:
                 left += [UnmergedLaunch(sent.launch, sent.problem)] if before else []
@@ -82,7 +82,7 @@ class Duplicates:
                 left += [self._left(sent, before)] if before else []
         return [one for one in kept.values() if one.merged], left
 
-    def _alike(self) -> Iterator[tuple[MergeableLaunch, list[MergeableLaunch]]]:
+    def _sharing_launches(self) -> Iterator[tuple[MergeableLaunch, list[MergeableLaunch]]]:
         """Launches that share a sent value with another one, writes aside; each with the launches before it that share one.
 
         Coalesced launches send several values, of which one in common is enough.
@@ -128,7 +128,7 @@ class Duplicates:
         """Which write makes ``sent`` send another value than ``one`` before it, as a clause."""
         if len(sent.tensors) > 1 or len(one.tensors) > 1:
             return f"other tensors go in the same launch, of it or of the one before ({one.launch.name})"
-        places = self.values.seen(sent.launch) ^ self.values.seen(one.launch)
+        places = self.values.last_writes(sent.launch) ^ self.values.last_writes(one.launch)
         if not places:
             return f"it reads memory that was written otherwise than {one.launch.name} does, so it may send something else"
         return f"{named(self.order.nodes[min(places)])} what it sends, between the one before ({one.launch.name}) and it"

@@ -158,17 +158,17 @@ class GraphWrites:
 
     def last(self, node: fx.Node, begin: int, end: int) -> int | None:
         """Place of the last write, strictly between ``begin`` and ``end``, to the memory of ``node``'s result; None if none."""
-        places = self._places(node)
+        places = self._writing_places(node)
         at = bisect_left(places, end) - 1
         return places[at] if at >= 0 and places[at] > begin else None
 
     def first(self, node: fx.Node, begin: int, end: int) -> fx.Node | None:
         """The first node strictly between ``begin`` and ``end`` that writes the memory of ``node``'s result; None if none."""
-        places = self._places(node)
+        places = self._writing_places(node)
         at = bisect_right(places, begin)
         return self.order.nodes[places[at]] if at < len(places) and places[at] < end else None
 
-    def _places(self, node: fx.Node) -> list[int]:
+    def _writing_places(self, node: fx.Node) -> list[int]:
         storages = self.order.storages(node)
         if storages not in self._of:
             self._of[storages] = sorted({*self.order.writing(node), *self._anywhere}) if storages else []

@@ -108,7 +108,7 @@ class ValueNumbers:
         """Number of ``launch``: equal for launches that bring the same on every rank."""
         return self._made[launch]
 
-    def seen(self, launch: fx.Node) -> set[int]:
+    def last_writes(self, launch: fx.Node) -> set[int]:
         """Places of the last writes to what ``launch`` sends, and to each value that it is made of, before that was read."""
         assert self._writes is not None
         found: set[int] = set()
@@ -144,16 +144,16 @@ class ValueNumbers:
             if name in _CASTS and before.device == after.device:
                 return self._number(("cast", self.read(first, index), str(before.dtype), str(after.dtype)))
         is_launch = collectives.launch_kind(node) is not None
-        said = tuple(self._said(value, index, is_launch) for value in _arguments(node))
+        said = tuple(self._key_of(value, index, is_launch) for value in _arguments(node))
         place = (place_of(first), self._order.storages(first)) if first is not None and name.startswith(_BY_MEMORY) else None
         return self._number((id(node.target), said, place))
 
-    def _said(self, value: Any, at: int, is_launch: bool) -> Hashable:
+    def _key_of(self, value: Any, at: int, is_launch: bool) -> Hashable:
         """An argument as part of a key. For what a launch sends, the shape is left out; a group's twin counts as the group."""
         if isinstance(value, torch.fx.Node):
             return ("node", self.read(value, at), dtype_of(value) if is_launch else form_of(value))
         if isinstance(value, (list, tuple)):
-            return tuple(self._said(item, at, is_launch) for item in value)
+            return tuple(self._key_of(item, at, is_launch) for item in value)
         said = untwinned(value) if is_launch and isinstance(value, str) else value
         return type(said).__name__, repr(said)
 

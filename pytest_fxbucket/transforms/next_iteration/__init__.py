@@ -68,7 +68,7 @@ def next_iteration(step: StepGraph, state: dict[str, torch.Tensor], *, entries: 
             "cleanup": (*cut.own_inputs, *cut.carried),
         },
         outputs={
-            "setup": (*(value for _, value in cut.kept), *cut.carried),
+            "setup": (*(value for _, value in cut.other_results), *cut.carried),
             "steady": (*outputs, *cut.carried),
             "cleanup": tuple(value for _, value in cut.moved),
         },

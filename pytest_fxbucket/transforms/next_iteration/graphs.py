@@ -87,7 +87,7 @@ class CutGraph:
         return [(node, value) for node, value in self.block.results if node in self.block.nodes]
 
     @cached_property
-    def kept(self) -> list[tuple[Any, Value]]:
+    def other_results(self) -> list[tuple[Any, Value]]:
         """All other results."""
         return [(item, value) for item, value in self.block.results if item not in self.block.nodes]
 
@@ -95,7 +95,7 @@ class CutGraph:
         """The step without its block."""
         graph, copies = fx.Graph(), Nodes()
         _copy(graph, [*self.block.given, *self._rest], copies)
-        graph.output([*(_of(copies, item) for item, _ in self.kept), *self._handed_on(graph, copies)])
+        graph.output([*(_of(copies, item) for item, _ in self.other_results), *self._handed_on(graph, copies)])
         return graph
 
     def cleanup(self) -> fx.Graph:
@@ -128,7 +128,7 @@ class CutGraph:
     def _rest(self) -> list[fx.Node]:
         """Nodes that stay, inputs aside: all but the block's, and of the copied ones those that something else needs."""
         # From the last node to the first, so that whether a copied node's readers stay is known when it is met.
-        wanted = {node for node, _ in self.kept} | {one.node for one in self.handed}
+        wanted = {node for node, _ in self.other_results} | {one.node for one in self.handed}
         gone: set[fx.Node] = set()
         for node in reversed(self.block.order.nodes):
             idle = all(user in self.block.nodes or user in gone or user is self.output for user in node.users)

@@ -33,7 +33,7 @@ def place_late(
     order = order_of(graph)
     own = {order.index[node] for node in block}
     places = _Places(order, own, {order.index[launch]: level for launch, level in launches.items()}, set(parameters))
-    nodes = [order.nodes[i] for i in arranged(dict(enumerate(order.before)), places.wishes())]
+    nodes = [order.nodes[i] for i in arranged(dict(enumerate(order.before)), places.wished_places())]
     relink(graph, nodes)
     graph.lint()
     at = {node: number for number, node in enumerate(nodes)}
@@ -49,7 +49,7 @@ class _Places:
         self.order, self.own, self.launches, self.parameters = order, own, launches, parameters
         self.end = len(order.nodes) - 1
 
-    def wishes(self) -> list[float]:
+    def wished_places(self) -> list[float]:
         """The place that each node wishes for; a node that is not of the block wishes to stay where it stands."""
         # From the last to the first, so that a node knows the earliest wish among those that must stand behind it.
         wishes = [float(index) for index in range(len(self.order.nodes))]

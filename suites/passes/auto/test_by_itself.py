@@ -213,6 +213,22 @@ def test_a_limit_that_the_graph_does_not_keep_as_it_is() -> None:
         scheduled(graph, estimates(), Limits(memory_gb=0.0), before=100)
 
 
+def test_where_each_search_takes_too_much_the_order_is_taken_that_needs_least() -> None:
+    made = Handmade(2)
+    weights = [made.param(f"layers.{n}.weight", 8, 16) for n in range(3)]
+    x = made.batch(16, 16)
+    gathers = [made.gather(weight) for weight in weights]
+    y = made.call(aten.mm.default, x, x)
+    made.returns(made.reduced(made.call(aten.neg.default, x)), "grad", "layers.0.weight")
+    y = made.call(aten.neg.default, y)
+    for full in [made.wait(gather) for gather in gathers]:
+        y = made.call(aten.mm.default, full, y)
+    made.returns(made.call(aten.sum.default, y), "loss")
+    graph = made.finish()
+    one = scheduled(graph, estimates(), Limits(memory_gb=0.0), before=6144)
+    assert (one.peak_before, one.peak, events(one.order or ())) == (8192, 6144, "rwmgwmgwmgwm")
+
+
 def test_a_cost_that_is_no_number_is_told() -> None:
     graph = a_layer_each(2)
     bad = checked(lambda node: float("nan"), "cost of ours")
