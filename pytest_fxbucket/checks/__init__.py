@@ -1,1 +1,1 @@
-"""The checks of a plan behind one registry; each reads what came out of a pass and says what is wrong, in sentences."""
+"""The checks of a plan, behind one registry; each reads the graphs that came out of a pass and reports in sentences."""

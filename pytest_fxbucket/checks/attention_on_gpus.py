@@ -1,7 +1,8 @@
-"""Attention of graphs that were traced on the CPU, where they run on a GPU: torch has kernels of it for the CPU alone.
+"""CUDA kernels for the attention operators of graphs that were traced on the CPU: torch has only CPU kernels for them.
 
-The same formula of plain operators, T. Dao et al., FlashAttention (arXiv 2205.14135), section 3 and appendix B, without its
-tiles; sums in float32, or in float64 for such tensors. Slow and of much memory: for values, not for step time.
+They compute the same formula with plain operators, after T. Dao et al., FlashAttention (arXiv 2205.14135), section 3 and
+appendix B, without its tiles. Sums are in float32, or in float64 for float64 tensors. They are slow and take much memory: they
+are for values, not for step time.
 """
 
 from __future__ import annotations
@@ -16,10 +17,10 @@ OPERATORS = (
     _ATEN._scaled_dot_product_flash_attention_for_cpu.default,
     _ATEN._scaled_dot_product_flash_attention_for_cpu_backward.default,
 )
-"""What has a kernel for CUDA, too, once it is registered."""
+"""Operators that have a CUDA kernel once :func:`register` was called."""
 _HEADS = 1
 _libraries: list[torch.library.Library] = []
-"""Kept alive: what a library registers goes with it."""
+"""Kept alive, since the kernels that a library registered go with it."""
 
 
 @cache
@@ -43,9 +44,10 @@ def attend(
 ) -> tuple[Tensor, Tensor]:
     """Attention, (batch, heads, queries, head_dim) of ``query``'s dtype, and the logsumexp of its scores.
 
-    The logsumexp is (batch, heads, queries), of float32 or float64. Of a row that may see nothing both are 0. Keys and values
-    may have fewer heads: neighbouring heads of queries share one.
+    The logsumexp is (batch, heads, queries), of float32 or float64. Both are 0 for a row that is masked as a whole. Keys and
+    values may have fewer heads: neighbouring heads of queries share one.
     """
+    # ``dropout_p`` is not read: torch's kernel for the CPU, with which the graph was traced, refuses any but 0.
     key, value = (_for_heads_of(query, one) for one in (key, value))
     scores = _scores(query, key, is_causal, attn_mask, scale)
     logsumexp = scores.logsumexp(-1)
@@ -67,7 +69,9 @@ def attend_backward(
     attn_mask: Tensor | None = None,
     scale: float | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Gradients of queries, keys and values; ``out`` and ``logsumexp`` may be of more keys than these."""
+    """Gradients of queries, keys and values; ``out`` and ``logsumexp`` may be of attention over more keys than ``key`` has."""
+    # The weights are made again from the scores and the logsumexp. The gradient of a score is its weight times how far the
+    # gradient of that weight lies above the row's weighted mean of them, which is the sum of gradient times ``out``.
     own = key.shape[_HEADS]
     key, value = (_for_heads_of(query, one) for one in (key, value))
     scores = _scores(query, key, is_causal, attn_mask, scale)
@@ -103,5 +107,5 @@ def _weights(scores: Tensor, logsumexp: Tensor) -> Tensor:
 
 
 def _by_sequence(tensor: Tensor) -> Tensor:
-    """The same in memory as the CPU's kernel leaves it, by which the graph was traced: sequence before heads."""
+    """``tensor`` with the strides that the CPU's kernel gives, which the traced graph relies on: sequence before heads."""
     return tensor.transpose(1, 2).contiguous().transpose(1, 2)

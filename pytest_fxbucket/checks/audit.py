@@ -71,12 +71,12 @@ def run(context: Context) -> Verdict:
 
 
 def _beside(world: PlanOnMesh, rank: int, phase: Phase, one: Passed) -> ChangesOutsideBuckets | None:
-    """What somebody else's pass did beside buckets; ours does nothing there."""
+    """What a pass that is not ours changed outside of buckets; None for ours, which reports, and where too little stayed."""
     return None if one.bucketed.report is not None else done_beside(world.reading(rank)[phase], one.reading)
 
 
 def _left_out(world: PlanOnMesh) -> list[str]:
-    """What is not looked at, by name, of the graphs of all ranks."""
+    """Clauses on the changes that are left out, over the graphs of all ranks, each once."""
     found: dict[str, None] = {}
     for ranks, _ in world.distinct():
         for phase, one in world.passed(ranks[0]).items():
@@ -86,13 +86,13 @@ def _left_out(world: PlanOnMesh) -> list[str]:
 
 
 def _said_wrongly(given: StepGraph, phase: Phase, one: Passed) -> list[str]:
-    """What nodes say of themselves behind a pass that is not ours, and did not before it."""
+    """Sentences on metadata of nodes that a pass which is not ours made wrong."""
     if one.bucketed.report is not None:
         return []
     return metadata_problems(given.graphs[phase].graph, one.bucketed.graph)
 
 
 def _lost_order(one: Passed) -> Iterator[str]:
-    """What the graph of our pass does not keep of the order that it says it keeps."""
+    """Sentences on pairs of nodes whose order our pass says is held by edges of the graph, and is not."""
     if one.bucketed.report is not None:
         yield from order_problems(one.bucketed.graph, one.bucketed.report.kept_order)

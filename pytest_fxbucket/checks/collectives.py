@@ -1,4 +1,4 @@
-"""The check ``collectives``: could it hang, or could ranks mix what they send each other?"""
+"""The check ``collectives``: could the step hang, or could ranks mix up what they send each other?"""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ def run(context: Context) -> Verdict:
     world = context.world
     several, first = world.distinct(), world.final(0)
     lines = said_once((ranks, [p for one in graphs.values() for p in one.problems]) for ranks, graphs in several)
+    # Ranks that do not launch the same collectives hang first: whose bytes would be mixed is asked only if they all do.
     lines += disagreements(world) or list(_mixed(world))
     lines += schedule_problems(world)
     launches = sum(not call.is_wait for one in first.values() for call in one.calls)

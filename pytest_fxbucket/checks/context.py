@@ -1,4 +1,4 @@
-"""What a check of one plan is given: the plan at both its sizes, where its files go, and the ranks that it may ask."""
+"""The context of a plan's checks: the plan at the mesh's size and at the ranks' size, its folder, and its rank pools."""
 
 from __future__ import annotations
 
@@ -32,17 +32,17 @@ if TYPE_CHECKING:
     from pytest_fxbucket.transforms.step_versions import StepVersions
 
     _Stage = tuple[str, Mapping[int, Mapping[Phase, "Passed | ObservedGraph"]]]
-    """Name, and by rank what was seen of each graph behind it."""
+    """Name of a transformation or the pass, and by rank the graphs behind it."""
 
 
 class Times(Protocol):
-    """Who measures the plan's step time, once for all who ask."""
+    """Measures the plan's step time, once for all who ask."""
 
     def times_on(self) -> BackendChoice:
-        """What the ranks run on whose steps are timed; none where nothing can be timed."""
+        """The back end of the ranks whose steps are timed; none where nothing can be timed."""
 
     def ranks_timed(self) -> int:
-        """Measure as the plan says, and give how many ranks were. Raises BenchmarkError where they cannot be."""
+        """Measure as the plan says, and return the number of ranks measured. Raises BenchmarkError if they cannot be."""
 
 
 @dataclass(frozen=True)
@@ -59,29 +59,29 @@ class Context:
     """Gives the plan at the size that ranks run."""
     pools: Pools
     folder: Folder
-    """What a failure leaves to look at."""
+    """Where a failure writes files to look at."""
     say: Callable[[str], None]
     times: Times
     accept_golden: Callable[[Path, str], None] | None = None
-    """Takes a golden that may be written; None: none is."""
+    """Takes path and text of a golden to accept; None if none is accepted."""
     on_compare: Callable[[Path], None] = lambda _: None
-    """Told of each golden that is compared."""
+    """Called with the path of each golden that is compared."""
     briefly: bool = False
-    """Whether it is enough to know that something differs: nobody reads where."""
+    """Whether it is enough to know that something differs; where is not looked for then."""
 
     @property
     def run_world(self) -> PlanOnMesh:
-        """The plan at the size that ranks run; the same one as ``world`` if that is no other."""
+        """The plan at the size that ranks run; ``world`` itself if both sizes are equal."""
         return self.on_ranks()
 
     @property
     def paths(self) -> list[Path]:
-        """Folders that are first on the path in the ranks."""
+        """Folders that come first on ``sys.path`` in the ranks."""
         return folders_of(self.plan.path, self.settings.rootdir)
 
     def choice(self, check: str) -> BackendChoice | Verdict:
-        """What the ranks of ``check`` run on; a verdict if they cannot, or need not."""
-        # On a GPU the model's own step has another kernel than ours, so eager stays off it where that is free.
+        """The back end of the ranks of ``check``; a verdict, never a passed one, if they cannot run, or need not."""
+        # On a GPU the model's own step has another attention kernel than ours, so eager stays off it unless GPUs are asked for.
         is_free = self._asked_backend == "auto" and not self.settings.require_gpus
         choice = self.backend(with_ours=check != "eager" or not is_free)
         if choice.backend is None:
@@ -91,9 +91,9 @@ class Context:
         return choice if hanging is None else hanging  # a verdict is true only if it passed
 
     def hanging(self, check: str) -> Verdict | None:
-        """What keeps ``check`` from being run, since its ranks would wait for each other; None: nothing does.
+        """A verdict that ``check`` is not run, since its ranks would hang; None if they would not.
 
-        A skip where the plan's collectives fails of it too, else a failure: somebody must say it.
+        It is a skip if the plan's check ``collectives`` fails for the same reason, else a failure: one of them must report it.
         """
         lines = disagreements(self.run_world) + schedule_problems(self.run_world)
         if not lines:
@@ -110,13 +110,14 @@ class Context:
         return self.settings.backend or self.plan.run.backend
 
     def backend(self, *, with_ours: bool) -> BackendChoice:
-        """What the ranks run on. Raises :class:`FxbucketError` if it lacks what it must have here.
+        """The back end of the ranks. Raises :class:`FxbucketError` if the one that must be used cannot be used here.
 
-        ``with_ours``: GPUs may compute by kernels of ours, which give values, and no step time.
+        ``with_ours``: GPUs may compute by kernels of ours, which are for values, not for step time.
         """
         asked = self._asked_backend
         if not row_of(asked).has_values:
             return BackendChoice(None, f"back end {asked} holds no values to compare")
+        # Decided without asking the machine, which is not needed where no pool has GPUs and nobody requires them.
         if asked == "auto" and not (self.pools.has_gpus or self.settings.require_gpus):
             return BackendChoice("gloo")
         machine = machines.this_machine()
@@ -139,9 +140,9 @@ def looked_at(world: PlanOnMesh) -> str:
 
 
 def disagreements(world: PlanOnMesh) -> list[str]:
-    """What would hang across the ranks that are looked at: behind the first transformation, or the pass, where that is so.
+    """Sentences on what would hang across the ranks that are looked at.
 
-    Without transformations just what is wrong behind the pass.
+    They are of the first of transformations and pass behind which anything would; without transformations it is not named.
     """
     by_rank: dict[int, StepVersions] = {rank: world.versions(rank) for rank in world.ranks()}
     one_rank = next(iter(by_rank.values()))
@@ -155,7 +156,7 @@ def disagreements(world: PlanOnMesh) -> list[str]:
         for n, one in enumerate(one_rank.after)
     ]
     for name, graphs in (*stages, passed, *after):
-        alike: dict[int, int] = {}  # along pp ranks have other stages
+        alike: dict[int, int] = {}  # pipeline stage -> its first rank: ranks of other stages have other graphs
         for rank, one in graphs.items():
             first = alike.setdefault(world.mesh.at(rank, "pp"), rank)
             if set(one) != set(graphs[first]):
@@ -172,7 +173,7 @@ def disagreements(world: PlanOnMesh) -> list[str]:
 
 
 def schedule_problems(world: PlanOnMesh) -> list[str]:
-    """What of the table of the plan's pipeline schedule would hang, or run other than once; none without stages."""
+    """Sentences on actions in the plan's pipeline schedule that would hang, or not run once; none without stages."""
     how = world.final_step(0).pipelined
     if how is None:
         return []

@@ -1,4 +1,4 @@
-"""A graph that was traced on the CPU, put on another device: whether it can run there, and its constants moved."""
+"""Putting a graph that was traced on the CPU on another device: whether it can run there, and moving its constants."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _NUMBER = torch.ops.aten._local_scalar_dense.default
 def cannot_run_on(device_type: str, graph_module: fx.GraphModule, *, with_ours: bool = True) -> str:
     """A clause that names the first node whose operator has no kernel for ``device_type`` ("cuda"); "" if all have one.
 
-    ``with_ours``: those that we give CUDA count, too.
+    ``with_ours``: our own CUDA kernels (:mod:`~pytest_fxbucket.checks.attention_on_gpus`) count, too.
     """
     ours = attention_on_gpus.OPERATORS if with_ours else ()
     for node in _nodes(graph_module):
@@ -33,15 +33,15 @@ def cannot_run_on(device_type: str, graph_module: fx.GraphModule, *, with_ours: 
 
 
 def attends_otherwise(graph_module: fx.GraphModule) -> bool:
-    """Whether its attention is another kernel on a GPU than what the model calls there."""
+    """Whether the graph's attention runs by our kernel on a GPU, where the model itself would call another one."""
     return any(overload(node) in attention_on_gpus.OPERATORS for node in _nodes(graph_module))
 
 
 def place(graphs: Sequence[Graph], device: str) -> frozenset[Key]:
-    """Let the graphs of a step make and keep their tensors on ``device``: changes, in place, device arguments and constants.
+    """Let the graphs of a step make and keep their tensors on ``device``: changes device arguments and constants in place.
 
-    Arguments that say another device than the CPU stay, as do constants there. Gives the keys of inputs that stay on the CPU,
-    where an optimizer has them, too: learning rates, and counters of which no graph needs more than the number.
+    Only the CPU is replaced: device arguments and constants of other devices stay. Gives the keys of inputs that stay on the
+    CPU, where optimizers have them too: learning rates, and counters of which graphs read only the number.
     """
     target = torch.device(device)
     if target == _CPU:
@@ -64,13 +64,15 @@ def _move(module: fx.GraphModule, target: torch.device, on_cpu: Collection[fx.No
         holder = module.get_submodule(path)
         value = getattr(holder, last)
         if isinstance(value, torch.Tensor) and value.device == _CPU:
-            delattr(holder, last)  # a buffer and a plain attribute alike
+            delattr(holder, last)  # a constant may be a registered buffer or a plain attribute: this removes either
             setattr(holder, last, value.detach().to(target))
     module.recompile()
 
 
 def _numbers_of(graphs: Sequence[Graph]) -> tuple[frozenset[Key], list[set[fx.Node]]]:
-    """Keys of learning rates, and of state that is on the CPU in every graph that has it; and what each graph has there."""
+    """Keys of learning rates, and of state that is on the CPU in every graph that has it; and each graph's nodes there."""
+    # A fixed point: a counter that one graph needs on the device is on the device in all, and what is computed together with it
+    # then is, too. Learning rates stay whatever graphs do with them.
     scalars = [_scalars(graph_module, inputs) for graph_module, inputs in graphs]
     keys = {value.key for of_graph in scalars for _, value in of_graph}
     rates = {value.key for of_graph in scalars for _, value in of_graph if value.role == "hyper"}
@@ -80,7 +82,7 @@ def _numbers_of(graphs: Sequence[Graph]) -> tuple[frozenset[Key], list[set[fx.No
         elsewhere = {v.key for of_graph, nodes in zip(given, found, strict=True) for node, v in of_graph if node not in nodes}
         if elsewhere <= rates:
             return frozenset(keys), found
-        keys -= elsewhere - rates  # what was computed with these is elsewhere now, too
+        keys -= elsewhere - rates
 
 
 def _scalars(graph_module: fx.GraphModule, inputs: Sequence[Value]) -> list[tuple[fx.Node, Value]]:
@@ -90,7 +92,9 @@ def _scalars(graph_module: fx.GraphModule, inputs: Sequence[Value]) -> list[tupl
 
 
 def _on_cpu(given: Sequence[fx.Node]) -> set[fx.Node]:
-    """Those of ``given`` that become Python numbers and results and meet no other tensor, with what is computed on the way."""
+    """Nodes of ``given`` that are only read as Python numbers or returned, with the nodes computed from them on the way."""
+    # First everything that is computed from ``given`` alone. Then, again and again, nodes are taken out that something else
+    # reads, or that need a node which is gone. Last come tensors made of Python numbers that only the nodes left read.
     found = set(given)
     pending = list(given)
     while pending:
@@ -105,7 +109,7 @@ def _on_cpu(given: Sequence[fx.Node]) -> set[fx.Node]:
 
 
 def _needs(node: fx.Node) -> set[fx.Node]:
-    """What ``node`` is computed of, but for tensors that are made of Python numbers, which are where they are needed."""
+    """The inputs of ``node``, without tensors that are made of Python numbers: those are made where they are needed."""
     return {source for source in node.all_input_nodes if source.all_input_nodes or source.op in ("placeholder", "get_attr")}
 
 
@@ -119,7 +123,7 @@ def _nodes(graph_module: fx.GraphModule) -> Iterator[fx.Node]:
 
 
 def _graph_modules(graph_module: fx.GraphModule) -> Iterator[fx.GraphModule]:
-    """The graph, and those that it hands to operators of higher order."""
+    """The graph, and the graphs inside it that it hands to higher-order operators."""
     return (module for module in graph_module.modules() if isinstance(module, fx.GraphModule))
 
 

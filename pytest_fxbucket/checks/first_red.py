@@ -1,4 +1,4 @@
-"""Of passes that are run in order, the first behind which a check is red: it is asked behind each beginning of the list."""
+"""Finds the first of several passes behind which a check is red, by running the check behind the first one, two, ... passes."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 def told_by_pass(check: Check, context: Context, verdict: Verdict) -> Verdict:
-    """``verdict``, a red one, with a line that names the first pass behind which it is red; of one pass as it is.
+    """The red ``verdict`` with a line that names the first pass behind which it is red; of one pass as it is.
 
     The graphs before and behind that pass are written beside those of the failure.
     """
@@ -43,10 +43,11 @@ def told_by_pass(check: Check, context: Context, verdict: Verdict) -> Verdict:
 
 
 def first_red(passes: int, final: Verdict, behind: Callable[[int], Verdict]) -> int:
-    """The number, from 1, of the first of so many ``passes`` behind which it is red; 0: red before them, for the same reasons.
+    """The number, from 1, of the first of ``passes`` passes behind which the check is red; 0 if all of it was red before.
 
-    ``behind`` gives the verdict behind so many of them. What is red before any pass, as an audit of what is not bucketed yet,
-    says other things at first: there the first counts behind which something is said that ``final`` says and the start did not.
+    ``behind(n)`` gives the verdict behind the first n passes. A check can be red before any pass for another reason, as an
+    audit of a graph that is not bucketed yet. Then the first pass counts behind which a line of ``final`` appears that the
+    verdict before all passes did not have.
     """
     start = behind(0)
     at_first = set(start.lines) if start.outcome == "failed" else set[str]()
@@ -60,7 +61,7 @@ def first_red(passes: int, final: Verdict, behind: Callable[[int], Verdict]) -> 
 
 
 def _behind(check: Check, context: Context, pass_name: str) -> Verdict:
-    """What the check says where only ``pass_name`` is run; red of what cannot be looked at."""
+    """The check's verdict with only ``pass_name`` run; a failed one if the check cannot look at the result."""
     world = context.world.by_pass(pass_name)
     same = context.run_world is context.world
     run_world = world if same or not check.on_ranks else context.run_world.by_pass(pass_name)

@@ -1,4 +1,4 @@
-"""What no pass may break, whatever it is for: for tests of passes, on plain graphs, without a plan.
+"""Invariants that no pass may break, whatever it is for: for tests of passes, on plain graphs, without a plan.
 
 ``assert_invariants(before, after)`` holds if after the pass
 
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 Graph: TypeAlias = "fx.GraphModule | fx.Graph"
 Graphs: TypeAlias = "Graph | Mapping[int, Graph]"
-"""A graph, or that of each rank."""
+"""One graph, or the graph of each rank."""
 
 
 def assert_invariants(before: Graphs, after: Graphs) -> None:
@@ -49,9 +49,9 @@ def assert_invariants(before: Graphs, after: Graphs) -> None:
 def broken_invariants(before: Graphs, after: Graphs) -> list[str]:
     """A sentence for each thing that ``after``, made of ``before``, has lost, added, or would hang or race at; empty if none.
 
-    Both are one graph, or the graphs of several ranks, of the same ones; what fxbucket_graph and fxbucket_bucketed give will
-    do. Process groups are those of this process, or where it has none of that name the ranks that name it. Parameters are
-    called what the tracer calls them. Raises UsageError for other arguments, PassError if ``before`` itself is not in order.
+    Both are one graph, or the graphs of the same ranks; the results of fxbucket_graph and fxbucket_bucketed will do. A process
+    group has the ranks that this process knows for its name, else the ranks whose graphs name it. Parameters have the names
+    that the tracer gave them. Raises UsageError for other arguments, PassError if ``before`` itself is not in order.
     """
     old, new = _by_rank(before), _by_rank(after)
     if old.keys() != new.keys():
@@ -66,7 +66,7 @@ def broken_invariants(before: Graphs, after: Graphs) -> list[str]:
 
 @dataclass(frozen=True, slots=True)
 class _Seen:
-    """What was read off the graphs after the pass, by rank."""
+    """Calls and readings of the graphs after the pass, by rank."""
 
     members: Mapping[str, tuple[int, ...]]
     """Ranks of each process group."""
@@ -75,7 +75,7 @@ class _Seen:
 
 
 def _one_rank(old: fx.Graph, new: fx.Graph, seen: _Seen, rank: int) -> Iterator[str]:
-    """Problems of one rank's graph, which is put into ``seen``."""
+    """Problems of one rank's graph; its calls and its reading are put into ``seen``."""
     # What an input is called is read off the old graph: in the new one a launch may read parameters of many modules.
     inputs, outputs = bare_values(old)
     # For a pass an input without a name is still that input: two that look alike are not the same.
@@ -98,7 +98,7 @@ def _one_rank(old: fx.Graph, new: fx.Graph, seen: _Seen, rank: int) -> Iterator[
     if len(after.problems) > len(before.problems):
         broken += [problem for problem in after.problems if problem not in before.problems]
     yield from broken
-    if not broken:  # else whoever read it is no news
+    if not broken:  # else readers may differ for what is reported already
         yield from other_readers(before, old, after, new)
 
 
@@ -121,9 +121,9 @@ def _graph(given: Any) -> fx.Graph:
 
 
 def _group_members(graphs: Iterable[fx.Graph], ranks: Iterable[int]) -> dict[str, tuple[int, ...]]:
-    """Ranks of each group that a launch names: as this process knows them, else those whose graphs name it.
+    """Ranks of each group that a launch names: as this process knows them, else the ranks whose graphs name it.
 
-    Where launches say that such a group is larger, its other ranks are taken to come after all that are known.
+    If a launch says that the group has more ranks than that, made-up ranks behind the largest known one fill it up.
     """
     naming: dict[str, set[int]] = {}
     sizes: dict[str, int] = {}

@@ -1,4 +1,4 @@
-"""The check ``memory``: does the step, simulated on the plan's cluster, hold no more at once than it may?"""
+"""The check ``memory``: does the step, simulated on the plan's cluster, stay within the plan's limits of peak memory?"""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from pytest_fxbucket.simulate.timeline import Timeline
 
 _MOST, _MOST_BUCKETS = 8, 4
-"""Kinds and modules that a limit names, and buckets."""
+"""How many kinds and modules, and how many buckets, are named below a broken limit."""
 
 
 def run(context: Context) -> Verdict:
@@ -36,7 +36,7 @@ def run(context: Context) -> Verdict:
 
 
 def problems(found: SimulatedRank, before: Timeline, limits: MemoryLimits) -> Iterator[str]:
-    """What is above a limit, then what lives at the peak, and the buckets whose buffers take most of it."""
+    """Sentences on limits that are broken, then what is alive at the peak, and the buckets with the largest buffers there."""
     line = found.timeline
     where = f"at {line.peak_node} of {line.peak_phase}"
     said = []
@@ -59,5 +59,5 @@ def problems(found: SimulatedRank, before: Timeline, limits: MemoryLimits) -> It
 
 
 def _gb(size: int) -> str:
-    """In 2**30 bytes; small plans have few."""
+    """``size`` in units of 2**30 bytes, with more digits for small plans."""
     return f"{size / 2**30:.6f}" if size < 2**26 else f"{size / 2**30:.2f}"

@@ -1,4 +1,4 @@
-"""A check of one plan that runs functions on its ranks: what every such check is given, and how it asks them."""
+"""Base of the checks that run a plan's step on ranks: what all of them are given, and how they run jobs there."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class OnRanks:
 
     context: Context
     choice: BackendChoice
-    """What its ranks run on, and how it came to that."""
+    """The back end of its ranks, and why it is that."""
 
     @property
     def world(self) -> PlanOnMesh:
@@ -46,7 +46,7 @@ class OnRanks:
 
     @property
     def backend(self) -> str:
-        """What its ranks run on; a check that cannot run has none, and is not made."""
+        """The back end of its ranks; for a check that cannot run there is no instance of this class."""
         return self.choice.backend or ""
 
     @property
@@ -68,7 +68,7 @@ class OnRanks:
         return parameters_of(entries, names, step.modules, f"{plan.path}: {self.idle_key}", "trainable parameters")
 
     def say(self, message: str) -> None:
-        """Say what is waited for."""
+        """Tell people what is being waited for."""
         self.context.say(message)
 
     def ask(self, job: str, tasks: Sequence[object], check: str) -> list[Any]:
@@ -86,7 +86,7 @@ class OnRanks:
 def refuse_too_large(parameters: Sequence[Parameter], world: int, where: str, check: str = "bitwise") -> None:
     """Raise :class:`RankError`, beginning with ``where``, if the ranks' models together exceed the memory that is free here.
 
-    ``check`` is the one that needs them.
+    ``check`` is the check that needs the models.
     """
     ranks = int(os.environ.get("LOCAL_WORLD_SIZE", world))  # of this machine, under torchrun
     needed = ranks * sum(prod(one.shape) * one.dtype.itemsize for one in parameters)
@@ -97,14 +97,14 @@ def refuse_too_large(parameters: Sequence[Parameter], world: int, where: str, ch
         )
 
 
-# Inputs and outputs of a plan's final step, where transformations added or removed state.
+# Inputs and outputs of a plan's final step, which differ from the reference where transformations added or removed state.
 
 
 Values = tuple["Value", ...]
 
 
 def final_values(world: PlanOnMesh, rank: int, phase: Phase) -> tuple[Values, Values]:
-    """Inputs and outputs of the final step, but for what is carried; both empty if they are those of the reference."""
+    """Inputs and outputs of the final step, without carried values; both empty if they are those of the reference."""
     reference, final = world.reference(rank), world.final_step(rank)
     if final.pipelined is not None:
         return _of_stages(reference, final, phase)
@@ -119,7 +119,10 @@ def final_values(world: PlanOnMesh, rank: int, phase: Phase) -> tuple[Values, Va
 
 
 def _of_stages(reference: StepGraph, final: StepGraph, phase: Phase) -> tuple[Values, Values]:
-    """Those of the reference that a rank's stages have, and state of their own; each rank gets the whole batch."""
+    """Values of the reference that a rank's pipeline stages have too, and state that only they have.
+
+    The batch is always whole: ranks whose stages do not read all of it get it too.
+    """
     sides = (reference.inputs[phase], final.inputs), (reference.outputs[phase], final.outputs)
     inputs, outputs = (
         (*(one for one in known if one.role == "batch" or one.key in _keys(has)), *_new_state(known, has))
@@ -138,7 +141,7 @@ def _keys(side: Mapping[Phase, Values]) -> set[tuple[str, str]]:
 
 
 def added_state(world: PlanOnMesh) -> list[str]:
-    """State that transformations added, by name: nothing has it that it could be compared with."""
+    """State that transformations added, by name: the reference has nothing to compare it with."""
     return sorted(_final_state(world) - _state(world.reference(0)))
 
 
@@ -148,7 +151,7 @@ def removed_state(world: PlanOnMesh) -> list[str]:
 
 
 def _final_state(world: PlanOnMesh) -> set[str]:
-    """Of all pipeline stages, where there are any."""
+    """State of the final step; with pipeline stages, of all stages together."""
     return {fqn for rank in world.mesh.ranks(0, "pp") for fqn in _state(world.final_step(rank))}
 
 

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from pytest_fxbucket.plan.cluster import ExposureLimit
 
 _MOST = 5
-"""Buckets that a limit names."""
+"""How many buckets are named below a broken limit."""
 _TO_DO = {
     "too little compute": "more compute in front of its wait, or fewer bytes",
     "waited for too early": "defer_reduce = true, or wait_before by hand with an entry whose compute comes later",
@@ -44,7 +44,7 @@ def run(context: Context) -> Verdict:
 
 
 def problems(found: SimulatedRank, limits: Mapping[str, ExposureLimit]) -> Iterator[str]:
-    """What is above a limit, and the buckets that are exposed most; ``limits`` by direction, of all under an empty name."""
+    """Sentences on limits that are broken, and the most exposed buckets; ``limits`` by direction, '' for all of them."""
     for direction, limit in limits.items():
         flights = [one for one in found.flights if direction in ("", one.direction)]
         of, key = (f"{direction}: ", f"{direction}.") if direction else ("", "")
@@ -65,18 +65,18 @@ def problems(found: SimulatedRank, limits: Mapping[str, ExposureLimit]) -> Itera
 
 
 def worst(flights: Sequence[NamedFlight]) -> list[NamedFlight]:
-    """Those that are exposed, the most first."""
+    """The flights that are exposed, the most exposed first."""
     exposed = [one for one in flights if not one.flight.is_hidden]
     return sorted(exposed, key=lambda one: (-_exposed([one]), one.flight.start))
 
 
 def _exposed(flights: Sequence[NamedFlight]) -> float:
-    """Seconds in a step, in which a pipeline stage runs some graphs for each microbatch."""
+    """Exposed seconds in a whole step: a pipeline stage runs some graphs several times, once for each microbatch."""
     return sum(one.flight.exposed * one.flight.times for one in flights)
 
 
 def _advice(found: Sequence[SimulatedRank]) -> Iterator[str]:
-    """What to do about the reason that exposes most."""
+    """A sentence with advice on the reason for which most is exposed."""
     seconds: dict[str, float] = {}
     for rank in found:
         for one in rank.flights:

@@ -1,7 +1,8 @@
 """The checks of a plan, in the order of their items: the one place that knows them all.
 
 A check is a module with a function ``run(context: Context) -> Verdict``, a row here, and its options in the schema
-(:class:`pytest_fxbucket.plan.schema_checks.Checks`). Rows name it as text: it may stand above this room, and brings torch in.
+(:class:`pytest_fxbucket.plan.schema_checks.Checks`). Rows name modules as text: some of them import this package themselves,
+and they import torch.
 """
 
 from __future__ import annotations
@@ -24,13 +25,13 @@ class Check:
     """One check of a plan."""
 
     name: str
-    """Of its item and its key in ``[checks]``."""
+    """Name of its item, and its key in ``[checks]``."""
     module: str
-    """Has ``run(context)``; imported when it runs."""
+    """Module with ``run(context)``, imported when the check runs."""
     on_ranks: bool = False
-    """Whether it runs the step, on ``[run] world``."""
+    """Whether it runs the step on ranks, as many as ``[run] world`` says."""
     is_of_pass: bool = True
-    """Whether it looks at what a pass made, so that of several passes one is the first behind which it is red."""
+    """Whether it judges the graphs that a pass made. Then, of several passes, the first behind which it is red can be named."""
 
     def run(self, context: Context) -> Verdict:
         """Look at the plan. Raises FxbucketError for what could not be looked at."""

@@ -1,4 +1,4 @@
-"""What a check says: its verdict, and the lines of several ranks as one list."""
+"""The verdict of a check; and joining the lines of several ranks to one list."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Verdict:
     folder: Path | None = None
     """Where graphs, report and rank logs lie."""
     is_only_late: bool = False
-    """Whether it failed of ranks that took too long, which may have been slow."""
+    """Whether it failed only since ranks took too long, which may mean that they were slow and not that they hung."""
 
     def __bool__(self) -> bool:
         return self.outcome == "passed"
@@ -56,7 +56,7 @@ def skipped(check: str, reason: str) -> Verdict:
 
 
 def said_once(problems: Iterable[tuple[Sequence[int], Sequence[str]]]) -> list[str]:
-    """Problems of each set of ranks that share a graph, those of all graphs once; the others name their ranks."""
+    """Problems of sets of ranks that share a graph, each once; a problem that not all ranks have names its ranks."""
     found: dict[str, list[int]] = {}
     graphs = 0
     for ranks, sentences in problems:
@@ -70,7 +70,10 @@ def said_once(problems: Iterable[tuple[Sequence[int], Sequence[str]]]) -> list[s
 
 
 def said_in_blocks(problems: Iterable[tuple[Sequence[int], Sequence[str]]]) -> list[str]:
-    """Lines of each set of ranks that has the same ones; those of all ranks name none. Indented ones belong to that above."""
+    """Lines of sets of ranks, equal blocks once; blocks name their ranks unless all ranks have the same.
+
+    An indented line belongs to the line above it, so blocks stay whole and indented lines name no rank.
+    """
     ranks: dict[tuple[str, ...], list[int]] = {}
     for its, lines in problems:
         ranks.setdefault(tuple(lines), []).extend(its)

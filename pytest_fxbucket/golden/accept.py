@@ -44,6 +44,7 @@ class AcceptQueue:
         """Queue the whole file ``text`` that GoldenStore.render gave for ``path``; GoldenError if it is damaged."""
         from pytest_fxbucket.golden.store import parse
 
+        # Damage is said here, where it is known who gave the text, and not at the end of the run.
         parse(text, str(path))
         if self.pending.setdefault(path, text) != text:
             self.clash(path)
@@ -234,6 +235,7 @@ def prune(orphans: Iterable[Orphan], start: Snapshot) -> WriteOutcome:
     errors = []
     if not start.root.is_dir():
         return WriteOutcome()
+    # Under the lock of accepting runs, which would write what is removed here.
     with locked(start.root):
         for path in (orphan.path for orphan in orphans):
             change = start.change(path)

@@ -74,6 +74,7 @@ def changes(old: str, new: str) -> list[str]:
     for phase in phases:
         prefix = f"graph {phase}: " if len(phases) > 1 else ""
         sentences += [prefix + sentence for sentence in _graph(a.graphs[phase], b.graphs[phase])]
+    # A sentence is a block of one line here, and those that differ in a layer's index become one.
     return [block[0] for block in fold_alike([(sentence,) for sentence in sentences])]
 
 

@@ -72,6 +72,7 @@ def _changes(
     alone = _launched_alone(old, new, others, now)
     settled |= {bucket.name for bucket in alone.values()}
     members, brought = carried(old), carried(new)
+    # Pairing prefers buckets of few members, so ``new`` is one of the launches of one member, too.
     if alone and len(alone) == len(members) - 1:
         settled.add(new.name)
         yield f"{old.name} is no longer bucketed: its {len(members)} members are launched one by one"

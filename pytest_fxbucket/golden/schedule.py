@@ -89,9 +89,11 @@ def schedule_of(reading: GraphAnalysis, entry_of: Mapping[str, str], dims_of: Ma
     """
     named = dict(named_buckets(reading.buckets, entry_of, dims_of))
     order = {entry: place for place, entry in enumerate(dict.fromkeys(entry_of.values()))}
+    # Sorting is stable: within an entry and a direction buckets stay in order of launch.
     buckets = sorted(named.values(), key=lambda one: (order.get(one.entry, len(order)), DIRECTIONS.index(one.direction)))
     sections = Sections(reading)
     events = [*_communication(reading, named, sections), *_computes(reading, entry_of, sections)]
+    # At one position launches come before waits, and waits before compute.
     timeline = sorted(events, key=lambda item: item[:2])
     return Schedule(tuple(_merged(timeline, _of_entry(timeline))), tuple(buckets))
 
@@ -220,6 +222,7 @@ def _members(bucket: Bucket, mixed: bool) -> Iterator[tuple[str, str]]:
             yield PADDING, f"{member.offset - end} bytes"
         yield member.fqn or NAMELESS, f"{member.numel} {_named_dtype(member.dtype)}" if mixed else str(member.numel)
         end = member.offset + member.bytes
+    # Members lie in the part of one rank, while ``bytes`` are those of all parts.
     part = bucket.bytes // bucket.parts
     if bucket.members and end < part:
         yield PADDING, f"{part - end} bytes"

@@ -68,6 +68,7 @@ def _newer(number: int, where: str) -> GoldenError:
 
 def format_of(path: Path) -> int | None:
     """Return the format that the first line of the file at ``path`` names; None if it is no golden's, or no file."""
+    # No more than a header is read: a file that is no golden may be one endless line.
     try:
         with path.open("rb") as file:
             found = re.fullmatch(HEADER.encode() + rb"(\d{1,9})\r?\n", file.readline(len(HEADER) + 12))
@@ -94,6 +95,7 @@ def _split_footer(rest: str) -> tuple[str, str | None]:
 def _behind_footer(rest: str) -> str | None:
     """Return the first line behind the first whole golden in ``rest``; None if there is no whole one."""
     for found in re.finditer(rf"^{FOOTER}([0-9a-f]{{16}})\n", rest, re.MULTILINE):
+        # A line of a body may look like a footer: one that ends a golden has the digest of what stands above it.
         if found[1] == _digest(rest[: found.start()]):
             return rest[found.end() :].partition("\n")[0]
     return None

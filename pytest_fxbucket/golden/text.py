@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from pytest_fxbucket.step.roles import MeshDim
 
 INDEX = re.compile(
+    # Python looks behind for texts of one length only: so kinds are there by their last letters, and ``update`` also with the
+    # blank that fills its column.
     # in a name (layers.0, layer_0, block0), a whole name (where it is launched or computed), or a name's first part (0.weight)
     r"(?:(?<=[._A-Za-z])|(?<=gather |catter |reduce |ompute |update |pdate  |to_all |adcast )|^|(?<=[ +])(?=[0-9]+\.))"
     r"(0|[1-9][0-9]*)(?=[.:+;,)\s]|$)"
@@ -169,6 +171,7 @@ def _repeats(lines: Sequence[_Line], at: int, length: int) -> _Repetition | None
     steps = {move for line in moves or () for move in line if move}
     if moves is None or len(steps) != 1:
         return None
+    # Two blocks are alike by now. Those that follow must grow in the same way.
     times = 2
     while _moves(lines, at + (times - 1) * length, length) == moves:
         times += 1
@@ -185,6 +188,7 @@ def _repeats(lines: Sequence[_Line], at: int, length: int) -> _Repetition | None
 
 def _moves(lines: Sequence[_Line], at: int, length: int) -> tuple[tuple[int, ...], ...] | None:
     """How much each index of the block at ``at`` grows to the next block; None if the blocks differ in more than indices."""
+    # The first line is compared first: blocks of each length are tried at each line, and most differ there already.
     if at + 2 * length > len(lines) or lines[at].words != lines[at + length].words:
         return None
     found = []
@@ -248,6 +252,7 @@ def unfold_alike(block: Block) -> list[Block]:
 def _headed(block: Block, numbers: Sequence[int]) -> Block:
     if not numbers:
         return block
+    # The blocks that shared this text went with others that more blocks share.
     if len(numbers) == 1:
         return tuple(written_out(block, numbers[0]))
     return (f"{block[0]}, i = {ranges_text(sorted(numbers))}", *block[1:])

@@ -115,9 +115,12 @@ def part_model(
                     _apply(model, way, mesh)
                 done.append(_called(way))
     except CaptureError as error:
-        if not done:
+        # A way that fails may have parted some modules; one that succeeds, as "replicate", may have parted none.
+        now = dict(model.named_parameters())
+        if all(now.get(fqn) is parameter for fqn, parameter in before.items()):
             raise
-        raise CaptureError(f"{error}; the model is parted by {', '.join(done)} already, make it anew") from error
+        how = f"by {', '.join(done)}" if done else "in part"
+        raise CaptureError(f"{error}; the model is parted {how} already, make it anew") from error
     finally:  # after an error, too, optimizers have the parameters that the model has
         _exchange(optimizers, before, dict(model.named_parameters()))
     return ShardedSetup(mesh, batch_dim, "replicate" in ways)

@@ -73,6 +73,7 @@ def why_apart(node: fx.Node, one: ReducedValue, other: ReducedValue) -> str:
     if alpha != 1:
         return f"{node.name} adds {alpha} times the second"
     found = _of_one(node, one) or _of_one(node, other) or _differ(one, other)
+    # The readers of the sum read the last node of a way in its place, so both must lie alike.
     return found or ("" if form_of(node) == form_of(one.way[-1]) else "the sum lies otherwise in memory than its addends")
 
 
@@ -84,6 +85,7 @@ def _of_one(node: fx.Node, reduced: ReducedValue) -> str:
         return f"{launch.name}: {reduced.sent.problem}"
     if (op := collectives.argument(launch, "reduce_op")) not in _LINEAR:
         return f"{launch.name} reduces by {op}, expected {' or '.join(_LINEAR)}"
+    # The result of each step alone is no longer made: nobody but the next step may read it.
     for step, reader in zip((launch, *way), (*way, node), strict=True):
         if foreign := next((user for user in step.users if user is not reader), None):
             return f"{foreign.name} reads what {launch.name} brings, too"
@@ -162,6 +164,7 @@ class _Adding:
             if one is None or other is None:
                 self._note_mixed(node, one or other)
                 continue
+            # RS(a) + RS(a): one launch gives both addends already.
             if one.launch is other.launch:
                 continue
             labels = [*self._labels(one), *self._labels(other)]
@@ -193,6 +196,8 @@ class _Adding:
 
     def _is_made_of(self, reduced: ReducedValue, before: ReducedValue, mixed: fx.Node) -> bool:
         """Whether ``reduced`` is ``before``, or sends something computed from ``mixed``: then they could not be one anyway."""
+        # What stands before ``mixed`` is not made of it, so the walk back ends there. Sums that were made here have no place in
+        # the order, and are followed.
         first = self.order.index[mixed]
         queue, seen = [reduced.launch], {reduced.launch, before.launch}
         for node in queue:
@@ -232,6 +237,8 @@ class _Adding:
 
     def _add(self, node: fx.Node, one: ReducedValue, other: ReducedValue) -> None:
         """Let the later launch send the sum of what both send; readers of the sum ``node`` then read its result."""
+        # The later launch stays, in its place: what it sends is not made sooner, and what the earlier one sends is there by
+        # then.
         first, last = sorted((one, other), key=_place)
         launch = last.launch
         meta = {key: value for key, value in launch.meta.items() if key not in ("val", LAUNCHES)}

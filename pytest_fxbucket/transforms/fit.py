@@ -202,6 +202,7 @@ def _broken(
                 yield f"{problem}{_of(phase, after)}"
             left[nameless] -= 1
     if not keeps_collectives:
+        # Without their places and counts: several launches of the same may have become one, in whatever graph.
         kept = {_what(one) for looked in after.values() for one in carried(looked.reading)}
         for member in (member for looked in before.values() for member in carried(looked.reading)):
             if member.fqn and _what(member) not in kept:
@@ -212,6 +213,7 @@ def _broken(
         if (new := after.get(phase)) is None:
             yield f"there is no graph {phase} any more"
             return
+        # These sentences are written for the pass; here they are said of a transformation.
         problems = (*lost(old.reading, new.reading), *other_bytes(old.reading, new.reading))
         for problem in (*problems, *other_readers(old.reading, old.graph, new.reading, new.graph)):
             yield f"{problem.replace('before the pass', 'before it')}{_of(phase, after)}"

@@ -67,6 +67,7 @@ def refuse_order(stages: Sequence[TransformStage], place: int | None = None) -> 
 
     ``place``: how many of ``stages`` come before the pass; None where there is no plan, whose pass would be among them.
     """
+    # The pass takes part as a stage without demands of its own, so that names in ``before`` and ``after`` find it.
     order = [(stage.name, stage.where, traits_of(stage.function)) for stage in stages]
     if place is not None:
         order.insert(place, (BUCKET, "", Traits()))
@@ -169,6 +170,7 @@ def run_stages(stages: Sequence[TransformStage], step: StepGraph, state: State) 
 
 
 def _run(stage: TransformStage, step: StepGraph, state: State) -> StepGraph:
+    # Only the arguments are tried: a TypeError of the call itself is the transformation's own, and is named as such.
     try:
         signature(stage.function).bind(step, state, **stage.args)
     except TypeError as error:
@@ -183,6 +185,7 @@ def _run(stage: TransformStage, step: StepGraph, state: State) -> StepGraph:
     with _naming(stage), naming_user_frame(lambda: stage.where):
         after = stage.function(mine, state, **stage.args)
     refuse_unpaired(stage.where, step, after, state)
+    # Who changes a graph in place may have left the module with the code of before.
     for graph_module in after.graphs.values():
         graph_module.recompile()
     return after

@@ -149,6 +149,10 @@ def refusals(rank: int, world: int, payload: None) -> dict[str, str]:
     def raising(model: nn.Module, mesh: Any) -> None:
         raise ValueError("no such layer")
 
+    def first_alone(model: nn.Module, mesh: Any) -> None:
+        fully_shard(model[0], mesh=mesh)  # type: ignore[index]
+        raising(model, mesh)
+
     def called(*args: Any, **options: Any) -> str:
         model = nn.Linear(4, 4)
         step = capture_step(lambda x: model(x).sum(), model=model, parallel="fully_shard", sync=True)
@@ -174,6 +178,8 @@ def refusals(rank: int, world: int, payload: None) -> dict[str, str]:
     mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("a", "b"))
     return {
         "half-way": half_way(),
+        "half of the first": given(first_alone, layers=2),
+        "nothing yet": given(["replicate", raising]),
         "too many": called(torch.ones(4, 4), torch.ones(4, 4)),
         "unknown keyword": called(torch.ones(4, 4), y=1),
         "ranks that differ": given(seed=rank),

@@ -34,6 +34,9 @@ def test_what_cannot_be_parted_is_said_in_a_sentence(pools: Pools) -> None:
     failed = every[0].pop("half-way")
     assert failed.startswith("parallel refusals.<locals>.raising failed at ")
     assert failed.endswith('ValueError: no such layer; the model is parted by "fully_shard" already, make it anew')
+    failed = every[0].pop("half of the first")
+    assert failed.endswith("ValueError: no such layer; the model is parted in part already, make it anew")
+    assert every[0].pop("nothing yet").endswith("ValueError: no such layer")
     assert every[0] == {
         "too many": "the step takes (x), and is called otherwise: too many positional arguments",
         "unknown keyword": "the step takes (x), and is called otherwise: got an unexpected keyword argument 'y'",

@@ -75,9 +75,11 @@ class Duplicates:
                 left += [UnmergedLaunch(sent.launch, sent.problem)] if before else []
             elif key in kept and _fits(kept[key].sent, sent):
                 one, is_given_out = kept[key], self._is_given_out(sent)
+                # The first of them that the graph gives out is the kept result itself; each further one is a copy.
                 one.merged.append((sent, one.given_out and is_given_out))
                 one.given_out |= is_given_out
             else:
+                # A launch that does not fit stays alone: those behind it are still merged into the first.
                 kept.setdefault(key, KeptLaunch(sent, given_out=self._is_given_out(sent)))
                 left += [self._left(sent, before)] if before else []
         return [one for one in kept.values() if one.merged], left
@@ -97,6 +99,7 @@ class Duplicates:
             known.append((sent, keys))
             for key in dict.fromkeys(keys):
                 by_key.setdefault(key, []).append(sent)
+        # A second walk: who shares a value with a later launch is known only now.
         for sent, keys in known:
             group = {id(one): one for key in keys for one in by_key[key]}
             if len(group) > 1:
@@ -128,6 +131,7 @@ class Duplicates:
         """Which write makes ``sent`` send another value than ``one`` before it, as a clause."""
         if len(sent.tensors) > 1 or len(one.tensors) > 1:
             return f"other tensors go in the same launch, of it or of the one before ({one.launch.name})"
+        # A write that both saw makes no difference between them.
         places = self.values.last_writes(sent.launch) ^ self.values.last_writes(one.launch)
         if not places:
             return f"it reads memory that was written otherwise than {one.launch.name} does, so it may send something else"
@@ -138,6 +142,7 @@ def _fits(kept: MergeableLaunch, sent: MergeableLaunch) -> bool:
     """Whether what ``kept`` brings can stand for what ``sent`` brings: as it is, or viewed in the shape of the latter."""
     if form_of(kept.launch) == form_of(sent.launch):
         return True
+    # A view of another shape needs sizes that are known, and elements without gaps.
     values = [one.launch.meta.get("val") for one in (kept, sent)]
     return all(isinstance(value, FakeTensor) and has_numbers(value) and value.is_contiguous() for value in values)
 

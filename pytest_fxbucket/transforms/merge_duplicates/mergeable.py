@@ -60,6 +60,7 @@ def read(launch: fx.Node, writes: GraphWrites) -> MergeableLaunch:
     """``launch``, a node that launches a collective, with its waits."""
     kind = collectives.launch_kind(launch)
     assert kind is not None
+    # A second ``getitem`` of one part counts as an early reader: its waits would have to be told from those of the first.
     several = isinstance(collectives.sent_by(launch), (list, tuple))
     tensors = tuple(collectives.tensors_sent(launch))
     parts: dict[int, fx.Node] = {}

@@ -161,6 +161,7 @@ class ValueNumbers:
 def _needed(nodes: Iterable[fx.Node]) -> set[fx.Node]:
     """Nodes that launches are made of, as far back as values are followed: only these need numbers."""
     found: set[fx.Node] = set()
+    # From the last to the first, so that all readers of a node were met before it.
     for node in reversed(tuple(nodes)):
         if collectives.launch_kind(node) is not None or (node in found and _is_followed(node)):
             found.update(inputs_of(node))

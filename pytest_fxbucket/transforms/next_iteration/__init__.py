@@ -47,11 +47,13 @@ def next_iteration(step: StepGraph, state: dict[str, torch.Tensor], *, entries: 
             f"{NAME}: the graph keeps its order by operators of its own ({AFTER}), which would hold back what is to move; use "
             "[overlap] insert_overlap_deps = false"
         )
+    # All that may be refused is refused on the joint graph, before anything is made of it.
     everything = reductions_of(graph, step.inputs["joint"], step.outputs["joint"])
     reductions = moved_reductions(everything, step, moved)
     entry_of = entry_by_parameter(moved)
     block = block_of(graph, step.inputs["joint"], step.outputs["joint"], reductions, entry_of)
     refuse_illegal(block, everything)
+    # New graphs, of copies of the nodes; only the new steady graph is reordered, so the step's own stays as it is.
     cut = CutGraph(block)
     setup, cleanup, (steady, copies) = cut.setup(), cut.cleanup(), cut.steady()
     levels = {copies[one.launch]: one.level for one in reductions}
@@ -89,6 +91,7 @@ def _summary(block: Block, hidden: Sequence[int]) -> Transformed:
     done, left = [], []
     for entry in dict.fromkeys(block.entry_of.values()):
         pairs = zip(block.reductions, hidden, strict=True)
+        # An entry is ready when its last reduction is, so the one that is hidden least counts.
         count = min(computes for reduction, computes in pairs if entry in block.entries([reduction]))
         done.append(f"reduces and updates {entry} in the next call, behind {count} nodes of compute there")
         if not count:

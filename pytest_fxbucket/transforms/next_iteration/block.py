@@ -197,6 +197,7 @@ def refuse_illegal(block: Block, everything: Sequence[GradientReduction]) -> Non
     found = (why for rule in (_not_updated, _accumulating, _drawing, _writes, _crossing, _uncarried) for why in rule(block))
     for node, why in (*_late_outputs(block, everything), *found):
         behind = ancestors([node])
+        # A node that is made of no reduction, as a step counter, keeps all of them from moving.
         entries = block.entries([one for one in block.reductions if one.launch in behind] or block.reductions)
         raise PassError(f"{NAME}: {'entry' if len(entries) == 1 else 'entries'} {' and '.join(entries)} cannot move: {why}")
 
@@ -272,6 +273,7 @@ def _writes(block: Block) -> Iterator[Why]:
     """Memory that the block touches and that is written: by the block, if nobody else has it; by others, if it is no input."""
     order, own = block.order, set(block.running)
     touched = {storage for node in (*own, *block.fed()) for storage in order.storages(node)}
+    # Sorted, so that of several writes always the same one is named.
     for storage in sorted(touched):
         writers = [order.nodes[i] for i in order.writers(storage)]
         if not writers:
