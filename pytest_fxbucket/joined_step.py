@@ -24,7 +24,7 @@ class _AsOne(PlanOnMesh):
 
     def __init__(self, parts: PlanOnMesh) -> None:
         super().__init__(
-            parts.plan, parts.mesh, parts.pass_name, parts.say, parts.seconds, parts.sentences_said, parts.hidden_forwards
+            parts.plan, parts.mesh, parts.pass_name, parts.say, parts.seconds, parts.refusals, parts.hidden_forwards
         )
         self.parts = parts
 
