@@ -59,7 +59,7 @@ class PlanOnMesh:
     say: Callable[[str], None]
     seconds: Seconds = field(default_factory=Seconds)
     """What the first rank's capture and its pass took, as "capture" and "pass"."""
-    refusals: set[str] = field(default_factory=set)
+    causes: set[str] = field(default_factory=set)
     """Why captures of the plan failed, so that each sentence is said once."""
     hidden_forwards: list[str] = field(default_factory=list)
     """One clause for each graph module whose forward is not the code of its graph; only the graph is compared and run."""
@@ -113,9 +113,9 @@ class PlanOnMesh:
                 return self.last.get(self._cut_plan, self.mesh, rank, lambda plan: self._traced(plan, rank))
             except FxbucketError as error:
                 self._failed = error
-        if str(self._failed) in self.refusals:
+        if str(self._failed) in self.causes:
             raise CaptureError("there is no step to check; why is said where it was asked for first in this run")
-        self.refusals.add(str(self._failed))
+        self.causes.add(str(self._failed))
         raise self._failed
 
     def _traced(self, plan: Plan, rank: int) -> StepGraph:
@@ -343,14 +343,7 @@ class PlanOnMesh:
     def by_pass(self, pass_name: str) -> PlanOnMesh:
         """The same step through another pass; captured once."""
         return PlanOnMesh(
-            self.plan,
-            self.mesh,
-            pass_name,
-            self.say,
-            Seconds(self.seconds),
-            self.refusals,
-            _steps=self._steps,
-            _sent=self._sent,
+            self.plan, self.mesh, pass_name, self.say, Seconds(self.seconds), self.causes, _steps=self._steps, _sent=self._sent
         )
 
     def spoiled(self, spoil: Spoil, *, final: bool = False) -> PlanOnMesh:
@@ -358,9 +351,7 @@ class PlanOnMesh:
 
         ``spoil`` changes the graphs that the pass returned, before the transformations behind it, or else the ``final`` ones.
         """
-        other = PlanOnMesh(
-            self.plan, self.mesh, self.pass_name, self.say, self.seconds, self.refusals, _base=self, _spoil=spoil
-        )
+        other = PlanOnMesh(self.plan, self.mesh, self.pass_name, self.say, self.seconds, self.causes, _base=self, _spoil=spoil)
         other._spoils_final = final
         other._steps, other._before_pass, other._sent, other._estimated = (
             self._steps,
@@ -374,7 +365,7 @@ class PlanOnMesh:
 
     def under(self, plan: Plan) -> PlanOnMesh:
         """The same step under another plan that traces the same; captured once, and what the pass is given is read once."""
-        other = PlanOnMesh(plan, self.mesh, self.pass_name, self.say, refusals=self.refusals, _steps=self._steps)
+        other = PlanOnMesh(plan, self.mesh, self.pass_name, self.say, causes=self.causes, _steps=self._steps)
         other._read = {id(step): self._readings(step) for step in self._steps.values()}
         return other
 
