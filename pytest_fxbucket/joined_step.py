@@ -23,9 +23,7 @@ class _AsOne(PlanOnMesh):
     """The graphs of ``parts``, captured and passed there, one behind the other."""
 
     def __init__(self, parts: PlanOnMesh) -> None:
-        super().__init__(
-            parts.plan, parts.mesh, parts.pass_name, parts.say, parts.seconds, parts.refusals, parts.hidden_forwards
-        )
+        super().__init__(parts.plan, parts.mesh, parts.pass_name, parts.say, parts.seconds, parts.causes, parts.hidden_forwards)
         self.parts = parts
 
     def step(self, rank: int) -> StepGraph:

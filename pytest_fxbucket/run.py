@@ -181,7 +181,7 @@ class PlanRun:
         # Other rows of the matrix can use the step on the real mesh, whose place the smaller mesh of a run must not take.
         last = LastStep() if run or self._last is None else self._last
         mesh, name = mesh_of(self.plan, run=run), self._settings.pass_name or self.plan.pass_name
-        return PlanOnMesh(self.plan, mesh, name, self._say, refusals=self._said, last=last)
+        return PlanOnMesh(self.plan, mesh, name, self._say, causes=self._said, last=last)
 
     def _its_code(self) -> AbstractContextManager[None]:
         return user_code(folders_of(self.plan.path, self._settings.rootdir))
