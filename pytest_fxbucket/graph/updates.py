@@ -5,11 +5,13 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right
 from collections.abc import Collection, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
+from math import prod
 from typing import TYPE_CHECKING
 
-from pytest_fxbucket.graph.collectives import launch_kind, waits_of
+from pytest_fxbucket.graph.collectives import REDUCTIONS, communicates, launch_kind, waits_of
+from pytest_fxbucket.graph.movement import moves_or_pads
 from pytest_fxbucket.graph.ops import returned
-from pytest_fxbucket.graph.walks import made_of, writers_in
+from pytest_fxbucket.graph.walks import ancestors, made_of, writers_in
 
 if TYPE_CHECKING:
     from torch import fx
@@ -39,8 +41,10 @@ def update_nodes(graph: fx.Graph, inputs: Sequence[Value], outputs: Sequence[Val
     if not made:
         return set()
     _, new = of_call_before(graph, inputs, outputs)
+    has_scalars = any(value.role == "param" and prod(value.shape) == 1 for value in inputs)
     needed = [node for node, role in results if role in ("loss", "grad")]
-    needed += _bringing_gradients(graph, {node for node, role in results if role == "grad"}, new)
+    gradients = {node for node, role in results if role == "grad"}
+    needed += _bringing_gradients(graph, gradients, new, _last_reductions(graph, new) if has_scalars else set())
     before = made_of(needed, writers, new)
     # The wait of a launch in ``before`` may have no reader but the update; it still is not part of the update.
     waits = {user for node in before if launch_kind(node) is not None for user in (*node.users, *waits_of(node))}
@@ -72,20 +76,34 @@ def of_call_before(
     return late.difference(placeholders), {node: value for node, value in new.items() if node in late}
 
 
-def _bringing_gradients(graph: fx.Graph, gradients: set[fx.Node], new: Collection[fx.Node]) -> Iterator[fx.Node]:
+def _bringing_gradients(
+    graph: fx.Graph, gradients: set[fx.Node], new: Collection[fx.Node], last: set[fx.Node]
+) -> Iterator[fx.Node]:
     """Launches that may bring gradients: all but those of norms.
 
-    A launch is of norms if it sends one element, or something made from ``gradients``, which the graph returns. The walk stops
-    at ``new`` parameters and state: what is made from these is not behind the gradients of this call.
+    A launch is of norms if it sends something made from ``gradients``, which the graph returns, or one element. Where ``last``
+    reductions are given, one element may be the gradient of a parameter, too: norms are computed from what these bring. The
+    walk stops at ``new`` parameters and state: what is made from these is not behind the gradients of this call.
     """
+    may_be_scalar = bool(last)
+    brought = set(last)  # and what moves it: hybrid sharding sends that on, and it may be one element then
     behind: set[fx.Node] = set()
     for node in graph.nodes:
         if node in new:
             continue
-        if not behind.isdisjoint(node.all_input_nodes) or not gradients.isdisjoint(node.all_input_nodes):
+        sources = node.all_input_nodes
+        if not behind.isdisjoint(sources) or not gradients.isdisjoint(sources):
             behind.add(node)
-        if launch_kind(node) is not None and node not in behind and not is_scalar(node):
+        elif not brought.isdisjoint(sources):
+            (brought if communicates(node) or moves_or_pads(node) else behind).add(node)
+        if launch_kind(node) is not None and node not in behind and (may_be_scalar or not is_scalar(node)):
             yield node
+
+
+def _last_reductions(graph: fx.Graph, new: Collection[fx.Node]) -> set[fx.Node]:
+    """Reductions of more than one element that lead to no other such: they bring gradients or norms, no activations."""
+    larger = {node for node in graph.nodes if launch_kind(node) in REDUCTIONS and not is_scalar(node)}
+    return larger - ancestors([source for node in larger for source in node.all_input_nodes], new)
 
 
 def is_scalar(launch: fx.Node) -> bool:

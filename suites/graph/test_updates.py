@@ -113,6 +113,41 @@ def test_the_reduction_of_a_parameter_of_one_element_is_the_backwards() -> None:
     assert [(bucket.kind, bucket.direction) for bucket in made.read().buckets][1:] == [("reduce_scatter", "backward")]
 
 
+@pytest.mark.parametrize("clips", [False, True])
+def test_so_is_an_all_reduce_of_its_gradient_beside_that_of_a_norm(clips: bool) -> None:
+    """Of a replicated parameter; the norm is of shards, and so of one element that is reduced, too."""
+    made = Handmade()
+    shard, gain, x = made.param("a.w", 4), made.param("a.gain", 1), made.batch(8)
+    full = made.gathered(shard)
+    made.loss(full, gain)
+    gradients = [
+        made.reduced(made.call(aten.mul.Tensor, full, x)),
+        made.summed(made.call(aten.sum.dim_IntList, x, [0], True)),
+    ]
+    if clips:
+        norms = made.call(aten._foreach_norm.Scalar, gradients)
+        joined = made.call(aten.stack.default, [made.part(norms, i) for i in range(2)])
+        norm = made.summed(made.call(aten.linalg_vector_norm.default, joined))
+        gradients = [made.call(aten.div.Tensor, gradient, norm) for gradient in gradients]
+    for parameter, gradient in zip((shard, gain), gradients, strict=True):
+        made.call(aten.add_.Tensor, parameter, gradient)
+    found = [bucket.direction for bucket in made.read().buckets if bucket.kind == "all_reduce"]
+    assert found == ["backward"] + ["optimizer"] * clips
+
+
+def test_a_shard_of_one_element_is_reduced_over_copies_too_in_the_backward() -> None:
+    """Hybrid sharding: what a reduce-scatter brought is all-reduced."""
+    made = Handmade()
+    shard, x = made.param("a.gain", 1), made.batch(2)
+    full = made.gathered(shard)
+    made.loss(full)
+    gradient = made.summed(made.reduced(made.call(aten.mul.Tensor, full, x)))
+    norm = made.summed(made.call(aten.linalg_vector_norm.default, gradient))
+    made.call(aten.add_.Tensor, shard, made.call(aten.div.Tensor, gradient, norm))
+    directions = [(bucket.kind, bucket.direction) for bucket in made.read().buckets][1:]
+    assert directions == [("reduce_scatter", "backward"), ("all_reduce", "backward"), ("all_reduce", "optimizer")]
+
+
 def test_gradients_that_the_optimizer_reads_are_compared_by_the_audit() -> None:
     def swapped(first: int, second: int) -> GraphAnalysis:
         made = Handmade()
