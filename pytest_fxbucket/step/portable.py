@@ -223,6 +223,9 @@ def _mapped(value: Any, node: Callable[[Any], Any]) -> Any:
 def own_copy(module: fx.GraphModule) -> fx.GraphModule:
     """``module`` with a graph, constants and graphs within it of its own; nodes have the same names and fake values."""
     made = fx.GraphModule(module, copy.deepcopy(module.graph))
+    for node in made.graph.nodes:
+        # Stacks of modules and notes may be changed in place, and deepcopy has taken them over.
+        node.meta = {key: copy.copy(value) if isinstance(value, (dict, list)) else value for key, value in node.meta.items()}
     # GraphModule has taken the attributes over as they are.
     memo: dict[int, Any] = {}
     for name in dict.fromkeys(str(node.target) for node in made.graph.nodes if node.op == "get_attr"):

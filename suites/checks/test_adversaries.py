@@ -102,6 +102,7 @@ def test_a_pass_that_may_do_another_thing_elsewhere_is_refused(
     [
         ("only_marks", "audit", "launches, expected 1"),
         ("other_modules", "audit", "what nodes say of their module is wrong, which compilers and readers go by: "),
+        ("other_modules_in_place", "audit", "what nodes say of their module is wrong, which compilers and readers go by: "),
         ("other_values", "audit", 'what nodes say of their meta["val"] is wrong, which compilers and readers go by: '),
         ("leaves_an_operator", "same", "adversaries::later"),
         ("changes_what_it_gave", "audit", "reduces by sum, expected avg"),

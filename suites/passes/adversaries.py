@@ -164,6 +164,15 @@ def other_modules(gm: fx.GraphModule) -> None:
 
 
 @behind_ours
+def other_modules_in_place(gm: fx.GraphModule) -> None:
+    stacks = [node.meta["nn_module_stack"] for node in gm.graph.nodes if node.meta.get("nn_module_stack")]
+    first = dict(max(stacks, key=len))
+    for stack in stacks:
+        stack.clear()
+        stack.update(first)
+
+
+@behind_ours
 def other_values(gm: fx.GraphModule) -> None:
     for node in gm.graph.nodes:
         value = node.meta.get("val")
