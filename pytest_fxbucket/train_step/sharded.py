@@ -229,9 +229,9 @@ class _Whole(torch.autograd.Function):
         one: GatheredParameter = ctx.one
         if one.shard.inner is not None:
             gradient = placed_as(gradient.to(one.shard.summed_in or gradient.dtype), one.shard.inner)
-        gradient = one.travel.unreduced(gradient, ctx.wholes.kept.pop(one.travel.fqn, None))
+        gradient = one.travel.unreduced(gradient, ctx.wholes.waiting_gradients.pop(one.travel.fqn, None))
         if not one.shard.is_reduced:
-            ctx.wholes.kept[one.travel.fqn] = gradient
+            ctx.wholes.waiting_gradients[one.travel.fqn] = gradient
             return None, None, None, None
         reduced = one.travel.reduce(gradient, ctx.shape).to(ctx.dtype)
         if reduced.shape != ctx.rows:

@@ -27,9 +27,9 @@ rounds_otherwise = [{reason}]
 BF16 = 'param_dtype = "bfloat16"\nreduce_dtype = "bfloat16"'
 DDP = 'mode = "replicate"\ndp_replicate ='
 HYBRID = 'mode = "hybrid_shard"\ndp_shard = 2\ndp_replicate ='
-COMMUTES = {"3": "dp_shard = 3", "2 copies": f"{DDP} 2"}
-"""x + y is y + x: of two addends there is one order, and of three in a reduce-scatter, whose owner's comes last."""
-PARTS = {"4 in fp32": "dp_shard = 4", "hybrid 2 x 3 in bf16": f"{HYBRID} 3\n{BF16}"}
+COMMUTES = {"2": "dp_shard = 2", "2 copies": f"{DDP} 2"}
+"""x + y is y + x, and halves are exact."""
+PARTS = {"3": "dp_shard = 3", "4 in fp32": "dp_shard = 4", "hybrid 2 x 3 in bf16": f"{HYBRID} 3\n{BF16}"}
 
 
 def plan(parallel: str, layout: str, reduce: str, reason: str = "") -> str:

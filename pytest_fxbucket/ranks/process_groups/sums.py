@@ -141,7 +141,7 @@ def current() -> Sums:
 # part into rounds of as many chunks as there are ranks, each of which ends at another rank. So moving an element within a
 # bucket may change its bits from three ranks on (of an all-reduce; of a reduce-scatter from four on, since x + y is y + x), and
 # NCCL's are not gloo's. Of an average only whoever begins rounds its share: a GPU multiplies and adds the others' in one. So
-# averages of denormals, and all where 1/ranks is no power of two, depend on place on two ranks as well.
+# averages of denormals depend on place on two ranks already, and all do where 1/ranks is no power of two.
 #
 # Source: NCCL 2.30, ``runRing`` in src/device/reduce_scatter.h, all_reduce.h and reduce.h, the parts of channels in
 # src/enqueue.cc, ``FuncPreMulSum`` in src/device/reduce_kernel.h. What differs there: a message below 32 KiB of traffic a
