@@ -49,7 +49,7 @@ class Eager(OnRanks):
                 "an [eager] factory of yours may do as they do",
             )
         if plan.run.reduce == "ring" and BACKENDS[self.backend].has_own_sums:
-            return skipped("eager", 'NCCL adds round rings of its own; [run] reduce = "ring" is for gloo and local')
+            return skipped("eager", 'NCCL adds in an order of its own; [run] reduce = "ring" is for gloo and local')
         if BACKENDS[self.backend].gpus and any(map(attends_otherwise, world.step(0).graphs.values())):
             return skipped(
                 "eager",
