@@ -39,7 +39,7 @@ class Eager(OnRanks):
     def verdict(self) -> Verdict:
         """Run both. Raises what capture and passes raise, and RankError for ranks that cannot be had."""
         plan, world = self.world.plan, self.world
-        if missing := lacking(plan, world.step(0), world.resolution, world.rounding):
+        if missing := lacking(plan, world.step(0), world.resolution, world.captured.rounding):
             return skipped("eager", missing)
         if (how := world.final_step(0).pipelined) and how.ties and not plan.eager.factory:
             (fqn, stages), *_ = how.ties

@@ -73,16 +73,16 @@ class SameProgram:
         for why in dict.fromkeys(left.values()):
             names = [name for name, reason in left.items() if reason == why]
             yield f"left to bitwise: {some(names)}, since {why}"
-        if world.rounding:
-            yield f"compared with the step behind {world.rounding[-1]}"
+        if world.captured.rounding:
+            yield f"compared with the step behind {world.captured.rounding[-1]}"
         if crosses(world):
             yield f"left to bitwise: what {world.versions(0).after[-1].name} moves to the next iteration"
         if world.plan.pipeline is not None:
             yield "a microbatch through all stages stands for that of the whole model; left to bitwise: their sum"
         if added := [name for one in found for name in one.added]:
-            how = f"compared from behind {self.world.stages.before[-1].name} on" if self._has_given else "not compared"
+            how = f"compared from behind {self.world.captured.stages.before[-1].name} on" if self._has_given else "not compared"
             yield f"{how}: {some(list(dict.fromkeys(added)))}, which only one of the graphs has"
-        yield from dict.fromkeys(world.hidden_forwards)
+        yield from (*world.captured.hidden_forwards, *world.hidden_forwards)
 
     def _sets(self) -> list[list[int]]:
         """Ranks that are looked at, in sets whose graphs need to be compared only once."""
@@ -131,7 +131,7 @@ class SameProgram:
     @property
     def _has_given(self) -> bool:
         """Whether the pass was given another step than the captured one, for example one with state of its own."""
-        return bool(self.world.stages.before) and self.world.plan.pipeline is None
+        return bool(self.world.captured.stages.before) and self.world.plan.pipeline is None
 
     def _since_given(self, phase: Phase, rank: int) -> GraphComparison:
         """What the pass made, compared with the step that it was given, which may have more than the captured one."""

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import pytest
 
+from pytest_fxbucket.captured_plan import CapturedPlan
 from pytest_fxbucket.checks.verdict import Verdict
 from pytest_fxbucket.errors import PassError
 from pytest_fxbucket.plan.schema import Plan
@@ -28,7 +29,7 @@ Ran = Callable[..., PlanRun]
 def ran(pools: Pools, tmp_path_factory: pytest.TempPathFactory) -> Ran:
     """A pass behind the plan's step, which is captured once."""
     folder = tmp_path_factory.mktemp("adversaries")
-    captured = {id(plan): PlanOnMesh(plan, mesh_of(plan), "manual", print) for plan in (PLAN, STAGES)}
+    captured = {id(plan): PlanOnMesh(CapturedPlan(plan, mesh_of(plan), print), "manual") for plan in (PLAN, STAGES)}
 
     def run(name: str, plan: Plan = PLAN) -> PlanRun:
         name = f"{adversaries.__name__}:{name}"

@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import fx
 
+from pytest_fxbucket.captured_plan import CapturedPlan
 from pytest_fxbucket.eager.reasons import lacking
 from pytest_fxbucket.pipeline.captured import StagedStep
 from pytest_fxbucket.plan.entries import parse_entries
@@ -206,7 +207,7 @@ LACKING = {
 @pytest.fixture(scope="module")
 def any_world() -> PlanOnMesh:
     plan = small_plan()
-    return PlanOnMesh(plan, mesh_of(plan), "manual", print)
+    return PlanOnMesh(CapturedPlan(plan, mesh_of(plan), print), "manual")
 
 
 @pytest.mark.parametrize("case", LACKING)

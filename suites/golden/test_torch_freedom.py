@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from torch import fx
 
+from pytest_fxbucket.captured_plan import CapturedPlan
 from pytest_fxbucket.golden.schedule import schedule_of
 from pytest_fxbucket.golden.text import golden_text
 from pytest_fxbucket.graph.collectives import is_wait, launch_kind, read_launch
@@ -29,7 +30,7 @@ class Saved:
     """The bucketed graph of a plan, to be saved, loaded, and changed as another torch might have made it."""
 
     def __init__(self, plan: str) -> None:
-        world = PlanOnMesh(load_plans(ROOT / plan)[0], shard_mesh(4), "manual", lambda _: None)
+        world = PlanOnMesh(CapturedPlan(load_plans(ROOT / plan)[0], shard_mesh(4)), "manual")
         self.step: StepGraph = world.step(0)
         self.entry_of = world.entry_of
         passed = world.passed(0)["joint"].bucketed

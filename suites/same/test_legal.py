@@ -14,11 +14,9 @@ from torch import fx
 
 from pytest_fxbucket.compat.fx import uncompiled, why_not_its_graph
 from pytest_fxbucket.plan.entries import parse_entries
-from pytest_fxbucket.plan_on_mesh import PlanOnMesh
 from pytest_fxbucket.ranks.pools import Pools
 from pytest_fxbucket.run import PlanRun
 from pytest_fxbucket.settings import RunSettings
-from pytest_fxbucket.step.mesh import shard_mesh
 from suites.checks.small_llama import SmallLlama
 
 HERE = Path(__file__).parent
@@ -40,7 +38,7 @@ def run_of(llama: SmallLlama, pass_name: str = "manual", bucket: Any = None, ove
     )
     folder = plan.path.parent
     run = PlanRun(plan, RunSettings(folder, folder / "golden", folder / "artifacts", pass_name), llama.pools)
-    run.__dict__["_mesh_world"] = PlanOnMesh(plan, shard_mesh(4), pass_name, print, _steps=llama.captured._steps)
+    run.__dict__["_mesh_world"] = llama.captured.under(plan).by_pass(pass_name)
     return run
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from pytest_fxbucket.captured_plan import CapturedPlan
 from pytest_fxbucket.cost.cluster import Link, cluster_named
 from pytest_fxbucket.plan.load import load_plans, parse_plans
 from pytest_fxbucket.plan_on_mesh import PlanOnMesh, mesh_of
@@ -22,7 +23,7 @@ STRADDLED = replace(H100, devices_per_node=3, between=Link(1e6, 1.0))
 
 def on_mesh(ranks: int, more: str = "", row: int = 0, **parallel: object) -> PlanOnMesh:
     plan = parse_plans(llama("layers = 1, dim = 16", ranks, **parallel) + more, ROOT / "p.toml")[row]
-    return PlanOnMesh(plan, mesh_of(plan), "manual", lambda _: None)
+    return PlanOnMesh(CapturedPlan(plan, mesh_of(plan)), "manual")
 
 
 @pytest.fixture(scope="module")
@@ -47,7 +48,7 @@ def test_ranks_with_the_same_graphs_are_simulated_once(hybrid: PlanOnMesh) -> No
 
 def test_ranks_whose_graphs_differ_in_whom_they_send_to_are_told_once() -> None:
     plan = next(one for one in load_plans(ROOT / "fixtures/plans/cp.toml") if one.matrix_id == "ring")
-    world = PlanOnMesh(plan, mesh_of(plan), "manual", lambda _: None)
+    world = PlanOnMesh(CapturedPlan(plan, mesh_of(plan)), "manual")
     (only,) = simulated_ranks(world, H100, believed=True)
     assert only.ranks == (0, 1, 2, 3)
     assert len(world.ranks_alike()) == 4
@@ -60,7 +61,7 @@ def test_ranks_of_one_stage_are_taken_for_alike_without_a_pass_for_each() -> Non
     assert "reading" not in vars(world.final(0)["joint"]), "it takes as long as the pass and the simulation together"
     (proved,) = simulated_ranks(world, H100)
     assert (only.ranks, only.flights) == (proved.ranks, proved.flights)
-    other = PlanOnMesh(world.plan, world.mesh, "suites.passes.foreign_passes:same", lambda _: None)
+    other = PlanOnMesh(CapturedPlan(world.plan, world.mesh), "suites.passes.foreign_passes:same")
     assert other.ranks_alike()
     assert all(other.is_passed(rank) for rank in range(2)), "nobody knows what it does on which rank"
 

@@ -156,7 +156,7 @@ class Bitwise(OnRanks):
         what = f"loss, {gradients} gradients and parameters" if gradients else f"{len(outputs)} outputs"
         what += " and optimizer state" if any(value.role == "state" for value in outputs) else ""
         what += _not_compared(added_state(world), "added") + _not_compared(removed_state(world), "removed")
-        behind = f" with the step behind {world.rounding[-1]}" if world.rounding else ""
+        behind = f" with the step behind {world.captured.rounding[-1]}" if world.captured.rounding else ""
         steps = f"in {steps_of(self.world)} steps over {self.over}"
         is_edged = steps_of(world) >= FEWEST_STEPS and not crosses(world)
         edges = "; the last on signed zeros, denormals and large values" if is_edged else ""
