@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import pytest
-import torch
 
 from pytest_fxbucket.capture.from_plan import capture_plan
-from pytest_fxbucket.capture.parallel import sequence_parallel, unshard
+from pytest_fxbucket.capture.parallel import unshard
 from pytest_fxbucket.errors import CaptureError
 from pytest_fxbucket.plan_on_mesh import mesh_of
-from pytest_fxbucket.step.mesh import Group
 from suites.eager.eager_net import Run, plan_of
 
 STYLES = {
@@ -50,35 +46,11 @@ def test_biases_and_norms_within_heads_are_torchs_bit_for_bit(run: Run) -> None:
     assert verdict, verdict
 
 
-def unsummed(gradient: torch.Tensor, group: Group) -> torch.Tensor:
-    return gradient
-
-
-def reversed_parts(part: torch.Tensor, group: Group, dim: int = 1) -> torch.Tensor:
-    return torch.cat(right(part, group, dim).chunk(group.size, dim)[::-1], dim)
-
-
-right = sequence_parallel.gathered
-FAULTS: dict[str, tuple[object, str, Callable[..., torch.Tensor], str, str]] = {
-    "gradients of norms that are not summed over tp": (
-        *(unshard, "summed", unsummed),
-        *("bitwise", "hold copies of "),
-    ),
-    "parts gathered in another order": (
-        *(sequence_parallel, "gathered", reversed_parts),
-        *("eager", "first module whose output differs"),
-    ),
-}
-
-
-@pytest.mark.parametrize(("of", "name", "wrong", "check", "words"), FAULTS.values(), ids=FAULTS.keys())
-def test_a_wrong_capture_is_red(
-    of: object, name: str, wrong: Callable[..., torch.Tensor], check: str, words: str, run: Run, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(of, name, wrong)
-    verdict = run(text(), check)
+def test_gradients_of_norms_that_are_not_summed_over_tp_are_red(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(unshard, "summed", lambda gradient, group: gradient)
+    verdict = run(text(), "bitwise", anew=True)
     assert verdict.outcome == "failed"
-    assert words in "\n".join(verdict.lines), verdict.lines
+    assert "hold copies of " in "\n".join(verdict.lines), verdict.lines
 
 
 def without(*names: str, **more: str) -> dict[str, str]:

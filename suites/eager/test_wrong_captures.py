@@ -46,7 +46,7 @@ def right() -> Capture:
 def test_a_wrong_capture_is_red(fault: Fault, run: Run, right: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
     capture_wrongly(monkeypatch, right, fault)
     chunked = (one for one in load_plans(ROOT / "fixtures/plans/chunked.toml") if one.matrix_id == "fp32")
-    verdict = run(next(chunked) if fault is chunks_added_from_first_to_last else plan_of())
+    verdict = run(next(chunked) if fault is chunks_added_from_first_to_last else plan_of(), anew=True)
     assert verdict.outcome == "failed"
     assert verdict.summary == "the bucketed step is not shown to be that of torch's FSDP2"
     said = "\n".join(verdict.lines)
@@ -55,7 +55,7 @@ def test_a_wrong_capture_is_red(fault: Fault, run: Run, right: Capture, monkeypa
 
 def test_what_compares_two_graphs_finds_them_wrong_alike(run: Run, right: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
     capture_wrongly(monkeypatch, right, gelu_by_tanh)
-    assert run(plan_of(), "bitwise").outcome == "passed"
+    assert run(plan_of(), "bitwise", anew=True).outcome == "passed"
 
 
 def capture_wrongly(monkeypatch: pytest.MonkeyPatch, right: Capture, fault: Fault) -> None:
