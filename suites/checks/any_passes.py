@@ -38,19 +38,6 @@ def offloaded(gm: fx.GraphModule, plans: Plans) -> fx.GraphModule:
     return gm
 
 
-def broken_offloaded(gm: fx.GraphModule, plans: Plans) -> fx.GraphModule:
-    """What goes to the CPU goes there in half of the bits."""
-    offloaded(gm, plans)
-    for kept in list(gm.graph.find_nodes(op="call_function", target=aten._to_copy.default)):
-        if kept.kwargs == {"device": torch.device("cpu")}:
-            kept.kwargs = {**kept.kwargs, "dtype": torch.bfloat16}
-            kept.meta["val"] = kept.meta["val"].to(torch.bfloat16)
-            for back in list(kept.users):
-                back.kwargs = {**back.kwargs, "dtype": torch.float32}
-            break
-    return gm
-
-
 def chunked(gm: fx.GraphModule, plans: Plans) -> fx.GraphModule:
     """Products of forward are made for one half of the rows and for the other, and joined again."""
     for node in gm.graph.find_nodes(op="call_function", target=aten.mm.default):

@@ -20,7 +20,6 @@ from suites.checks.bucketed_llama import (
     calls,
     columns,
     cuts,
-    elements_in,
     gathers,
     is_last_rank,
     launch_behind,
@@ -30,7 +29,6 @@ from suites.checks.bucketed_llama import (
     replace_input,
     swap_members,
     swap_pieces,
-    twin,
     wait_of,
 )
 
@@ -61,26 +59,8 @@ def breaking(change: Callable[[fx.GraphModule], None]) -> Callable[[fx.GraphModu
 
 
 @breaking
-def dropped_wait(gm: fx.GraphModule) -> None:
-    wait = wait_of(gathers(gm)[1])
-    wait.replace_all_uses_with(wait.all_input_nodes[0])
-    gm.graph.erase_node(wait)
-
-
-@breaking
-def two_waits(gm: fx.GraphModule) -> None:
-    wait = wait_of(gathers(gm)[0])
-    twin(wait)
-
-
-@breaking
 def swapped_in_pack(gm: fx.GraphModule) -> None:
     swap_members(packs(gm)[0])
-
-
-@breaking
-def swapped_in_unpack(gm: fx.GraphModule) -> None:
-    swap_pieces(columns(gm)[0])
 
 
 @breaking
@@ -90,30 +70,12 @@ def swapped_in_both(gm: fx.GraphModule) -> None:
 
 
 @breaking
-def swapped_in_reduction(gm: fx.GraphModule) -> None:
-    swap_pieces(cuts(gm)[1])
-
-
-@breaking
 def wrong_split(gm: fx.GraphModule) -> None:
     """The sizes of two neighbours change places: every piece still has a size of some member."""
     split = columns(gm)[0]
     rows, sizes, dim = split.args
     assert isinstance(sizes, (list, tuple))
     split.args = (rows, [sizes[1], sizes[0], *sizes[2:]], dim)
-
-
-@breaking
-def shifted_split(gm: fx.GraphModule) -> None:
-    """A norm is cut out one element too early: the shapes fit."""
-    split = columns(gm)[0]
-    piece = next(user for user in split.users if user.args[1] == 7)
-    with gm.graph.inserting_before(piece):
-        rows = split.args[0]
-        part = like(piece, aten.slice.Tensor, rows, 1, elements_in(split, 7) - 1, elements_in(split, 8) - 1)
-        wrong = like(piece, aten.clone.default, part, memory_format=torch.contiguous_format)
-    piece.replace_all_uses_with(wrong)
-    gm.graph.erase_node(piece)
 
 
 @breaking
@@ -167,11 +129,6 @@ def other_layout_on_last_rank(gm: fx.GraphModule) -> None:
         swap_pieces(cuts(gm)[1])
 
 
-def extra_launch_on_last_rank(gm: fx.GraphModule, plans: Plans) -> fx.GraphModule:
-    gm = good(gm, plans)
-    return extra_launch(gm, []) if is_last_rank() else gm
-
-
 @breaking
 def low_precision_in_one_gather(gm: fx.GraphModule) -> None:
     pack = packs(gm)[1]
@@ -184,44 +141,6 @@ def low_precision_in_one_gather(gm: fx.GraphModule) -> None:
 
 
 @breaking
-def backward_reads_forward_gathers(gm: fx.GraphModule) -> None:
-    """The merge that undoes resharding: a layer's backward gather is dropped for its forward one."""
-    splits = columns(gm)
-    forward, backward = splits[1], splits[3]
-    mine = {user.args[1]: next(iter(user.users)) for user in forward.users}
-    for user in list(backward.users):
-        next(iter(user.users)).replace_all_uses_with(mine[user.args[1]])
-    gm.graph.eliminate_dead_code(is_impure_node=lambda node: node.op in ("placeholder", "output"))
-
-
-@breaking
-def padded_reduction(gm: fx.GraphModule) -> None:
-    """Twice the bytes: zeros behind the members."""
-    launch = reductions(gm)[1]
-    pack = launch.all_input_nodes[0]
-    with gm.graph.inserting_before(launch):
-        zeros = like(pack, aten.new_zeros.default, pack, list(pack.meta["val"].shape))
-        wide = like(pack, aten.cat.default, [pack, zeros], 1)
-    launch.replace_input_with(pack, wide)
-    wait = wait_of(launch)
-    (reader,) = wait.users
-    with gm.graph.inserting_after(wait):
-        part = like(wait, aten.slice.Tensor, wait, 1, 0, pack.meta["val"].shape[1])
-    reader.replace_input_with(wait, part)
-
-
-def extra_launch(gm: fx.GraphModule, plans: Plans) -> fx.GraphModule:
-    """One more collective, of something that is no parameter, waited for and read by nobody."""
-    gm = good(gm, plans) if plans else gm
-    source = calls(gm, aten.mm.default)[0]
-    with gm.graph.inserting_after(source):
-        launch = like(source, c10d.all_reduce.default, source, "sum", "0")
-    with gm.graph.inserting_after(launch):
-        like(source, c10d.wait_tensor.default, launch)
-    return gm
-
-
-@breaking
 def launch_without_overload(gm: fx.GraphModule) -> None:
     """As written by hand: the operator's packet, not one of its overloads."""
     source = calls(gm, aten.mm.default)[0]
@@ -231,14 +150,13 @@ def launch_without_overload(gm: fx.GraphModule) -> None:
         like(source, c10d.wait_tensor, launch)
 
 
-def wrong_group_size(gm: fx.GraphModule, plans: Plans) -> fx.GraphModule:
-    gm = extra_launch(gm, plans)
+@breaking
+def wrong_group_size(gm: fx.GraphModule) -> None:
     source = calls(gm, aten.mm.default)[0]
     with gm.graph.inserting_after(source):
         launch = like(source, c10d.all_gather_into_tensor.default, source, 3, "0")
     with gm.graph.inserting_after(launch):
         like(source, c10d.wait_tensor.default, launch)
-    return gm
 
 
 @breaking
@@ -260,15 +178,6 @@ def other_compute(gm: fx.GraphModule) -> None:
         changed = like(scale, aten.mul.Tensor, scale, 1 + 2**-22)
     for user in users:
         user.replace_input_with(scale, changed)
-
-
-@breaking
-def swapped_gradients(gm: fx.GraphModule) -> None:
-    (returned,) = gm.graph.output_node().args
-    assert isinstance(returned, (list, tuple))
-    values = list(returned)
-    values[3], values[4] = values[4], values[3]
-    gm.graph.output_node().args = (values,)
 
 
 @breaking

@@ -61,13 +61,6 @@ def wait_of(launch: fx.Node) -> fx.Node:
     return next(user for user in launch.users if collectives.is_wait(user))
 
 
-def elements_in(split: fx.Node, count: int) -> int:
-    """Elements of the first ``count`` pieces."""
-    sizes = split.args[1]
-    assert isinstance(sizes, (list, tuple))
-    return sum(int(str(size)) for size in sizes[:count])
-
-
 def swap_members(pack: fx.Node) -> None:
     members, *rest = pack.args
     assert isinstance(members, (list, tuple))
@@ -80,11 +73,6 @@ def swap_pieces(split: fx.Node) -> None:
     for user in list(split.users):
         assert user.target is getitem
         user.args = (split, {WK: WV, WV: WK}.get(user.args[1], user.args[1]))
-
-
-def twin(node: fx.Node) -> fx.Node:
-    with node.graph.inserting_after(node):
-        return like(node, node.target, *node.args)
 
 
 def like(model: fx.Node, target: Any, *args: Any, **kwargs: Any) -> fx.Node:

@@ -36,29 +36,14 @@ def said(verdict: Verdict) -> str:
 
 
 STATIC = {
-    ("dropped_wait", "collectives"): [
-        ") is never waited for",
-        "is read by aten.view.default (view_",
-        ") without waiting for it",
-    ],
-    ("two_waits", "collectives"): ["(all_gather_into_tensor) is waited for 2 times, expected once"],
     ("swapped_in_pack", "audit"): [
         "entry layers.0, forward all_gather: member 1 of the layout is layers.0.attention.wv.weight, "
         "expected layers.0.attention.wk.weight",
         "forward compute uses layers.0.attention.wv.weight where it used layers.0.attention.wk.weight",
     ],
-    ("swapped_in_unpack", "audit"): [
-        "forward compute uses layers.0.attention.wv.weight where it used layers.0.attention.wk.weight before the pass"
-    ],
     ("swapped_in_both", "golden"): [
         "byte layout of forward all_gather layers.0 changed: layers.0.attention.wv.weight stands where "
         "layers.0.attention.wk.weight stood"
-    ],
-    ("swapped_in_reduction", "audit"): ["entry layers.1, backward reduce_scatter: member 1 of the layout"],
-    ("swapped_gradients", "audit"): ["entry layers.0, backward reduce_scatter: member 1 of the layout"],
-    ("shifted_split", "audit"): [
-        "aten.mul.Tensor (mul_1) reads gathered bytes that are no parameter in its order: "
-        "layers.0.feed_forward.w3.weight, layers.0.attention_norm.weight"
     ],
     ("late_first_launch_of_backward", "audit"): [
         "entry layers.1, backward all_gather is launched after the start of norm+output's compute: prefetch = 1 is not reached"
@@ -70,15 +55,9 @@ STATIC = {
         "entry layers.0, forward all_gather is waited for before tok_embeddings computes"
     ],
     ("other_layout_on_last_rank", "audit"): ["rank 1: entry layers.1, backward reduce_scatter: member 1 of the layout"],
-    ("extra_launch_on_last_rank", "collectives"): ["rank 1 launches all_reduce (all_reduce_default) sum float32 1024"],
     ("low_precision_in_one_gather", "audit"): [
         "forward all_gather of layers.1.attention.wk.weight is squeezed through bfloat16 on its way, expected float32"
     ],
-    ("backward_reads_forward_gathers", "audit"): [
-        "entry layers.1, backward all_gather: layers.1.attention.wq.weight, layers.1.attention.wk.weight, ",
-        "reshard_after_forward is true there, but backward reads forward's gather of layers.1.attention.wq.weight",
-    ],
-    ("padded_reduction", "audit"): ["and 6 more moves 98816 bytes, its members have 49408"],
     ("launch_without_overload", "collectives"): ["calls _c10d_functional::all_reduce without naming an overload"],
     ("wrong_group_size", "collectives"): ["says that its group has 3 ranks, but it has 2"],
     ("pack_overwritten", "collectives"): [
@@ -100,20 +79,12 @@ def test_the_graph_alone_shows_where_a_pass_went_wrong(llama: SmallLlama, name: 
     assert (verdict.folder / "joint.bucketed.rank0.txt").exists()
 
 
-BITWISE = {
-    "shifted_split": [r"first node whose bits differ: mul_1 \(aten\.mul\.Tensor\), node \d+ of the bucketed graph, on rank 0"],
-    "other_compute": [
-        r"gradient tok_embeddings\.weight \(bucket tok_embeddings\)",
-        r"first node whose bits differ: \w+ \(aten\S+\), node \d+ of the bucketed graph, on rank 0, 1",
-    ],
-}
-
-
-@pytest.mark.parametrize("name", BITWISE)
-def test_ranks_show_that_the_program_is_another(llama: SmallLlama, name: str) -> None:
-    words = said(llama.run(f"broken_passes:{name}").check("bitwise"))
-    for pattern in BITWISE[name]:
-        assert re.search(pattern, words), words
+def test_ranks_show_that_the_program_is_another(llama: SmallLlama) -> None:
+    words = said(llama.run("broken_passes:other_compute").check("bitwise"))
+    assert "gradient tok_embeddings.weight (bucket tok_embeddings)" in words
+    assert re.search(r"first node whose bits differ: \w+ \(aten\S+\), node \d+ of the bucketed graph, on rank 0, 1", words), (
+        words
+    )
 
 
 def test_what_is_wrong_on_one_rank_is_red_wherever_values_count_and_only_there(llama: SmallLlama) -> None:
