@@ -10,6 +10,7 @@ from torch import fx
 
 from pytest_fxbucket.graph.compute import computes
 from pytest_fxbucket.graph.walks import reached
+from suites.checks.bucketed_llama import like
 
 Plans = Sequence[str | list[str]]
 aten, c10d = torch.ops.aten, torch.ops._c10d_functional
@@ -21,7 +22,7 @@ def recomputed(gm: fx.GraphModule, plans: Plans) -> fx.GraphModule:
     """What is cheap is computed once more, right before backward reads it, so that only what it is made of is kept."""
     for node, reader in _saved(gm, CHEAP):
         with gm.graph.inserting_before(reader):
-            again = _like(node, node.target, *node.args, **node.kwargs)
+            again = like(node, node.target, *node.args, **node.kwargs)
         _read_from(reader, node, again)
     return gm
 
@@ -30,9 +31,9 @@ def offloaded(gm: fx.GraphModule, plans: Plans) -> fx.GraphModule:
     """Activations that backward reads go to the CPU once they are there, and come back right before they are read."""
     for node, reader in _saved(gm, CHEAP):
         with gm.graph.inserting_after(node):
-            kept = _like(node, aten._to_copy.default, node, device=torch.device("cpu"))
+            kept = like(node, aten._to_copy.default, node, device=torch.device("cpu"))
         with gm.graph.inserting_before(reader):
-            back = _like(node, aten._to_copy.default, kept, device=node.meta["val"].device)
+            back = like(node, aten._to_copy.default, kept, device=node.meta["val"].device)
         for user in set(node.users) - _forward(gm) - {kept}:
             user.replace_input_with(node, back)
     return gm
@@ -46,10 +47,10 @@ def chunked(gm: fx.GraphModule, plans: Plans) -> fx.GraphModule:
         rows, weight = node.args
         half = rows.meta["val"].shape[0] // 2
         with gm.graph.inserting_before(node):
-            products = [_like(node, node.target, part, weight) for part in _halves(rows)]
+            products = [like(node, node.target, part, weight) for part in _halves(rows)]
             for product, value in zip(products, (node.meta["val"][:half], node.meta["val"][half:]), strict=True):
                 product.meta["val"] = value
-            joined = _like(node, aten.cat.default, products)
+            joined = like(node, aten.cat.default, products)
         node.replace_all_uses_with(joined)
         gm.graph.erase_node(node)
     return gm
@@ -61,9 +62,9 @@ def parted_reductions(gm: fx.GraphModule, plans: Plans) -> fx.GraphModule:
         sent = launch.args[0]
         (wait,) = launch.users
         with gm.graph.inserting_before(launch):
-            launches = [_like(part, launch.target, part, *launch.args[1:]) for part in _halves(sent)]
+            launches = [like(part, launch.target, part, *launch.args[1:]) for part in _halves(sent)]
         with gm.graph.inserting_before(wait):
-            joined = _like(wait, aten.cat.default, [_like(one, wait.target, one) for one in launches])
+            joined = like(wait, aten.cat.default, [like(one, wait.target, one) for one in launches])
         wait.replace_all_uses_with(joined)
         gm.graph.erase_node(wait)
         gm.graph.erase_node(launch)
@@ -76,7 +77,7 @@ def _halves(rows: fx.Node) -> list[fx.Node]:
     half = value.shape[0] // 2
     parts = []
     for begin, end in ((0, half), (half, value.shape[0])):
-        parts.append(_like(rows, aten.slice.Tensor, rows, 0, begin, end))
+        parts.append(like(rows, aten.slice.Tensor, rows, 0, begin, end))
         parts[-1].meta["val"] = value[begin:end]
     return parts
 
@@ -106,13 +107,6 @@ def _read_from(first: fx.Node, old: fx.Node, new: fx.Node) -> None:
             user.replace_input_with(old, new)
 
 
-def _like(model: fx.Node, target: Any, *args: Any, **kwargs: Any) -> fx.Node:
-    """A new node at the graph's insertion point that says of itself what ``model`` says."""
-    node = model.graph.call_function(target, args, kwargs)
-    node.meta = dict(model.meta)
-    return node
-
-
 # What breaks a promise, or keeps all, beside such passes.
 
 
@@ -128,7 +122,7 @@ def scaled_gradient(gm: fx.GraphModule, plans: Plans) -> fx.GraphModule:
     launch = gm.graph.find_nodes(op="call_function", target=c10d.reduce_scatter_tensor.default)[-1]
     made = next(one for one in reached([launch], lambda node: node.all_input_nodes) if computes(one))
     with made.graph.inserting_after(made):
-        scaled = _like(made, aten.mul.Tensor, made, 1.0)
+        scaled = like(made, aten.mul.Tensor, made, 1.0)
     made.replace_all_uses_with(scaled, lambda user: user is not scaled)
     return gm
 

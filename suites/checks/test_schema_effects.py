@@ -71,7 +71,7 @@ memory = { peak_max_gb = 1e-9 }
 )
 H100 = '[cluster]\npreset = "h100-sxm"\n'
 SIMULATED = MODEL + H100
-LARGE = llama("") + H100
+LARGE = llama("layers = 2, dim = 64") + H100
 AUTO = 'overlap.schedule = "auto"'
 
 
