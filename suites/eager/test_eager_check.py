@@ -199,15 +199,24 @@ def test_what_torch_has_no_step_for_is_named(case: str, any_world: PlanOnMesh) -
     assert words in said
 
 
+TWO_DTYPES = f"""
+[model]
+factory = "suites.checks.effects_models:of_two_dtypes"
+batch = "suites.checks.bitwise_models:batch"
+loss = "suites.checks.bitwise_models:loss"
+[bucket]
+plan = ["scale+up+down"]
+{TWO}
+"""
 LACKING_ONCE_CAPTURED = {
-    "a unit of two dtypes": ("fixtures/plans/gpt.toml", None, "tokens+positions+norm+output has float32 and float64"),
-    "sums that round": ("fixtures/plans/duplicates.toml", "added", "add_before_reducing"),
+    "a unit of two dtypes": (small_plan(TWO_DTYPES), "entry scale+up+down has bfloat16 and float32"),
+    "sums that round": (row_of("fixtures/plans/duplicates.toml", "added"), "add_before_reducing"),
 }
 
 
 @pytest.mark.parametrize("case", LACKING_ONCE_CAPTURED)
 def test_what_torch_has_no_step_for_is_skipped_by_name(case: str, run: Run) -> None:
-    path, row, words = LACKING_ONCE_CAPTURED[case]
-    verdict = run(row_of(path, row))
+    plan, words = LACKING_ONCE_CAPTURED[case]
+    verdict = run(plan)
     assert verdict.outcome == "skipped"
     assert words in verdict.summary
