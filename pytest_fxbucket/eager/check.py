@@ -56,6 +56,7 @@ class Eager(OnRanks):
                 "on a GPU the model's attention is another kernel than in the graph, which is traced on the CPU; write "
                 'attention out, or use run.backend = "gloo"',
             )
+        # Each rank has the model twice: the graph's, and that of torch's own step.
         refuse_too_large(world.step(0).parameters, 2 * world.size, self.context.name, "eager")
         try:
             seen = self._run_ranks()
@@ -87,6 +88,7 @@ class Eager(OnRanks):
         own = world.plan.eager
         plan = replace(world.plan, eager=replace(own, rounds_otherwise=(*own.rounds_otherwise, *stated)))
         graphs = [task_of(world, "joint", rank, self.backend) for rank in range(world.size)]
+        # A run that follows a step, or tries a reason out, takes steps again that were reported already.
         pipe, removed = self.pipe if localise is None and not stated else "", tuple(removed_state(world))
         unread = _unread(world.step(0)) if world.plan.pipeline is not None else ()
         idle = frozenset(self.may_be_idle())
