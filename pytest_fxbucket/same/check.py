@@ -94,9 +94,9 @@ class SameProgram:
             for _, one in graphs:
                 one.refuse_unreadable()
             digests = tuple((phase, one.digest) for phase, one in graphs)
-            groups = self._members(
-                rank, [one.graph for one in (*self._before(rank).graphs.values(), *self._finals(rank).values())]
-            )
+            compared_graphs = [module.graph for module in self._before(rank).graphs.values()]
+            compared_graphs += [side.graph for side in self._finals(rank).values()]
+            groups = self._members(rank, compared_graphs)
             alike = tuple(sorted((name, min(n for n, r in groups.items() if r == ranks)) for name, ranks in groups.items()))
             found.setdefault((digests, alike, id(self.world.step(rank))), []).append(rank)
         return list(found.values())
