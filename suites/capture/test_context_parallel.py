@@ -17,7 +17,7 @@ from torch.utils import checkpoint as torch_checkpoint
 from torch.utils.checkpoint import checkpoint
 
 from fixtures.models import llama, llama_sdpa
-from pytest_fxbucket import plan_on_mesh
+from pytest_fxbucket import captured_plan
 from pytest_fxbucket.capture.from_plan import capture_plan
 from pytest_fxbucket.capture.parallel import ring_attention, sequence_parallel
 from pytest_fxbucket.capture.parallel.context_parallel import AttentionToAll
@@ -123,7 +123,7 @@ def test_of_a_wrong_capture_eager_is_red(
 
 
 def test_ranks_that_all_send_to_the_second_one_are_found(checked: Checked, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(plan_on_mesh, "at_place", lambda step, mesh, rank: step)
+    monkeypatch.setattr(captured_plan, "at_place", lambda step, mesh, rank: step)
     verdict = checked(RING, "collectives")
     assert verdict.outcome == "failed"
     assert re.fullmatch(
