@@ -104,7 +104,11 @@ class StagedStep:
     def _once(self, stage: int) -> dict[Work, Described]:
         """The graphs that ``stage`` runs once a step: gathers and reductions, each only if the stage has any."""
         if stage not in self._of_stages:
-            self._of_stages[stage] = _once(self.microbatch, self._reads[stage], self._gradients_made[stage])
+            found = self._of_stages[stage] = {}
+            if gathered := self._reads[stage]:
+                found["unshard"] = trace_unshard(self.microbatch, gathered)
+            if reduced := self._gradients_made[stage]:
+                found["reduce"] = trace_reduce(self.microbatch, reduced)
         return self._of_stages[stage]
 
     def _update(self, optimizing: Optimizing, gradients: tuple[str, ...], clip: Clip | None) -> TracedUpdate:
@@ -247,15 +251,6 @@ def _refuse_within_checkpoints(plan: Plan, microbatch: Microbatch, model: ModelT
                     f'{plan.path}: [pipeline] cut "{cut}" is inside of {fqn}, which [step] checkpoint computes again in '
                     f'backward, as a whole and in one stage; cut behind "{fqn}", or checkpoint what is within one stage'
                 )
-
-
-def _once(microbatch: Microbatch, gathered: Sequence[StageRead], reduced: Sequence[StageRead]) -> dict[Work, Described]:
-    found: dict[Work, Described] = {}
-    if gathered:
-        found["unshard"] = trace_unshard(microbatch, gathered)
-    if reduced:
-        found["reduce"] = trace_reduce(microbatch, reduced)
-    return found
 
 
 def _as_made(microbatch: Microbatch) -> list[StageRead]:
