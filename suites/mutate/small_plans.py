@@ -3,33 +3,36 @@
 from __future__ import annotations
 
 from suites.mutate import updated_first
+from suites.plans.llama import llama
 
-HANDED_ON = """
-[model]
-factory = "fixtures.models.llama:build"
-args = { layers = 1, dim = 16 }
-batch = "fixtures.models.llama:batch"
-loss = "fixtures.models.llama:loss"
-
-[parallel]
-dp_shard = 2
-
+SIZES = "layers = 1, dim = 16"
+HANDED_ON = f"""{llama(SIZES)}
 [optimizer]
 factory = "torch.optim:AdamW"
-args = { lr = 0.01, fused = true }
+args = {{ lr = 0.01, fused = true }}
 groups = "entry"
-
-[bucket]
-plan = ["tok_embeddings", "layers.0", "norm+output"]
 
 [overlap]
 updates = "ready"
 
 [[transform]]
 name = "next_iteration"
-args = { entries = ["layers.0", "norm+output"] }
+args = {{ entries = ["layers.0", "norm+output"] }}
 """
 """An iteration hands gradients to the next one."""
+IN_STAGES = f"""{llama(SIZES, 1, mode="replicate", pp=2, dp_replicate=2)}
+[pipeline]
+stages = 2
+
+[step]
+microbatches = 2
+clip_norm = 0.5
+
+[optimizer]
+factory = "torch.optim:AdamW"
+args = {{ lr = 0.01 }}
+"""
+"""Values go from stage to stage, and ranks of all stages clip together."""
 COUNTING = """
 [model]
 factory = "fixtures.models.gpt:build"
@@ -44,31 +47,4 @@ dp_shard = 2
 plan = ["tokens+positions+norm+output", "layers.0"]
 """
 """Forward writes a buffer."""
-IN_STAGES = """
-[model]
-factory = "fixtures.models.llama:build"
-args = { layers = 1, dim = 16 }
-batch = "fixtures.models.llama:batch"
-loss = "fixtures.models.llama:loss"
-
-[parallel]
-mode = "replicate"
-pp = 2
-dp_replicate = 2
-
-[pipeline]
-stages = 2
-
-[step]
-microbatches = 2
-clip_norm = 0.5
-
-[optimizer]
-factory = "torch.optim:AdamW"
-args = { lr = 0.01 }
-
-[bucket]
-plan = ["tok_embeddings", "layers.0", "norm+output"]
-"""
-"""Values go from stage to stage, and ranks of all stages clip together."""
-TEXTS = {"in_stages": IN_STAGES, "handed_on": HANDED_ON, "counting": COUNTING, "updated_first": updated_first.PLAN}
+TEXTS = {"counting": COUNTING, "handed_on": HANDED_ON, "in_stages": IN_STAGES, "updated_first": updated_first.PLAN}
