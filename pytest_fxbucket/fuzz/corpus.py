@@ -23,6 +23,7 @@ from pytest_fxbucket.fuzz.judge import judged
 from pytest_fxbucket.fuzz.program import role_of, roles_of
 from pytest_fxbucket.fuzz.trial import Trial
 from pytest_fxbucket.graph.modules import module_stack
+from pytest_fxbucket.graph.ops import returned
 
 if TYPE_CHECKING:
     from pytest_fxbucket.fuzz.tried_pass import TriedPass
@@ -139,10 +140,9 @@ def _program(trial: Trial) -> Iterator[str]:
             yield f"{names.of(node)} = made.call({', '.join(_call(node, names))})"
         elif node.op != "output":
             raise FxbucketError(f"a program with a node {node.op} cannot be printed")
-    returned: Any = graph.output_node().args[0]
     roles = roles_of(graph.output_node())
     said = [f"roles={roles!r}"] if roles else []
-    yield f"graph_module = made.returns({', '.join([*(names.of(node) for node in returned), *said])})"
+    yield f"graph_module = made.returns({', '.join([*(names.of(node) for node in returned(graph.output_node())), *said])})"
     said = [repr(trial.plan)]
     said += [repr(dict(trial.options))] if trial.options or trial.wrong else []
     said += [repr(trial.wrong)] if trial.wrong else []

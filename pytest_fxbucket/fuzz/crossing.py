@@ -16,6 +16,7 @@ from pytest_fxbucket.compat.fake_tensors import fresh_like
 from pytest_fxbucket.compat.pytree import tree_map
 from pytest_fxbucket.errors import PassError, PlanError
 from pytest_fxbucket.fuzz.program import step_of
+from pytest_fxbucket.graph.ops import returned
 from pytest_fxbucket.plan.factories import import_callable
 from pytest_fxbucket.step.iterations import CROSSING
 from pytest_fxbucket.step_runner import KEPT
@@ -66,8 +67,8 @@ def over_calls(step: StepGraph, usual: StepGraph | None = None) -> fx.GraphModul
         results = calls.call(step, phase, min(number, CALLS - 1))
         before = late if phase in ("steady", "cleanup") else set()
         given.update({(number - (key in before), key): node for key, node in results.items()})
-    returned = [value.key for value in one.outputs["joint"] if value.role not in KEPT]
-    wanted = [(number, key) for number in range(CALLS) for key in returned]
+    keys = [value.key for value in one.outputs["joint"] if value.role not in KEPT]
+    wanted = [(number, key) for number in range(CALLS) for key in keys]
     if missing := next((one for one in wanted if one not in given), None):
         raise PassError(f"call {missing[0] + 1} of {CALLS} does not give {' '.join(missing[1])}")
     calls.graph.output([given[one] for one in wanted])
@@ -113,8 +114,8 @@ class _Calls:
         for node in graph.nodes:
             if node.op == "call_function":
                 env[node] = self._filled(self.graph.node_copy(node, env.__getitem__))
-        returned: Any = graph.output_node().args[0]
-        results: dict[Key, Any] = {value.key: env.get(item, item) for item, value in zip(returned, outputs, strict=True)}
+        pairs = zip(returned(graph.output_node()), outputs, strict=True)
+        results: dict[Key, Any] = {value.key: env.get(item, item) for item, value in pairs}
         self.carried = {key: node for key, node in results.items() if key[0] == "carried"}
         told: dict[Key, Any] = {
             key: self._clone(node) for key, node in results.items() if key[0] not in KEPT and key[0] != "carried"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -12,7 +12,7 @@ from pytest_fxbucket.compat.fake_tensors import fresh_like
 from pytest_fxbucket.fuzz.program import copied, roles_of, with_roles
 from pytest_fxbucket.graph import collectives
 from pytest_fxbucket.graph.effects import written_arguments
-from pytest_fxbucket.graph.ops import is_view, operator_name
+from pytest_fxbucket.graph.ops import is_view, operator_name, returned
 from pytest_fxbucket.graph.storages import base
 
 if TYPE_CHECKING:
@@ -47,7 +47,7 @@ def _less(trial: Trial) -> Iterator[Trial]:
     # values that become inputs, after which what computed them is read by nobody.
     yield from _without_options(trial)
     graph = trial.graph_module.graph
-    places = list(range(len(_returned(graph))))
+    places = list(range(len(returned(graph.output_node()))))
     if len(places) > 2:
         yield from (_returning(trial, half) for half in (places[: len(places) // 2], places[len(places) // 2 :]))
     for place in reversed(places):
@@ -73,17 +73,12 @@ def _without_options(trial: Trial) -> Iterator[Trial]:
             yield replace(trial, plan=trial.plan[:number] + trial.plan[number + 1 :])
 
 
-def _returned(graph: fx.Graph) -> list[fx.Node]:
-    found: Any = graph.output_node().args[0]
-    return list(found)
-
-
 def _returning(trial: Trial, places: list[int]) -> Trial:
     """``trial`` with only the outputs ``places``, and without nodes that only the other outputs needed."""
     made = copied(trial.graph_module)
     graph = made.graph
-    output, outputs = graph.output_node(), _returned(graph)
-    roles = roles_of(output)
+    output = graph.output_node()
+    outputs, roles = returned(output), roles_of(output)
     output.args = ([outputs[place] for place in places],)
     with_roles(output, [roles[place] for place in places] if roles else [])
     _erase_unread(graph)

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 
 from pytest_fxbucket.cost.costs import launched_bytes
 from pytest_fxbucket.fuzz.crossing import NAME, over_calls
-from pytest_fxbucket.fuzz.crossing import NAME as CROSSES
 from pytest_fxbucket.fuzz.inputs_and_outputs import has_symbolic
 from pytest_fxbucket.fuzz.our_pass import fit, run_pass
 from pytest_fxbucket.fuzz.program import copied, fake_groups, step_of
@@ -171,7 +170,7 @@ class PlanChoice:
         options = self.options(plan) if self.keywords is None else dict(self.keywords)
         trained = {one.fqn.partition(".")[0] for one in step_of(graph_module).parameters}
         if self.moved and trained:
-            options[CROSSES] = self._moving(plan, trained)
+            options[NAME] = self._moving(plan, trained)
         if self.wrong:
             plan = WRONG[self.wrong](plan)
         if self.wrong == "a graph without module names":

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from operator import getitem
 from typing import TYPE_CHECKING, Any
 
@@ -101,8 +102,12 @@ def can_drop(flight: LaunchInFlight) -> bool:
     return bool(flight.waits) and _stand_in(flight.launch, flight.sent) is not None
 
 
-def drop(launch: str, waits: tuple[str, ...], broken: BrokenGraph) -> None:
-    """Take out ``launch`` and its ``waits``; their readers read the local replacement."""
+def left_out(launch: fx.Node, waits: Iterable[fx.Node]) -> Callable[[BrokenGraph], None]:
+    """A change that takes out ``launch``, which :func:`can_drop`, and its ``waits``; readers read the local replacement."""
+    return partial(_drop, launch.name, tuple(wait.name for wait in waits))
+
+
+def _drop(launch: str, waits: tuple[str, ...], broken: BrokenGraph) -> None:
     node = broken[launch]
     make = _stand_in(node, tensors_sent(node)[0])
     assert make is not None
@@ -188,15 +193,6 @@ def sent_otherwise(launch: fx.Node, sent: fx.Node, read: Callable[[fx.Node], fx.
     for wait in waits_of(launch):
         assert callable(wait.target)
         broken.bypass(wait, read(broken.before(wait, wait.target, new)))
-    broken.graph.erase_node(launch)
-
-
-def leave_out_launch(name: str, broken: BrokenGraph) -> None:
-    """Take out the launch ``name`` and its waits; readers of the waits read the sent tensor."""
-    launch = broken[name]
-    (sent,) = tensors_sent(launch)
-    for wait in waits_of(launch):
-        broken.bypass(wait, sent)
     broken.graph.erase_node(launch)
 
 

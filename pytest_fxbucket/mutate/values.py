@@ -99,12 +99,32 @@ def next_alike(seen: SeenGraph, nodes: Iterable[fx.Node]) -> Iterator[tuple[fx.N
             yield node, other
 
 
-def swapped(seen: SeenGraph, role: Role) -> Iterator[Site]:
-    """Sites that swap two alike values in ``role``: two outputs returned for each other, two inputs read for each other."""
-    place = {one.node: one.place for one in results(seen, role)}
+def renewed(seen: SeenGraph, *roles: Role) -> Iterator[tuple[Result, fx.Node]]:
+    """Each output in one of ``roles`` that is another one than came in under its name, with what came."""
+    came = inputs(seen, *roles)
+    for result in results(seen, *roles):
+        old = came.get(result.value.fqn)
+        if old is not None and old is not result.node:
+            yield result, old
+
+
+def stale(seen: SeenGraph, *roles: Role) -> Iterator[Site]:
+    """Sites that return what came in place of what is :func:`renewed`."""
+    for (place, node, value), old in renewed(seen, *roles):
+        yield Site(node.name, f"is not returned: {value.fqn} stays as it was", partial(give, {place: old.name}))
+
+
+def returned_for_each_other(seen: SeenGraph, *roles: Role) -> Iterator[Site]:
+    """Sites that swap two alike outputs in ``roles``."""
+    place = {one.node: one.place for one in results(seen, *roles)}
     for first, second in next_alike(seen, place):
         by = {place[first]: second.name, place[second]: first.name}
         yield Site(first.name, f"and {second.name} are returned for each other", partial(give, by))
+
+
+def swapped(seen: SeenGraph, role: Role) -> Iterator[Site]:
+    """Sites that swap two alike values in ``role``: two outputs returned for each other, two inputs read for each other."""
+    yield from returned_for_each_other(seen, role)
     for first, second in next_alike(seen, inputs(seen, role).values()):
         readers = tuple(dict.fromkeys(user.name for node in (first, second) for user in node.users))
         if readers:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, reduce
-from typing import Any
 
 import torch
 from torch import fx
@@ -19,6 +18,7 @@ from pytest_fxbucket.compat import tracing
 from pytest_fxbucket.compat.c10d import collective
 from pytest_fxbucket.compat.fake_tensors import FakeTensorMode, grouped
 from pytest_fxbucket.errors import CaptureError, StageError
+from pytest_fxbucket.graph.ops import returned
 from pytest_fxbucket.pipeline.cut import cut_places, naming_plan
 from pytest_fxbucket.pipeline.microbatch import Microbatch, trace_microbatch, trace_reduce, trace_unshard
 from pytest_fxbucket.pipeline.partition import MicrobatchParts, part_microbatch
@@ -104,7 +104,11 @@ class StagedStep:
     def _once(self, stage: int) -> dict[Work, Described]:
         """The graphs that ``stage`` runs once a step: gathers and reductions, each only if the stage has any."""
         if stage not in self._of_stages:
-            self._of_stages[stage] = _once(self.microbatch, self._reads[stage], self._gradients_made[stage])
+            found = self._of_stages[stage] = {}
+            if gathered := self._reads[stage]:
+                found["unshard"] = trace_unshard(self.microbatch, gathered)
+            if reduced := self._gradients_made[stage]:
+                found["reduce"] = trace_reduce(self.microbatch, reduced)
         return self._of_stages[stage]
 
     def _update(self, optimizing: Optimizing, gradients: tuple[str, ...], clip: Clip | None) -> TracedUpdate:
@@ -249,20 +253,11 @@ def _refuse_within_checkpoints(plan: Plan, microbatch: Microbatch, model: ModelT
                 )
 
 
-def _once(microbatch: Microbatch, gathered: Sequence[StageRead], reduced: Sequence[StageRead]) -> dict[Work, Described]:
-    found: dict[Work, Described] = {}
-    if gathered:
-        found["unshard"] = trace_unshard(microbatch, gathered)
-    if reduced:
-        found["reduce"] = trace_reduce(microbatch, reduced)
-    return found
-
-
 def _as_made(microbatch: Microbatch) -> list[StageRead]:
     """Reads in the order in which backward makes their gradients."""
-    returned: Any = microbatch.graph_module.graph.output_node().args[0]
     index = {node: number for number, node in enumerate(microbatch.graph_module.graph.nodes)}
-    made = {read: index[node] for read, node in zip(microbatch.reads, returned[1:], strict=True)}
+    _, *gradients = returned(microbatch.graph_module.graph.output_node())
+    made = {read: index[node] for read, node in zip(microbatch.reads, gradients, strict=True)}
     return sorted(microbatch.reads, key=lambda read: (made[read], read))
 
 

@@ -16,7 +16,7 @@ from torch import fx
 
 from pytest_fxbucket.compat.fx import uncompiled
 from pytest_fxbucket.graph.modules import module_of
-from pytest_fxbucket.graph.ops import held_by
+from pytest_fxbucket.graph.ops import held_by, returned
 from pytest_fxbucket.graph.order import order_of
 from pytest_fxbucket.pipeline.captured import StagedStep
 from pytest_fxbucket.step.pipelined import TIES, UPDATE, Crossing, Pipelined, Work, phase_of
@@ -149,13 +149,13 @@ class _Composing:
 
     def _whole(self) -> fx.GraphModule:
         microbatch, graph, copies = self.staged.microbatch, fx.Graph(), dict[fx.Node, fx.Node]()
-        returned = graph.graph_copy(microbatch.graph_module.graph, copies)
+        gives = graph.graph_copy(microbatch.graph_module.graph, copies)
         named = {node.name: copy for node, copy in copies.items()}
         placeholders = microbatch.graph_module.graph.find_nodes(op="placeholder")
         given = {value.fqn: copies[node] for node, value in zip(placeholders, microbatch.inputs, strict=True)}
         crossed = [given[name] if name in given else named[name] for name in self.crossed.values()]
-        assert isinstance(returned, (list, tuple))
-        graph.output([*crossed, *returned])
+        assert isinstance(gives, (list, tuple))
+        graph.output([*crossed, *gives])
         return uncompiled(microbatch.graph_module, graph)
 
     def _cross(self, sender: int, receiver: int, flow: Sequence[Crossing], way: str) -> None:
@@ -190,8 +190,7 @@ class _Composing:
             if node.op not in ("placeholder", "output"):
                 copies[node] = self._copied(node, module, copies, phase)
                 copies[node].meta[PART] = phase
-        returned: Any = module.graph.output_node().args[0]
-        for value, node in zip(step.outputs[phase], returned, strict=True):
+        for value, node in zip(step.outputs[phase], returned(module.graph.output_node()), strict=True):
             if value.role == "crossing":
                 self.have[stage][value.fqn] = copies[node]
             elif value.role == "loss":
@@ -210,8 +209,8 @@ class _Composing:
         # Back through the graph from what is sent to the stage before; a gradient that is not met on the way is not needed
         # there.
         order = order_of(self.graphs[place][phase].graph)
-        returned: Any = order.nodes[-1].args[0]
-        given = list(zip(self.places[place].outputs[phase], map(order.index.__getitem__, returned), strict=True))
+        indices = map(order.index.__getitem__, returned(order.nodes[-1]))
+        given = list(zip(self.places[place].outputs[phase], indices, strict=True))
         sent = {one.name for one in self.how.backward[stage - 1]} if stage else set[str]()
         needed = {index for value, index in given if value.role == "crossing" and value.fqn in sent}
         for index in reversed(range(len(order.nodes))):

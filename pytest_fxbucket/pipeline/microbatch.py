@@ -20,6 +20,7 @@ from pytest_fxbucket.capture.unregistered import keep_buffers
 from pytest_fxbucket.compat import tracing
 from pytest_fxbucket.compat.fake_tensors import FakeTensorMode
 from pytest_fxbucket.errors import CaptureError
+from pytest_fxbucket.graph.ops import returned
 from pytest_fxbucket.step.roles import Parameter, Value
 
 
@@ -166,8 +167,8 @@ def trace_reduce(
         return travel.reduce(travel.to_reduce(None, gradient), torch.Size(parameter.shard_shape)).to(parameter.dtype)
 
     # The dtype of a sum is found by adding fakes as ranks add microbatches: the first gradient is cast, a second one is added.
-    returned: Any = microbatch.graph_module.graph.output_node().args[0]
-    made = {read: node.meta["val"] for read, node in zip(microbatch.reads, returned[1:], strict=True)}
+    _, *gradients = returned(microbatch.graph_module.graph.output_node())
+    made = {read: node.meta["val"] for read, node in zip(microbatch.reads, gradients, strict=True)}
     sums = []
     for read in reads:
         travel, gradient = microbatch.travels[read.fqn], made[read]
@@ -210,6 +211,5 @@ def _each(
 
 
 def _outputs(role: Any, graph_module: fx.GraphModule, parameters: Sequence[Parameter]) -> tuple[Value, ...]:
-    returned: Any = graph_module.graph.output_node().args[0]
-    values = [node.meta["val"] for node in returned]
+    values = [node.meta["val"] for node in returned(graph_module.graph.output_node())]
     return tuple(Value(role, p.fqn, tuple(v.shape), v.dtype) for p, v in zip(parameters, values, strict=True))

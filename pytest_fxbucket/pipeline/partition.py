@@ -23,7 +23,7 @@ from pytest_fxbucket.compat.fx import uncompiled
 from pytest_fxbucket.errors import CaptureError
 from pytest_fxbucket.graph.effects import effects_of, written_arguments
 from pytest_fxbucket.graph.modules import module_of
-from pytest_fxbucket.graph.ops import held_by, overload
+from pytest_fxbucket.graph.ops import held_by, overload, returned
 from pytest_fxbucket.graph.order import order_of
 from pytest_fxbucket.pipeline.microbatch import Microbatch
 from pytest_fxbucket.step.pipelined import Crossing, Work
@@ -100,9 +100,9 @@ class _Timed:
             make_functional(self.graph, across)
             self.order = order_of(self.graph)
             self.times = self._times()
-        returned: Any = self.graph.output_node().args[0]
-        self.loss: fx.Node = returned[0]
-        self.gradients: dict[StageRead, fx.Node] = dict(zip(microbatch.reads, returned[1:], strict=True))
+        self.loss: fx.Node
+        self.loss, *gradients = returned(self.graph.output_node())
+        self.gradients: dict[StageRead, fx.Node] = dict(zip(microbatch.reads, gradients, strict=True))
         self._gradient_of: dict[fx.Node, list[int]] = {}
         for read, node in self.gradients.items():
             self._gradient_of.setdefault(node, []).append(read.stage)

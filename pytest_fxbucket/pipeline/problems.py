@@ -9,6 +9,7 @@ from itertools import zip_longest
 from pytest_fxbucket.pipeline.deadlocks import hang_of
 from pytest_fxbucket.pipeline.schedules import (
     BACKWARD,
+    COSTS,
     FORWARD,
     INPUT_GRADS,
     RECEIVES,
@@ -20,8 +21,6 @@ from pytest_fxbucket.pipeline.schedules import (
     leaves,
 )
 from pytest_fxbucket.words import times
-
-_COMPUTES = (FORWARD, BACKWARD, INPUT_GRADS, WEIGHT_GRADS)
 
 
 def table_problems(table: Table) -> tuple[str, ...]:
@@ -52,7 +51,7 @@ def _not_once(table: Table) -> Iterator[str]:
     ran = Counter((one.kind, one.stage, one.microbatch) for actions in table.ranks for one in leaves(actions))
     for stage, rank in enumerate(table.owners):
         for microbatch in range(table.microbatches):
-            forwards, whole, inputs, weights = (ran[kind, stage, microbatch] for kind in _COMPUTES)
+            forwards, whole, inputs, weights = (ran[kind, stage, microbatch] for kind in COSTS)
             where = f"on rank {rank} stage {stage}, microbatch {microbatch}"
             if forwards != 1:
                 yield f"{where} runs forward {times(forwards)}, expected once"
@@ -81,7 +80,7 @@ def _too_early(table: Table) -> Iterator[str]:
             stage = action.stage
             if needed := _needed(action, table, done):
                 yield f"rank {rank} has {action} before {needed}, which it needs"
-            if action.kind in _COMPUTES and stage in sharded:
+            if action.kind in COSTS and stage in sharded:
                 yield f"rank {rank} has {action} while the stage's parameters are not gathered"
             if action.kind in (BACKWARD, WEIGHT_GRADS) and stage in reduced:
                 yield f"rank {rank} has {action} behind REDUCE_GRAD of stage {stage}, which would not have its gradients"

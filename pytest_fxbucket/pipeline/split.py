@@ -20,7 +20,7 @@ from pytest_fxbucket.errors import StageError
 from pytest_fxbucket.graph.effects import written_arguments
 from pytest_fxbucket.graph.flops import flops_of
 from pytest_fxbucket.graph.modules import module_of
-from pytest_fxbucket.graph.ops import held_by
+from pytest_fxbucket.graph.ops import held_by, returned
 from pytest_fxbucket.graph.order import Order, order_of
 from pytest_fxbucket.pipeline.cut import cut_places
 from pytest_fxbucket.pipeline.hooks import Hooks, hooks_of
@@ -140,7 +140,7 @@ def split_forward(forward: Forward, cuts: Sequence[str], hooks: Hooks | None = N
             node for node, stage in stages.items() if stage == index and node.op not in ("placeholder", "get_attr", "output")
         ]
         result = (forward.result,) if index == len(cuts) else None
-        gives: Any = sends if result is None else forward.graph_module.graph.output_node().args[0]
+        gives = sends if result is None else returned(forward.graph_module.graph.output_node())
         read = {source for node in own for source in node.all_input_nodes}.union([*gives, *seen] if result else ())
         held = list(dict.fromkeys(fqn for node, fqn in forward.parameter_nodes.items() if node in read))
         summary = Summary(

@@ -61,14 +61,14 @@ class BrokenPlan:
 
 
 def digests(world: PlanOnMesh, rank: int) -> Mapping[str, str]:
-    """Of the graphs of ``rank`` behind the pass."""
-    return {phase: one.digest for phase, one in world.passed(rank).items()}
+    """Of the graphs of ``rank`` behind the pass and all transformations."""
+    return {phase: one.digest for phase, one in world.final(rank).items()}
 
 
 def targets(world: PlanOnMesh, rank: int) -> dict[str, str]:
     """What each node of the graphs of ``rank`` calls, by graph and name."""
     return {
         f"{phase} {node.name}": f"{node.op} {node.target}"
-        for phase, one in world.passed(rank).items()
+        for phase, one in world.final(rank).items()
         for node in one.bucketed.graph.nodes
     }

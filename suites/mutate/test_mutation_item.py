@@ -18,7 +18,7 @@ from pytest_fxbucket.settings import RunSettings
 from suites.plans.llama import LLAMA, plan_of
 
 PLAN = plan_of(LLAMA, "mutated.toml")
-ON = Checks(golden=False, eager=False, mutation=Mutation(min_score=0.9, at_most=10))
+ON = Checks(golden=False, eager=False, mutation=Mutation(min_score=0.9, at_most=4))
 OFF = replace(ON, audit=False, collectives=False, same=False, bitwise=False)
 
 

@@ -147,11 +147,10 @@ def dropped(values: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
 
 
 @pytest.mark.parametrize("change", [swapped, dropped])
-@pytest.mark.parametrize("index", [2, 3, 4])
-def test_a_wrong_split_is_seen(change: Any, index: int) -> None:
+def test_a_wrong_split_is_seen(change: Any) -> None:
     model, batch, stages = built("Skips")
     output = eagerly(model, batch)["output 0"]
-    wrong = [Wrong(stage, change) if stage.summary.index == index else stage for stage in stages]
+    wrong = [Wrong(stage, change) if stage.summary.index == 3 else stage for stage in stages]
     for parts, same in ((wrong, False), (list(stages), True)):
         torch.manual_seed(3)
         given = step_apart(parts, batch)

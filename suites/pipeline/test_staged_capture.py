@@ -11,9 +11,8 @@ import torch
 
 from pytest_fxbucket.capture.names import STAGE, StageMarks
 from pytest_fxbucket.captured_plan import CapturedPlan
-from pytest_fxbucket.errors import CaptureError, PlanError, StageError
+from pytest_fxbucket.errors import CaptureError, StageError
 from pytest_fxbucket.pipeline.captured import StagedStep
-from pytest_fxbucket.pipeline.of_plan import with_cuts
 from pytest_fxbucket.pipeline.rank_stage import _own, wire
 from pytest_fxbucket.plan.load import load_plans
 from pytest_fxbucket.plan.schema import Plan
@@ -187,14 +186,6 @@ def test_clipping_over_a_stage_without_gradients_is_refused(tmp_path: Path) -> N
     world = PlanOnMesh(CapturedPlan(plan, mesh_of(plan), print), "manual")
     with pytest.raises(CaptureError, match=r"\[step\] clip_norm is of all stages, and stage 1 has no trainable parameter; put"):
         world.versions(0)
-
-
-def test_cuts_by_seconds_are_refused_since_no_check_could_hold_them(tmp_path: Path) -> None:
-    plan = plan_of(tmp_path, "Blocks")
-    assert plan.pipeline is not None
-    plan = replace(plan, pipeline=replace(plan.pipeline, cuts=(), stages=3, balance="seconds"))
-    with pytest.raises(PlanError, match=r'balance = "seconds" gives other cuts from run to run, which no check could hold'):
-        with_cuts(plan)
 
 
 @pytest.mark.parametrize(

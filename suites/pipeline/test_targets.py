@@ -22,7 +22,6 @@ from suites.pipeline.running import bits, summed
 from suites.pipeline.target_jobs import parts_of
 
 JOB = "suites.pipeline.target_jobs:run"
-TWO = {"Parts": ["one"]}
 THREE = {
     "Nested": ["layers.0", "layers.1"],
     "Keywords": ["first.linear", "first"],
@@ -61,13 +60,6 @@ def same(found: list[dict[str, Any]], name: str, cuts: list[str], table: Table, 
             assert grads[fqn] == bits(reduce(add, parts) if parts[0] is not None else None), fqn
             compared += parts[0] is not None
     assert compared
-
-
-@pytest.mark.parametrize("target", TARGETS)
-@pytest.mark.parametrize("name", TWO)
-def test_two_stages(pools: Pools, name: str, target: str) -> None:
-    found = ran(pools, 2, name, TWO[name], target, "GPipe", 4)
-    same(found, name, TWO[name], table_of("GPipe", 2, 2, 4), mean=target == "megatron")
 
 
 @pytest.mark.parametrize("target", TARGETS)

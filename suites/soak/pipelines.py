@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import tempfile
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from pytest_fxbucket.errors import FxbucketError
@@ -17,12 +17,12 @@ ROOT = Path(__file__).resolve().parents[2]
 CHECKS = ("audit", "same", "collectives", "bitwise")
 
 
-def pipelines(count: int, seed: int, say: Callable[[str], None]) -> Iterator[str]:
-    """`count` models in stages; of each every check, bit for bit on 2 to 4 ranks."""
-    equal, refused = Counter[str](), 0
+def pipelines(numbers: Sequence[int], say: Callable[[str], None]) -> Iterator[str]:
+    """The models of `numbers` in stages; of each every check, bit for bit on 2 to 4 ranks."""
+    equal = Counter[str]()
     pools = Pools()
     try:
-        for done, number in enumerate(range(seed * 10_000, seed * 10_000 + count), 1):
+        for done, number in enumerate(numbers, 1):
             plan = plan_of(number)
             how = f"{plan.pipeline.schedule}, {plan.stages} stages on {plan.parallel.pp} ranks" if plan.pipeline else ""
             try:
@@ -30,16 +30,15 @@ def pipelines(count: int, seed: int, say: Callable[[str], None]) -> Iterator[str
             except FxbucketError as error:
                 lines = [f"{type(error).__name__}: {error}"]
             if lines:
-                refused += 1
                 yield f"model {number} ({how}): {'; '.join(lines)}"
             elif plan.pipeline:
                 equal[plan.pipeline.schedule] += 1
             if done % 10 == 0:
-                say(f"pipelines: {done} of {count}")
+                say(f"pipelines: {done} of {len(numbers)}")
     finally:
         pools.close()
     each = ", ".join(f"{name} {times}" for name, times in sorted(equal.items()))
-    say(f"pipelines: {equal.total()} of {count} equal their whole step ({each}); seed {seed}")
+    say(f"pipelines: {equal.total()} of {len(numbers)} equal their whole step ({each})")
 
 
 def _problems(number: int, pools: Pools) -> Iterator[str]:

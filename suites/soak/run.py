@@ -74,7 +74,7 @@ def soak(part: float, seed: int, names: Sequence[str]) -> list[str]:
         "kills": partial(kills, round(KILLS * part), seed, say),
         "garbage": partial(garbage, round(GARBAGE * part), seed, say),
         "speeds": partial(speeds, round(EQUAL * part), round(SLOWED * part), seed, say),
-        "pipelines": partial(pipelines, round(PIPELINES * part), seed, say),
+        "pipelines": partial(pipelines, range(seed * 10_000, seed * 10_000 + round(PIPELINES * part)), say),
         "allocations": partial(allocations, part, say),
         "estimates": partial(estimates, round(ESTIMATES * part), say),
     }

@@ -21,13 +21,10 @@ def printed(warm_runs: WarmRuns) -> dict[str, list[str]]:
 
 
 @installed
-def test_torchtitans_own_step_is_the_plans_where_bytes_lie_as_fsdp2_lays_them(printed: dict[str, list[str]]) -> None:
-    ring, copies, executed = printed["titan_trainer"]
+def test_torchtitans_own_step_is_the_plans(printed: dict[str, list[str]]) -> None:
+    ring, copies = printed["titan_trainer"]
     assert ring.startswith("round a ring: passed: 107 tensors a step")
     assert copies.startswith("two copies of two, in bfloat16: passed: 107 tensors a step")
-    # Of all parameters in order the second: the embedding comes first, and is in a bucket by itself, where nothing can move.
-    first = "step 0, rank 0: gradient layers.0.attention.wq.weight (bucket layers.0): "
-    assert executed.startswith(f"executed order, round a ring: failed: {first}")
 
 
 @installed

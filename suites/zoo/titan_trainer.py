@@ -36,7 +36,6 @@ factory = "torch.optim:AdamW"
 args = {{ lr = 0.001 }}
 [bucket]
 plan = ["tok_embeddings", "layers.*", "norm+output"]
-{bucket}
 [run]
 steps = 2
 reduce = "{reduce}"
@@ -45,12 +44,9 @@ factory = "suites.zoo.titan_trainer:Trainer"
 args = {{ dtype = "{dtype}" }}
 """
 CASES = {
-    "round a ring": dict(parallel="dp_shard = 4", dtype="float32", bucket="", reduce="ring"),
+    "round a ring": dict(parallel="dp_shard = 4", dtype="float32", reduce="ring"),
     "two copies of two, in bfloat16": dict(
-        parallel='mode = "hybrid_shard"\ndp_replicate = 2\ndp_shard = 2', dtype="bfloat16", bucket="", reduce="rank_order"
-    ),
-    "executed order, round a ring": dict(
-        parallel="dp_shard = 4", dtype="float32", bucket='layout = "execution"', reduce="ring"
+        parallel='mode = "hybrid_shard"\ndp_replicate = 2\ndp_shard = 2', dtype="bfloat16", reduce="rank_order"
     ),
 }
 """Sums of a few bfloat16 numbers have the same bits in float32 in any order, so rings are in float32."""

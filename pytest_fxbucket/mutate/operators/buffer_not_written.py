@@ -7,18 +7,14 @@ from functools import partial
 
 from pytest_fxbucket.graph.storages import base
 from pytest_fxbucket.mutate.operator import BrokenGraph, SeenGraph, Site
-from pytest_fxbucket.mutate.values import give, inputs, results, writes
+from pytest_fxbucket.mutate.values import stale, writes
 
 
 def sites(seen: SeenGraph) -> Iterator[Site]:
     """Every write whose result, if it has one, is what it wrote; every buffer that is returned anew."""
     for writer, target in writes(seen):
         yield Site(writer.name, f"is left out, which writes {base(target).name}", partial(_leave_out, writer.name, target.name))
-    before = inputs(seen, "buffer", "held")
-    for place, node, value in results(seen, "buffer", "held"):
-        old = before.get(value.fqn)
-        if old is not None and old is not node:
-            yield Site(node.name, f"is not returned: {value.fqn} stays as it was", partial(give, {place: old.name}))
+    yield from stale(seen, "buffer", "held")
 
 
 def _leave_out(writer: str, target: str, broken: BrokenGraph) -> None:

@@ -6,17 +6,15 @@ from collections.abc import Iterator
 from functools import partial
 
 from pytest_fxbucket.mutate.operator import Form, SeenGraph, Site
-from pytest_fxbucket.mutate.values import give, inputs, interchangeable, results
+from pytest_fxbucket.mutate.values import give, interchangeable, renewed
 
 FORM: Form = "final"
 
 
 def sites(seen: SeenGraph) -> Iterator[Site]:
     """Every value that is carried in and out under one name."""
-    came = inputs(seen, "carried")
-    for place, node, value in results(seen, "carried"):
-        old = came.get(value.fqn)
-        if old is not None and old is not node and interchangeable(old, node):
+    for (place, node, value), old in renewed(seen, "carried"):
+        if interchangeable(old, node):
             yield Site(
                 node.name, f"is not handed on as {value.fqn}, but {old.name}, which came", partial(give, {place: old.name})
             )

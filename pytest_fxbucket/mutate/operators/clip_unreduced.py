@@ -6,9 +6,10 @@ from collections.abc import Iterator
 from functools import partial
 from itertools import pairwise
 
+from pytest_fxbucket.graph.collectives import waits_of
 from pytest_fxbucket.graph.ops import operator_name
 from pytest_fxbucket.mutate.arithmetic import is_norm, other_sums
-from pytest_fxbucket.mutate.launches import leave_out_launch
+from pytest_fxbucket.mutate.launches import left_out
 from pytest_fxbucket.mutate.operator import BrokenGraph, SeenGraph, Site
 
 
@@ -16,7 +17,7 @@ def sites(seen: SeenGraph) -> Iterator[Site]:
     """Sums of norms over ranks, and the stacks of norms that go into them."""
     for launch, of_norms in other_sums(seen):
         if of_norms:
-            yield Site(launch.name, "is left out: the norm is that of this rank", partial(leave_out_launch, launch.name))
+            yield Site(launch.name, "is left out: the norm is that of this rank", left_out(launch, waits_of(launch)))
     for stack in seen.graph.nodes:
         if operator_name(stack) != "aten::stack" or not all(map(is_norm, stack.all_input_nodes)):
             continue

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from functools import partial
 
-from pytest_fxbucket.mutate.launches import can_drop, drop, flights
+from pytest_fxbucket.mutate.launches import can_drop, flights, left_out
 from pytest_fxbucket.mutate.operator import SeenGraph, Site
 
 
@@ -13,5 +12,4 @@ def sites(seen: SeenGraph) -> Iterator[Site]:
     """Every launch of one tensor for whose result something that is sent can stand in."""
     for flight in flights(seen):
         if can_drop(flight):
-            waits = tuple(wait.name for wait in flight.waits)
-            yield Site(flight.launch.name, "is left out, and its wait", partial(drop, flight.launch.name, waits))
+            yield Site(flight.launch.name, "is left out, and its wait", left_out(flight.launch, flight.waits))

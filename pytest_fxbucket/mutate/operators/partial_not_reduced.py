@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from functools import partial
 
+from pytest_fxbucket.graph.collectives import waits_of
 from pytest_fxbucket.mutate.arithmetic import other_sums
-from pytest_fxbucket.mutate.launches import leave_out_launch
+from pytest_fxbucket.mutate.launches import left_out
 from pytest_fxbucket.mutate.operator import SeenGraph, Site
 
 
@@ -14,4 +14,4 @@ def sites(seen: SeenGraph) -> Iterator[Site]:
     """Every all-reduce that has no parameter's gradient, but for those of norms."""
     for launch, of_norms in other_sums(seen):
         if not of_norms:
-            yield Site(launch.name, "is left out", partial(leave_out_launch, launch.name))
+            yield Site(launch.name, "is left out", left_out(launch, waits_of(launch)))

@@ -8,15 +8,13 @@ from functools import partial
 import torch
 
 from pytest_fxbucket.mutate.operator import BrokenGraph, SeenGraph, Site
-from pytest_fxbucket.mutate.values import give_nodes, inputs, interchangeable, results
+from pytest_fxbucket.mutate.values import give_nodes, interchangeable, renewed
 
 
 def sites(seen: SeenGraph) -> Iterator[Site]:
     """Every parameter that is returned anew."""
-    before = inputs(seen, "param")
-    for place, new, value in results(seen, "param"):
-        old = before.get(value.fqn)
-        if old is not None and old is not new and interchangeable(old, new):
+    for (place, new, value), old in renewed(seen, "param"):
+        if interchangeable(old, new):
             yield Site(
                 new.name, f"is added again to {value.fqn}, less what that was", partial(_double, old.name, new.name, place)
             )

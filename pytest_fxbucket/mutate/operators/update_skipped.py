@@ -6,19 +6,15 @@ from collections.abc import Iterator
 from functools import partial
 
 from pytest_fxbucket.mutate.operator import SeenGraph, Site
-from pytest_fxbucket.mutate.values import give, inputs, results
+from pytest_fxbucket.mutate.values import give, renewed
 
 
 def sites(seen: SeenGraph) -> Iterator[Site]:
     """Every parameter that is returned anew."""
-    before = inputs(seen, "param", "state")
-    made = [one for one in results(seen, "param", "state") if one.value.fqn in before and one.node is not before[one.value.fqn]]
-    for parameter in made:
-        name = parameter.value.fqn
-        if parameter.value.role == "param":
-            own = {
-                one.place: before[one.value.fqn].name
-                for one in made
-                if one.value.fqn.rpartition(".")[0] == name or one is parameter
-            }
-            yield Site(parameter.node.name, f"is not returned: {name} and its state stay as they were", partial(give, own))
+    made = list(renewed(seen, "param", "state"))
+    for (_, node, parameter), _ in made:
+        name = parameter.fqn
+        if parameter.role == "param":
+            # State is named below its parameter.
+            own = {one.place: old.name for one, old in made if name in (one.value.fqn, one.value.fqn.rpartition(".")[0])}
+            yield Site(node.name, f"is not returned: {name} and its state stay as they were", partial(give, own))
