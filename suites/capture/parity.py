@@ -19,7 +19,7 @@ from pytest_fxbucket.ranks.pools import Pools
 from pytest_fxbucket.step.portable import encode_module
 from pytest_fxbucket.step.roles import StepGraph
 
-STEPS = 3
+STEPS = 2
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
 PLANS = {
@@ -33,9 +33,16 @@ BY_ROWS = ("fully_shard", "hybrid_shard", "fixtures.modes:predivided")
 """Modes that shard on dimension 0, and pad."""
 
 
-def changed(name: str, **parallel: Any) -> Plan:
-    """The plan called ``name`` with other values in its ``[parallel]``."""
-    return replace(PLANS[name], parallel=replace(PLANS[name].parallel, **parallel))
+def small(name: str, args: Any = (("layers", 1), ("dim", 16)), **parallel: Any) -> Plan:
+    """The plan called ``name`` with one layer, or other ``args`` of its model, and other values in its ``[parallel]``."""
+    plan = PLANS[name]
+    assert plan.model is not None
+    return replace(
+        plan,
+        model=replace(plan.model, args=dict(args)),
+        parallel=replace(plan.parallel, **parallel),
+        bucket=replace(plan.bucket, plan=tuple(entry for entry in plan.bucket.plan if entry.name != "layers.1")),
+    )
 
 
 def step_of(plan: Plan) -> StepGraph:

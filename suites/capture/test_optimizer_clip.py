@@ -17,11 +17,9 @@ from pytest_fxbucket.ranks.pools import Pools
 from pytest_fxbucket.step.portable import encode_module
 from pytest_fxbucket.step_runner import StepTask, fields_of
 from suites.capture.functional_graphs import same
-from suites.capture.parity import changed, step_of
+from suites.capture.parity import small, step_of
 
 ROOT = Path(__file__).resolve().parents[2]
-
-
 SIZES = {"dp": 2, "tp": 2}
 PLACED = {"norm.weight": ((9,), {"dp": 0}), "wq": ((5, 7), {"dp": 0, "tp": 0}), "wo": ((4, 6), {"dp": 0, "tp": 1})}
 
@@ -45,7 +43,7 @@ NORM = 0.05
 
 def clipped(name: str) -> Plan:
     """The plan called ``name`` in float32, its gradients clipped to :data:`NORM`."""
-    plan = changed(name, param_dtype=None, reduce_dtype=None)
+    plan = small(name, param_dtype=None, reduce_dtype=None)
     momentum = Optimizer("torch.optim:SGD", {"lr": 0.1, "momentum": 0.9})
     return replace(plan, step=replace(plan.step, clip_norm=NORM), optimizer=(momentum,))
 
@@ -81,7 +79,7 @@ def test_gradients_are_clipped_by_the_norm_of_whole_ones_each_number_in_it_once(
             torch.testing.assert_close(given, gradient * (NORM / math.sqrt(squares)), rtol=1e-5, atol=0.0, msg=fqn)
 
 
-@pytest.mark.parametrize(("name", "reductions"), [("moe", 1), ("hybrid", 1), ("replicate", 0)])
+@pytest.mark.parametrize(("name", "reductions"), [("hybrid", 1), ("replicate", 0)])
 def test_the_norm_is_summed_over_what_shards_gradients_and_over_no_copies(name: str, reductions: int) -> None:
     """Gradients are averaged: what is summed by an all-reduce is the norm."""
     calls = [node for node in step_of(clipped(name)).graphs["joint"].graph.nodes if "all_reduce" in str(node.target)]
