@@ -36,12 +36,9 @@ def one(kind, **args):
 SGD, ADAM, ADAMW = torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW
 KINDS = {
     "sgd": (SGD, {"lr": 0.1}),
-    "sgd-momentum": (SGD, {"lr": 0.1, "momentum": 0.9}),
     "sgd-nesterov": (SGD, {"lr": 0.1, "momentum": 0.9, "nesterov": True, "weight_decay": 0.01}),
     "sgd-maximize": (SGD, {"lr": 0.1, "momentum": 0.9, "maximize": True, "weight_decay": 0.01}),
-    "adam": (ADAM, {"lr": 0.01}),
     "adam-amsgrad-decay": (ADAM, {"lr": 0.01, "amsgrad": True, "weight_decay": 0.1}),
-    "adamw": (ADAMW, {"lr": 0.01}),
     "adamw-amsgrad-maximize": (ADAMW, {"lr": 0.01, "amsgrad": True, "maximize": True}),
 }
 

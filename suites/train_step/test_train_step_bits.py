@@ -53,15 +53,10 @@ def of_torch(name: str, options: dict[str, Any], model: nn.Module) -> torch.opti
 
 
 OTHERS: dict[str, dict[str, Any]] = {
-    "Adagrad": {},
-    "RMSprop": {"momentum": 0.9, "centered": True},
-    "NAdam": {"weight_decay": 0.1},
-    "Adamax": {},
-    "Adadelta": {},
-    "Rprop": {},
-    "Adam": {"amsgrad": True, "maximize": True},
-    "SGD": {"nesterov": True, "momentum": 0.9, "weight_decay": 0.1},
+    "Adagrad": {},  # makes its state when it is made
+    "NAdam": {"weight_decay": 0.1},  # multiplies numbers of state
 }
+"""Of all others each operator is tried by test_optimizer_bits."""
 TRAINED: dict[str, Callable[[], Twins]] = {
     **{f"sgd-{kind}": partial(Twins, partial(sgd, **options)) for kind, options in KINDS.items()},
     **{f"adamw-{kind}": partial(Twins, partial(adamw, **options)) for kind, options in KINDS.items()},
