@@ -138,7 +138,8 @@ class WholeParameters:
                 inside.enter_context(inputs_cast(model, fqns, unit.input_dtype, self.namer))
                 inside.enter_context(outputs_cast(model, fqns, unit.output_dtype, self.namer))
                 if unit.is_root:
-                    self._forgetting(unit.modules[0], inside)
+                    root = unit.modules[0]
+                    inside.callback(root.register_forward_pre_hook(lambda *_: self.forget(), prepend=True).remove)
             for fqn, module in self.sharding.replicas.items():
                 self._under_ddp(fqn, module, inside)
             if self.sharding.averaged is not None:
@@ -206,9 +207,6 @@ class WholeParameters:
     def _is_read(self) -> bool:
         """Whether a read at this moment is by a module in its forward, and so is to give the gathered parameter."""
         return self.namer.is_in_module and not self.busy and not self.paused()
-
-    def _forgetting(self, module: nn.Module, inside: ExitStack) -> None:
-        inside.callback(module.register_forward_pre_hook(lambda *_: self.forget(), prepend=True).remove)
 
 
 class _Whole(torch.autograd.Function):
