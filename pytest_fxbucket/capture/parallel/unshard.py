@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from pytest_fxbucket.capture.backward import Edge, StageRead
+from pytest_fxbucket.capture.backward import StageRead, edge
 from pytest_fxbucket.capture.names import NodeNamer
 from pytest_fxbucket.capture.parallel.modes import ParallelMode
 from pytest_fxbucket.capture.parallel.sequence_parallel import summed
@@ -149,7 +149,7 @@ class Reader:
             return self.whole[read]
         if read not in self._edges:
             with torch.inference_mode(False), torch.enable_grad():
-                self._edges[read] = Edge.apply(self.whole[read])
+                self._edges[read] = edge(self.whole[read])
         return self._edges[read]
 
     @contextmanager
