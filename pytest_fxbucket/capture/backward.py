@@ -153,23 +153,24 @@ def edge(value: torch.Tensor) -> torch.Tensor:
     return with_gradient(value, lambda one: one.view_as(one), lambda gradient: gradient)
 
 
-Turn = Callable[[torch.Tensor], torch.Tensor]
+There = Callable[[torch.Tensor], torch.Tensor]
+Back = Callable[[torch.Tensor], torch.Tensor | None]
 
 
-def with_gradient(value: torch.Tensor, there: Turn, back: Turn) -> torch.Tensor:
-    """``there`` of ``value``, whose gradient is ``back`` of the result's, whatever ``there`` is made of."""
+def with_gradient(value: torch.Tensor, there: There, back: Back) -> torch.Tensor:
+    """``there`` of ``value``, whose gradient is ``back`` of the result's, whatever ``there`` is made of; None: it has none."""
     turned: torch.Tensor = _Turned.apply(value, there, back)
     return turned
 
 
 class _Turned(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, value: torch.Tensor, there: Turn, back: Turn) -> torch.Tensor:
+    def forward(ctx: Any, value: torch.Tensor, there: There, back: Back) -> torch.Tensor:
         ctx.back = back
         return there(value)
 
     @staticmethod
-    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None, None]:
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor | None, None, None]:
         return ctx.back(gradient), None, None
 
 

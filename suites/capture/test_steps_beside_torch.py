@@ -38,7 +38,8 @@ id = "uneven_shards"
 parallel = { mode = "fully_shard", dp_replicate = 1, dp_shard = 3, param_dtype = "bfloat16", reduce_dtype = "float32" }
 step.microbatches = 1
 [[matrix]]
-id = "2_microbatches-computed_again_and_kept"
+id = "computed_again_and_kept"
+step.microbatches = 1
 parallel = { mode = "fully_shard", dp_replicate = 1, dp_shard = 2, param_dtype = "bfloat16", reshard_after_forward = false }
 step.checkpoint = ["layers.*"]
 """
