@@ -203,7 +203,7 @@ def hook_of_an_optimizer(run: Run) -> None:
     run.optimizers[0].register_step_pre_hook(halve)
 
 
-UNSEEN = [factor, other_module, evaluating, forward_hook, hook_of_a_parameter, hook_of_an_optimizer]
+UNSEEN = [forward_hook, hook_of_a_parameter, hook_of_an_optimizer]
 
 
 @pytest.mark.parametrize("change", UNSEEN)
