@@ -16,7 +16,7 @@ from suites.zoo import odd_forwards, odd_layers, odd_parameters
 from suites.zoo.shelf import ZooModel
 from suites.zoo.visit import plans_of
 
-NAMES = ("to_bfloat16", "half", "double", "trunc_normal", "to_empty", "nn_encoder", "module_dict")
+NAMES = ("to_bfloat16", "double", "trunc_normal", "to_empty", "module_dict")
 MODELS = [
     *(getattr(odd_layers.SHELF, name) for name in NAMES),
     *(odd_parameters.SHELF.tied, odd_parameters.SHELF.deepcopied, odd_forwards.SHELF.drop_path),
