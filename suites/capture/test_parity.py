@@ -37,8 +37,7 @@ LAST = small("buckets", mode="own_modes:LastDimension", param_dtype=None, reduce
 OVER_TP = small("tp.replicate")
 EXPERTS = {
     "experts": small("moe"),
-    "one rank for each expert": small("moe.one_each"),
-    "copies of experts": small("moe", mode="hybrid_shard", dp_replicate=2, dp_shard=2),
+    "copies of experts, one rank for each": small("moe", mode="hybrid_shard", dp_replicate=2, dp_shard=2),
 }
 BY_HAND = {
     "copies parted over tp": (OVER_TP, by_hand(OVER_TP, "dp_replicate", share=None)),
