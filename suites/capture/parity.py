@@ -18,6 +18,7 @@ from pytest_fxbucket.plan_on_mesh import PlanOnMesh, mesh_of
 from pytest_fxbucket.ranks.pools import Pools
 from pytest_fxbucket.step.portable import encode_module
 from pytest_fxbucket.step.roles import StepGraph
+from suites.capture.functional_graphs import same
 
 STEPS = 2
 HERE = Path(__file__).resolve().parent
@@ -140,8 +141,4 @@ def differing(ours: Mapping[str, Tensor], eager: Mapping[str, Tensor]) -> list[s
     """Names of what is not equal, shape, dtype and bits."""
     if list(ours) != list(eager):
         return [f"names {list(ours)} and {list(eager)}"]
-    return [name for name in ours if ours[name].dtype != eager[name].dtype or not _same_bits(ours[name], eager[name])]
-
-
-def _same_bits(a: Tensor, b: Tensor) -> bool:
-    return a.shape == b.shape and a.contiguous().view(-1).view(torch.uint8).equal(b.contiguous().view(-1).view(torch.uint8))
+    return [name for name in ours if not same([ours[name]], [eager[name]])]
