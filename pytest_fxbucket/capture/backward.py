@@ -116,7 +116,7 @@ def autograd_nodes(roots: Iterable[torch.Tensor], ends: Container[Any] = ()) -> 
 def checkpoints_traced(edges: Callable[[], AbstractContextManager[None]]) -> Iterator[None]:
     """While inside, reentrant checkpoints run in the other form, but sum gradients in the order of reentrant ones.
 
-    Inside ``edges()`` each parameter is read behind an :class:`Edge` of its own.
+    Inside ``edges()`` each parameter is read behind an :func:`edge` of its own.
     """
     with patch.object(torch_checkpoint, "CheckpointFunction", _Saved(edges)), caches_unversioned():
         yield
@@ -140,7 +140,7 @@ class _Saved:
 
         # A reentrant checkpoint ends a backward of its own at its inputs and parameters, so it gives each one sum. The other
         # form would add each use to the gradients from elsewhere, one by one, which rounds otherwise.
-        given = [Edge.apply(one) if _has_gradient(one) else one for one in args]
+        given = [edge(one) if _has_gradient(one) else one for one in args]
         return torch_checkpoint.checkpoint(apart, *given, use_reentrant=False, preserve_rng_state=preserve_rng_state)
 
 
@@ -148,18 +148,30 @@ def _has_gradient(value: object) -> bool:
     return isinstance(value, torch.Tensor) and value.requires_grad
 
 
-class Edge(torch.autograd.Function):
-    """Gives its input; in backward gradients from within a checkpoint are summed here, before they meet others."""
+def edge(value: torch.Tensor) -> torch.Tensor:
+    """``value`` as another tensor: gradients from within a checkpoint are summed here, before they meet others."""
+    return with_gradient(value, lambda one: one.view_as(one), lambda gradient: gradient)
+
+
+There = Callable[[torch.Tensor], torch.Tensor]
+Back = Callable[[torch.Tensor], torch.Tensor | None]
+
+
+def with_gradient(value: torch.Tensor, there: There, back: Back) -> torch.Tensor:
+    """``there`` of ``value``, whose gradient is ``back`` of the result's, whatever ``there`` is made of; None: it has none."""
+    turned: torch.Tensor = _Turned.apply(value, there, back)
+    return turned
+
+
+class _Turned(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, value: torch.Tensor, there: There, back: Back) -> torch.Tensor:
+        ctx.back = back
+        return there(value)
 
     @staticmethod
-    def forward(ctx: Any, value: torch.Tensor) -> torch.Tensor:
-        """``value`` as another tensor."""
-        return value.view_as(value)
-
-    @staticmethod
-    def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:
-        """The sum of what came from within."""
-        return gradient
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor | None, None, None]:
+        return ctx.back(gradient), None, None
 
 
 _LOOK_UPS = (torch.nn.functional.embedding, torch.nn.functional.embedding_bag)

@@ -95,20 +95,16 @@ class ModelTraced:
         """FQN of every module, in registration order."""
         return tuple(fqn for fqn, _ in self.built.named_modules())
 
-    @property
-    def _arguments(self) -> tuple[Any, ...]:
-        return (
+    def joint(self) -> Joint:
+        """Forward and backward of the whole step."""
+        return trace_joint(self.built, lambda: self.step(JointStep))
+
+    def step(self, kind: Callable[..., Step]) -> Step:
+        """The step as a ``kind`` of :class:`JointStep`: other kinds trace it in another way."""
+        return kind(
             *(self.built, self.data, self.loss, self.parts, self.forwards, self.fake_mode),
             *(self.plan.step.microbatches, self.overrides, self.inputs, self.cuts),
         )
-
-    def joint(self) -> Joint:
-        """Forward and backward of the whole step."""
-        return trace_joint(*self._arguments)
-
-    def step(self, kind: Callable[..., Step]) -> Step:
-        """A ``kind`` of :class:`JointStep`, which traces the step in another way."""
-        return kind(*self._arguments)
 
     def optimizing(self, parameters: Sequence[Parameter]) -> Optimizing:
         """What makes the plan's optimizers."""

@@ -70,37 +70,20 @@ class Joint:
     """What was traced otherwise than the model has it, one clause each."""
 
 
-def trace_joint(
-    model: nn.Module,
-    batch: Any,
-    loss: LossFn,
-    parts: ParameterShards,
-    forwards: Forwards,
-    fake_mode: FakeTensorMode,
-    count: int = 1,
-    overrides: Overrides = NONE,
-    inputs: Sequence[Path] = (),
-    cuts: Sequence[str] = (),
-) -> Joint:
-    """Trace ``loss(model(inputs), targets)`` and the gradient of every trainable parameter into one joint graph.
+def trace_joint(model: nn.Module, make: Callable[[], JointStep]) -> Joint:
+    """Trace the loss of the step that ``make`` gives for ``model``, and the gradient of every trainable parameter, into one
+    joint graph.
 
-    ``model`` was built under ``fake_mode``. ``batch`` is a tuple, list or dict of real tensors, which are cut into ``count``
-    microbatches on dimension 0; the loss is the mean of theirs. ``inputs`` are those that the model gets, as in ``[model]``.
-    ``overrides`` are modules that are not traced, ``cuts`` those behind which pipeline stages end: each stage gathers the
-    parameters that it reads. Raises :class:`CaptureError` for what cannot be traced.
+    Raises :class:`CaptureError` for what cannot be traced.
     """
-
-    def made() -> JointStep:
-        return JointStep(model, batch, loss, parts, forwards, fake_mode, count, overrides, inputs, cuts)
-
-    step, graph_module = traced_joint(model, made)
+    step, graph_module = traced_joint(model, make)
     values = step.input_values
     placed = dict(zip(graph_module.graph.find_nodes(op="placeholder"), values, strict=True))
     parameters = {node: value.fqn for node, value in placed.items() if value.role == "param"}
-    refuse_mixed_dtypes(graph_module.graph, parameters, parts.parallel.param_dtype)
+    refuse_mixed_dtypes(graph_module.graph, parameters, step.parts.parallel.param_dtype)
     refuse_lost(step.lost_gradients())
     outputs = (Value("loss", "", (), None), *step.grad_values, *(v for v in values if v.role == "state"))
-    kept = forwards.resharding.kept_gathered(graph_module.graph, values, outputs)
+    kept = step.forwards.resharding.kept_gathered(graph_module.graph, values, outputs)
     # What is gathered of the batch is an activation, and a kept parameter stays gathered: backward reads forward's result of
     # both.
     stay = [node for node, value in placed.items() if value.role == "batch" or (value.role == "param" and value.fqn in kept)]
@@ -163,11 +146,17 @@ class JointStep:
         parts: ParameterShards,
         forwards: Forwards,
         fake_mode: FakeTensorMode,
-        count: int,
-        overrides: Overrides,
-        inputs: Sequence[Path],
+        count: int = 1,
+        overrides: Overrides = NONE,
+        inputs: Sequence[Path] = (),
         cuts: Sequence[str] = (),
     ) -> None:
+        """``model`` was built under ``fake_mode``; the loss is ``loss(model(inputs), targets)``.
+
+        ``batch`` is a tuple, list or dict of real tensors, which are cut into ``count`` microbatches on dimension 0; the loss
+        is the mean of theirs. ``inputs`` are those that the model gets, as in ``[model]``. ``overrides`` are modules that are
+        not traced, ``cuts`` those behind which pipeline stages end: each stage gathers the parameters that it reads.
+        """
         self.model, self.loss, self.parts, self.forwards, self.count = model, loss, parts, forwards, count
         self.split = split_of(model, batch, inputs)
         refuse_unread(loss, self.split, batch)
@@ -205,7 +194,7 @@ class JointStep:
         fakes = [fake_mode.from_tensor(self.leaves[i]) for i in self.tensors]
         self.inputs = [*shards, *self.buffers.values(), *states.values(), *fakes]
         # Taken while no forward is parted: a later output of another shape is a rank's part that nobody joined.
-        self.whole = self._whole_shapes(fakes, fake_mode) if forwards.parted else None
+        self.whole = self._whole_shapes(fakes) if forwards.parted else None
         keys = [("param", p.fqn) for p in self.parameters] + [("buffer", fqn) for fqn in self.buffers]
         keys += [("state", fqn) for fqn in states]
         keys += [("batch", pytree.keystr(paths[i][0])) for i in self.tensors]
@@ -370,8 +359,9 @@ class JointStep:
             output = self.split.call(self.model, batch)
             self.split.loss(self.loss, output, batch).backward()
 
-    def _whole_shapes(self, fakes: Sequence[torch.Tensor], fake_mode: FakeTensorMode) -> Shapes:
+    def _whole_shapes(self, batch: Sequence[torch.Tensor]) -> Shapes:
         """Shapes of what the model gives for a microbatch if it is not parted."""
-        with fake_mode, torch.no_grad(), naming_user_frame(lambda: "calling the model"), self.anchors.in_place():
-            part = next(microbatches(self.leaves_with(fakes), self.count))
+        # Not of first_rows: whoever gives other inputs to a step of his own does so when this has been asked.
+        with self.fake_mode, torch.no_grad(), naming_user_frame(lambda: "calling the model"), self.anchors.in_place():
+            part = next(microbatches(self.leaves_with(batch), self.count))
             return shapes_of(self.split.call(self.model, pytree.tree_unflatten(part, self.spec)))

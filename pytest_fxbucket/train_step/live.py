@@ -95,7 +95,11 @@ class Live:
 
     def by_role(self) -> dict[Role, Mapping[str, torch.Tensor]]:
         """This rank's local part of every tensor that a graph can have as input, by role and name."""
-        rates = {fqn: rate_tensor(rate) for fqn, rate in self.rates().items()}
+        # A learning rate is an input of the graph: float64 without dimensions, or the user's own tensor.
+        rates = {
+            fqn: rate if isinstance(rate, torch.Tensor) else torch.tensor(float(rate), dtype=torch.float64)
+            for fqn, rate in self.rates().items()
+        }
         return {
             "param": self.stored,
             "buffer": {fqn: local_of(buffer) for fqn, buffer in self.buffers.items()},
@@ -122,11 +126,6 @@ class Live:
             )
         if self.owners.setdefault(fqn, optimizer) is not optimizer:
             raise CaptureError(f"{where} has parameter {fqn}, which another optimizer has too; give each parameter to one")
-
-
-def rate_tensor(rate: Any) -> torch.Tensor:
-    """Make a learning rate an input of the graph: float64 without dimensions, or the user's own tensor."""
-    return rate if isinstance(rate, torch.Tensor) else torch.tensor(float(rate), dtype=torch.float64)
 
 
 class LiveValues:

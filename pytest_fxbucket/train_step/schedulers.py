@@ -39,7 +39,7 @@ class Schedulers:
 
     def refuse_behind(self, optimizer: Optimizer) -> None:
         """Raise :class:`CaptureError` if a scheduler of ``optimizer``, which is about to step, was called already."""
-        if early := next((one for one in self.stepped if _drives(one, optimizer)), None):
+        if early := next((one for one in self.stepped if getattr(one, "optimizer", None) is optimizer), None):
             raise CaptureError(
                 f"the scheduler {type(early).__name__} is called before its optimizer steps, and a captured step calls it when "
                 "all is done; call it behind the last step() of its optimizer"
@@ -56,10 +56,6 @@ class Schedulers:
             self.calls.append(lambda: function(scheduler, *args, **kwargs))
 
         return step
-
-
-def _drives(scheduler: LRScheduler, optimizer: Optimizer) -> bool:
-    return getattr(scheduler, "optimizer", None) is optimizer
 
 
 def _kinds(kind: type[LRScheduler]) -> Iterator[type[LRScheduler]]:

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from pytest_fxbucket.capture.backward import with_gradient
 from pytest_fxbucket.capture.model import forward_instead
 from pytest_fxbucket.capture.names import NodeNamer, inputs_cast, outputs_cast
 from pytest_fxbucket.capture.parallel.modes import ParallelMode, Sharded
@@ -138,7 +139,8 @@ class WholeParameters:
                 inside.enter_context(inputs_cast(model, fqns, unit.input_dtype, self.namer))
                 inside.enter_context(outputs_cast(model, fqns, unit.output_dtype, self.namer))
                 if unit.is_root:
-                    self._forgetting(unit.modules[0], inside)
+                    root = unit.modules[0]
+                    inside.callback(root.register_forward_pre_hook(lambda *_: self.forget(), prepend=True).remove)
             for fqn, module in self.sharding.replicas.items():
                 self._under_ddp(fqn, module, inside)
             if self.sharding.averaged is not None:
@@ -198,42 +200,33 @@ class WholeParameters:
             self.busy = True
             try:
                 with self.namer.inside(fqn.rpartition(".")[0]), torch.inference_mode(False), torch.enable_grad():
-                    self.now[fqn] = _Whole.apply(self.twins[fqn], self.stored[fqn], self.sharding.travelling[fqn], self)
+                    self.now[fqn] = self._gathered(self.sharding.travelling[fqn])
             finally:
                 self.busy = False
         return self.now[fqn]
 
+    def _gathered(self, one: GatheredParameter) -> torch.Tensor:
+        """The whole parameter; in backward its gradient is reduced to one that is sharded as the parameter is."""
+        fqn, inner = one.travel.fqn, one.shard.inner
+        parameter, stored = self.twins[fqn], self.stored[fqn]
+        spec, rows = spec_of(parameter), local_of(parameter).shape
+
+        def back(gradient: torch.Tensor) -> torch.Tensor | None:
+            # First the sum over the other dimensions of the mesh, such as tp. Then gradients of earlier backwards that were not
+            # reduced are added. If this backward does not reduce either, the sum waits. Else it is reduced and loses its
+            # padding.
+            if inner is not None:
+                gradient = placed_as(gradient.to(one.shard.summed_in or gradient.dtype), inner)
+            gradient = one.travel.unreduced(gradient, self.waiting_gradients.pop(fqn, None))
+            if not one.shard.is_reduced:
+                self.waiting_gradients[fqn] = gradient
+                return None
+            reduced = one.travel.reduce(gradient, stored.shape).to(stored.dtype)
+            reduced = reduced if reduced.shape == rows else reduced.narrow(0, 0, rows[0])
+            return of_local(reduced, spec)
+
+        return with_gradient(parameter, lambda _: of_local(one.travel.gather(stored), inner), back)
+
     def _is_read(self) -> bool:
         """Whether a read at this moment is by a module in its forward, and so is to give the gathered parameter."""
         return self.namer.is_in_module and not self.busy and not self.paused()
-
-    def _forgetting(self, module: nn.Module, inside: ExitStack) -> None:
-        inside.callback(module.register_forward_pre_hook(lambda *_: self.forget(), prepend=True).remove)
-
-
-class _Whole(torch.autograd.Function):
-    """Gathers a parameter; in backward reduces its gradient to one that is sharded as the parameter is."""
-
-    @staticmethod
-    def forward(
-        ctx: Any, parameter: torch.Tensor, stored: torch.Tensor, one: GatheredParameter, wholes: WholeParameters
-    ) -> torch.Tensor:
-        ctx.one, ctx.wholes, ctx.spec, ctx.rows = one, wholes, spec_of(parameter), local_of(parameter).shape
-        ctx.shape, ctx.dtype = stored.shape, stored.dtype
-        return of_local(one.travel.gather(stored), one.shard.inner)
-
-    @staticmethod
-    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor | None, None, None, None]:
-        # First the sum over the other dimensions of the mesh, such as tp. Then gradients of earlier backwards that were not
-        # reduced are added. If this backward does not reduce either, the sum waits. Else it is reduced and loses its padding.
-        one: GatheredParameter = ctx.one
-        if one.shard.inner is not None:
-            gradient = placed_as(gradient.to(one.shard.summed_in or gradient.dtype), one.shard.inner)
-        gradient = one.travel.unreduced(gradient, ctx.wholes.waiting_gradients.pop(one.travel.fqn, None))
-        if not one.shard.is_reduced:
-            ctx.wholes.waiting_gradients[one.travel.fqn] = gradient
-            return None, None, None, None
-        reduced = one.travel.reduce(gradient, ctx.shape).to(ctx.dtype)
-        if reduced.shape != ctx.rows:
-            reduced = reduced.narrow(0, 0, ctx.rows[0])
-        return of_local(reduced, ctx.spec), None, None, None

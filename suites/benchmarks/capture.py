@@ -22,7 +22,6 @@ from fixtures.models.llama import build, loss
 from pytest_fxbucket.capture import joint
 from pytest_fxbucket.capture.from_plan import capture_plan
 from pytest_fxbucket.capture.names import NodeNamer
-from pytest_fxbucket.capture.override.overrides import NONE
 from pytest_fxbucket.capture.parallel.forwards import forwards_of
 from pytest_fxbucket.capture.parallel.parts import ParameterShards
 from pytest_fxbucket.compat import tracing
@@ -94,14 +93,14 @@ def against_make_fx() -> None:
 def captured(plan: Plan, model: torch.nn.Module, mode: FakeTensorMode) -> Any:
     """The joint graph as capture makes it."""
     parts, forwards = ParameterShards.of(plan.parallel, mesh_of(plan)), forwards_of(model, plan)
-    return joint.trace_joint(model, batch(0, 0), loss, parts, forwards, mode)
+    return joint.trace_joint(model, lambda: joint.JointStep(model, batch(0, 0), loss, parts, forwards, mode))
 
 
 def plain(plan: Plan, model: torch.nn.Module, mode: FakeTensorMode) -> Any:
     """make_fx of the same function, and nothing else."""
     parts, forwards = ParameterShards.of(plan.parallel, mesh_of(plan)), forwards_of(model, plan)
     with mock.patch.object(joint, "NodeNamer", _Nobody):
-        step = joint.JointStep(model, batch(0, 0), loss, parts, forwards, mode, 1, NONE, ())
+        step = joint.JointStep(model, batch(0, 0), loss, parts, forwards, mode)
     with mode:
         return tracing.trace(step, step.inputs)
 

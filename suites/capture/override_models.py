@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 from collections.abc import Callable
 from typing import Any
 
@@ -217,9 +216,7 @@ def generator() -> torch.Generator:
 DOES: dict[str, Callable[[], nn.Module]] = {
     "drops": lambda: Does(lambda m, x, out: functional.dropout(out, 0.5)),
     "draws of its own": lambda: Does(lambda m, x, out: out * (torch.rand(x.shape, generator=m.own) > 0.5), own=generator()),
-    "draws in a later call": lambda: Does(lambda m, x, out: out * (1 + random.random()) if bool(x[0, 0] > 0) else out),
     "forks": lambda: Does(forks),
-    "permutes": lambda: Does(lambda m, x, out: out[torch.randperm(len(x), generator=m.own)], own=generator()),
     "remembers in a later call": lambda: Does(counts_when_above, calls=[0]),
     "remembers": lambda: Does(counts, calls=0),
     "writes a buffer": lambda: Does(counts, calls=nn.Buffer(torch.zeros(()))),

@@ -1,7 +1,9 @@
-"""Steps captured from models of capture_models, and what their graphs hold."""
+"""Steps captured from models of capture_models, what their graphs hold, and where errors of users' code come from."""
 
 from __future__ import annotations
 
+import inspect
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +27,14 @@ def plan_of(
 
 def captured(factory: str, *, ranks: int = 4, rank: int = 0, **rest: Any) -> StepGraph:
     return capture_plan(plan_of(factory, **rest), shard_mesh(ranks), rank)
+
+
+def at(function: Callable[..., Any], text: str) -> str:
+    """``file:line in function`` of the line of ``function`` that begins with ``text``."""
+    lines, first = inspect.getsourcelines(function)
+    number = next(i for i, line in enumerate(lines) if line.strip().startswith(text))
+    path = Path(inspect.getsourcefile(function) or "").relative_to(Path.cwd())
+    return f"{path.as_posix()}:{first + number} in {function.__name__}"
 
 
 def launches(step: StepGraph, kind: str, direction: str = "") -> list[fx.Node]:

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import inspect
 import logging
-from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -22,7 +19,7 @@ from pytest_fxbucket.plan_on_mesh import mesh_of
 from pytest_fxbucket.step.mesh import GROUPED, mesh_with
 from suites.capture import capture_models as models
 from suites.capture import own_modes
-from suites.capture.steps import plan_of
+from suites.capture.steps import at, plan_of
 
 
 def sentence(factory: str = "residual", step: Step | None = None, **rest: Any) -> str:
@@ -32,14 +29,6 @@ def sentence(factory: str = "residual", step: Step | None = None, **rest: Any) -
     assert isinstance(caught.value, (CaptureError, PlanError))
     assert "\n" not in str(caught.value)
     return str(caught.value)
-
-
-def at(function: Callable[..., Any], text: str) -> str:
-    """``file:line in function`` of the line of ``function`` that begins with ``text``."""
-    lines, first = inspect.getsourcelines(function)
-    number = next(i for i, line in enumerate(lines) if line.strip().startswith(text))
-    path = Path(inspect.getsourcefile(function) or "").relative_to(Path.cwd())
-    return f"{path.as_posix()}:{first + number} in {function.__name__}"
 
 
 FACTORY, LOSS, MODE = "[model] factory capture_models:", "[model] loss capture_models:", "mode own_modes:"

@@ -26,32 +26,24 @@ from pytest_fxbucket.checks.verdict import Verdict
 from pytest_fxbucket.compat.modules import on_in_backward
 from pytest_fxbucket.eager.context_parallel import WholeSequence
 from pytest_fxbucket.errors import CaptureError
-from pytest_fxbucket.plan.entries import parse_entries
 from pytest_fxbucket.plan.schema import Plan
-from pytest_fxbucket.plan.schema_bucket import Bucket
 from pytest_fxbucket.plan_on_mesh import PlanOnMesh, mesh_of
 from pytest_fxbucket.ranks.pools import Pools
 from pytest_fxbucket.step.mesh import Group, mesh_with
-from suites.capture.parity import PLANS, payload_of, run_each
+from suites.capture.parity import payload_of, run_each, small
 from suites.eager.test_parting import FirstOfTwo
 
 STEPS = 2
 
 
-def small(name: str = "cp", args: Any = (("layers", 1), ("dim", 16)), **model: str) -> Plan:
-    """The plan of that name with one layer, for one step, or with another ``model``."""
-    plan = PLANS[name]
+def one_step(form: str = "gathered", args: Any = (("layers", 1), ("dim", 16)), **model: str) -> Plan:
+    """The small plan of the form for one step, or with another ``model``."""
+    plan = small("cp.ring" if form == "ring" else "cp", args)
     assert plan.model is not None
-    entries = parse_entries(["tok_embeddings", "layers.*", "norm+output"], "plan")
-    return replace(
-        plan,
-        model=replace(plan.model, args=dict(args), **model),
-        bucket=Bucket(plan=entries),
-        run=replace(plan.run, steps=1),
-    )
+    return replace(plan, model=replace(plan.model, **model), run=replace(plan.run, steps=1))
 
 
-CP, RING = small(), small("cp.ring")
+CP, RING = one_step(), one_step("ring")
 SHAPE = llama.LlamaShape(1, 16, 4, 2)
 
 Checked = Callable[..., Verdict]
@@ -133,12 +125,11 @@ def test_ranks_that_all_send_to_the_second_one_are_found(checked: Checked, monke
     )
 
 
-@pytest.mark.parametrize("backend", ["gloo", "local"])  # of the second ranks are threads, each in its own attention
 @pytest.mark.parametrize("form", ["gathered", "ring"])
-def test_what_checkpoints_compute_again_attends_to_all_too(form: str, backend: str, checked: Checked) -> None:
-    args = {"is_reentrant": form == "gathered"}
-    plan = small("cp.ring" if form == "ring" else "cp", args, factory=f"{HERE}:checkpointed")
-    assert checked(plan, "eager", backend=backend).outcome == "passed"
+def test_what_checkpoints_compute_again_attends_to_all_too(form: str, checked: Checked) -> None:
+    """Where ranks are threads, each in its own attention: what one process may do is a part of that."""
+    plan = one_step(form, {"is_reentrant": form == "gathered"}, factory=f"{HERE}:checkpointed")
+    assert checked(plan, "eager", backend="local").outcome == "passed"
 
 
 def test_checkpoints_are_torchs_own_again_whichever_rank_leaves_first() -> None:
@@ -194,7 +185,7 @@ def tokens_and_targets(rank: int, step: int) -> tuple[Tensor, Tensor]:
 
 
 def test_eager_is_red_for_a_model_that_counts_positions_by_itself(checked: Checked) -> None:
-    plan = small(args={}, factory=f"{HERE}:counts", batch=f"{HERE}:tokens_and_targets")
+    plan = one_step(args={}, factory=f"{HERE}:counts", batch=f"{HERE}:tokens_and_targets")
     verdict = checked(plan, "eager", backend="local")
     assert verdict.outcome == "failed"
     (line,) = verdict.lines
@@ -203,7 +194,7 @@ def test_eager_is_red_for_a_model_that_counts_positions_by_itself(checked: Check
 
 
 def test_eager_is_red_with_what_some_ranks_raise_of_their_part_while_others_wait(checked: Checked) -> None:
-    verdict = checked(small(args={}, factory=f"{HERE}:begins_at_0"), "eager")
+    verdict = checked(one_step(args={}, factory=f"{HERE}:begins_at_0"), "eager")
     assert verdict.outcome == "failed"
     assert "raised PartError: the model, in float32 and eval(), takes whole sequences but raises ValueError" in verdict.summary
 
@@ -222,7 +213,7 @@ class BeginsAt0(llama_sdpa.Llama):
 
 
 def test_eager_says_what_it_did_not_ask(checked: Checked) -> None:
-    verdict = checked(small(args={}, factory=f"{HERE}:halved"), "eager", backend="local")
+    verdict = checked(one_step(args={}, factory=f"{HERE}:halved"), "eager", backend="local")
     assert verdict.outcome == "passed"
     assert "; not asked whether parts of sequences give what wholes do: the model computes in 16 bits" in verdict.summary
 
@@ -286,21 +277,21 @@ REFUSED = {
 
 @pytest.mark.parametrize("how", REFUSED)
 def test_attention_that_cannot_be_parted_is_one_sentence(how: str) -> None:
-    plan = small(args={"how": how}, factory=f"{HERE}:attends")
+    plan = one_step(args={"how": how}, factory=f"{HERE}:attends")
     with pytest.raises(CaptureError) as caught:
         capture_plan(plan, mesh_of(plan), 0)
     assert str(caught.value).endswith(REFUSED[how])
 
 
 @pytest.mark.parametrize(
-    ("name", "says"),
+    ("form", "says"),
     [
-        ("cp", "RuntimeError: The size of tensor a (4) must match the size of tensor b (2)"),
-        ("cp.ring", "with enable_gqa=True alone;"),
+        ("gathered", "RuntimeError: The size of tensor a (4) must match the size of tensor b (2)"),
+        ("ring", "with enable_gqa=True alone;"),
     ],
 )
-def test_heads_are_shared_where_torch_shares_them_alone(name: str, says: str) -> None:
-    few = small(name, {"how": "few"}, factory=f"{HERE}:attends")
+def test_heads_are_shared_where_torch_shares_them_alone(form: str, says: str) -> None:
+    few = one_step(form, {"how": "few"}, factory=f"{HERE}:attends")
     with pytest.raises(CaptureError, match=re.escape(says)):
         capture_plan(few, mesh_of(few), 0)
 
@@ -349,7 +340,7 @@ def test_attention_that_has_no_blocks_is_one_sentence_and_its_twin_in_eager_refu
 
 
 def test_a_sequence_that_does_not_divide_is_one_sentence() -> None:
-    plan = small(batch=f"{HERE}:batch_of_fifteen")
+    plan = one_step(batch=f"{HERE}:batch_of_fifteen")
     with pytest.raises(CaptureError) as caught:
         capture_plan(plan, mesh_of(plan), 0)
     assert str(caught.value) == (

@@ -74,7 +74,7 @@ def strides(given: Any) -> list[list[int]]:
 
 def found(names: Iterator[str], mode: type[FakeTensorMode]) -> tuple[set[str], set[str]]:
     """Which of aten's ``names`` could be called, and which of them lay a result otherwise in ``mode`` than their kernel."""
-    called, otherwise = set(), set()
+    called, otherwise, fakes = set(), set(), mode()
     for name in names:
         for operator in pointwise(name):
             for layout in LAYOUTS.values():
@@ -82,7 +82,7 @@ def found(names: Iterator[str], mode: type[FakeTensorMode]) -> tuple[set[str], s
                 if given is None:
                     continue
                 args, keywords = given
-                with mode() as fakes:
+                with fakes:
                     fake_args = [fakes.from_tensor(a) if isinstance(a, Tensor) else a for a in args]
                     fake_keywords = {k: fakes.from_tensor(a) if isinstance(a, Tensor) else a for k, a in keywords.items()}
                 try:

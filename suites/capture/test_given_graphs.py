@@ -51,7 +51,7 @@ def test_a_traced_step_with_roles_passes_all_four_checks(pools: Pools, tmp_path:
     assert (summary.launches_before, summary.launches_after) == (14, 8)
 
 
-def test_a_bare_graph_is_run_and_compared_but_cannot_be_audited(pools: Pools, tmp_path: Path) -> None:
+def test_a_bare_graph_is_bucketed_run_and_compared_but_cannot_be_audited(pools: Pools, tmp_path: Path) -> None:
     run = run_of(BARE, pools, tmp_path)
     with pytest.raises(CaptureError, match=r"audit needs the roles .* return a TracedStep .* or set checks\.audit = false"):
         run.check("audit")
@@ -59,10 +59,7 @@ def test_a_bare_graph_is_run_and_compared_but_cannot_be_audited(pools: Pools, tm
     verdict = run.check("bitwise")
     assert outcome(verdict) == ("passed", ())
     assert "7 outputs" in verdict.summary
-
-
-def test_a_bare_graph_is_bucketed_by_the_modules_of_its_nodes(pools: Pools, tmp_path: Path) -> None:
-    report = run_of(BARE, pools, tmp_path).bucketed.report
+    report = run.bucketed.report  # by the modules of its nodes
     assert report is not None
     assert len(report.buckets) == 8
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -10,14 +11,11 @@ import pytest
 import torch
 
 from pytest_fxbucket.capture.given_graphs import TracedStep, take_step
+from pytest_fxbucket.checks.verdict import Verdict
 from pytest_fxbucket.compat.c10d import fake_world
 from pytest_fxbucket.errors import CaptureError
 from pytest_fxbucket.plan.load import load_plans
-from pytest_fxbucket.plan.schema import Plan
 from pytest_fxbucket.plan.schema_bucket import Transform
-from pytest_fxbucket.ranks.pools import Pools
-from pytest_fxbucket.run import PlanRun
-from pytest_fxbucket.settings import RunSettings
 from pytest_fxbucket.step.graph_sequence import as_one
 from pytest_fxbucket.step.mesh import shard_mesh
 from suites.capture.placed_graphs import init_device_mesh, parted, parted_step, traced
@@ -133,25 +131,20 @@ def test_what_does_not_fit_together_is_refused_in_one_sentence(change: Any, said
     assert str(caught.value) == f"[graph] factory fixtures.models.split:step: {said}"
 
 
-def run_of(plan: Plan, pools: Pools, tmp_path: Path, **settings: Any) -> PlanRun:
-    return PlanRun(plan, RunSettings(ROOT, tmp_path / "golden", artifacts=tmp_path / "artifacts", **settings), pools)
-
-
-def test_a_pass_that_hands_on_the_wrong_parameter_is_red_on_ranks_too(pools: Pools, tmp_path: Path) -> None:
-    run = run_of(PLAN, pools, tmp_path, pass_name="suites.capture.placed_graphs:biases_swapped")
-    same, bitwise = run.check("same"), run.check("bitwise")
+def test_a_pass_that_hands_on_the_wrong_parameter_is_red_on_ranks_too(checked: Callable[..., Verdict]) -> None:
+    swapped = {"pass_name": "suites.capture.placed_graphs:biases_swapped"}
+    same, bitwise = checked(PLAN, "same", **swapped), checked(PLAN, "bitwise", **swapped)
     assert (same.outcome, bitwise.outcome) == ("failed", "failed")
     assert any("gradient of layers.0.bias" in line or "loss" in line for line in bitwise.lines)
     assert any("forward_" in line for line in bitwise.lines), bitwise.lines
 
 
-def test_audit_says_what_it_leaves_out_and_holds_the_rest(pools: Pools, tmp_path: Path) -> None:
-    plan = replace(PLAN, parallel=replace(PLAN.parallel, reshard_after_forward=True))
-    verdict = run_of(plan, pools, tmp_path).check("audit")
+def test_audit_says_what_it_leaves_out_and_holds_the_rest(checked: Callable[..., Verdict]) -> None:
+    verdict = checked(replace(PLAN, parallel=replace(PLAN.parallel, reshard_after_forward=True)), "audit")
     assert verdict.outcome == "passed"
     assert "(left out, since whoever calls the graphs decides it: overlap with compute and reshard_after_forward)" in (
         verdict.summary
     )
-    unmerged = run_of(PLAN, pools, tmp_path, pass_name="suites.capture.placed_graphs:left_as_it_is").check("audit")
+    unmerged = checked(PLAN, "audit", pass_name="suites.capture.placed_graphs:left_as_it_is")
     entries, whats = {line.split(":")[0] for line in unmerged.lines}, ("forward all_gather", "backward reduce_scatter")
     assert entries >= {f"entry layers.{i}, {what}" for what in whats for i in range(3)}

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from pytest_fxbucket.capture.from_plan import capture_plan
 from pytest_fxbucket.graph.collectives import is_wait, launch_kind, waits_of
 from pytest_fxbucket.plan.load import load_plans
+from pytest_fxbucket.plan.schema_bucket import Bucket
 from pytest_fxbucket.step.mesh import shard_mesh
 from pytest_fxbucket.step.roles import StepGraph
 from suites.capture.steps import captured, is_backward, launches, made_by, module_of, sent_by
@@ -16,13 +19,19 @@ from suites.capture.steps import captured, is_backward, launches, made_by, modul
 PLANS = Path(__file__).resolve().parents[2] / "fixtures" / "plans"
 
 
-def of_plan(name: str) -> StepGraph:
-    return capture_plan(load_plans(PLANS / f"{name}.toml")[0], shard_mesh(4), 0)
+ARGS: dict[str, dict[str, Any]] = {
+    "uneven": {"blocks": 1},
+    "hf_llama": {"layers": 1, "dim": 16},
+    "llama_tied": {"layers": 1, "dim": 16, "tied": True},
+}
 
 
-@pytest.fixture(scope="module", params=["uneven", "hf_llama", "llama_tied"])
+@pytest.fixture(scope="module", params=ARGS)
 def step(request: pytest.FixtureRequest) -> StepGraph:
-    return of_plan(request.param)
+    plan = load_plans(PLANS / f"{request.param}.toml")[0]
+    assert plan.model is not None
+    small = replace(plan, model=replace(plan.model, args=ARGS[request.param]), bucket=Bucket(unplanned="root"))
+    return capture_plan(small, shard_mesh(4), 0)
 
 
 def test_a_gather_is_named_after_the_module_that_owns_its_parameter(step: StepGraph) -> None:
@@ -92,11 +101,11 @@ def test_backward_of_a_module_without_parameters_has_its_name_and_not_its_neighb
 
 
 def test_a_module_stack_goes_from_the_root_inwards() -> None:
-    step = of_plan("llama")
-    gather = next(n for n, fqn in sent_by(step).items() if fqn == "layers.2.attention.wq.weight")
+    gather = next(node for node, fqn in sent_by(captured("residual")).items() if fqn == "layers.2.weight")
     stack = gather.meta["nn_module_stack"]
-    assert list(stack) == ["", "layers", "layers.2", "layers.2.attention", "layers.2.attention.wq"]
-    assert [(path, cls.__name__) for path, cls in stack.values()][2:4] == [
-        ("layers.2", "Layer"),
-        ("layers.2.attention", "Attention"),
+    assert list(stack) == ["", "layers", "layers.2"]
+    assert [(path, cls.__name__) for path, cls in stack.values()] == [
+        ("", "Residual"),
+        ("layers", "ModuleList"),
+        ("layers.2", "Linear"),
     ]

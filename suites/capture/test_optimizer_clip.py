@@ -11,17 +11,17 @@ import torch
 
 from pytest_fxbucket.capture.parallel.parts import ParameterShards
 from pytest_fxbucket.plan.schema import Plan
+from pytest_fxbucket.plan.schema_bucket import Bucket
 from pytest_fxbucket.plan.schema_model import Optimizer
 from pytest_fxbucket.plan_on_mesh import mesh_of
 from pytest_fxbucket.ranks.pools import Pools
 from pytest_fxbucket.step.portable import encode_module
 from pytest_fxbucket.step_runner import StepTask, fields_of
 from suites.capture.functional_graphs import same
-from suites.capture.parity import changed, step_of
+from suites.capture.parity import small, step_of
+from suites.capture.steps import plan_of
 
 ROOT = Path(__file__).resolve().parents[2]
-
-
 SIZES = {"dp": 2, "tp": 2}
 PLACED = {"norm.weight": ((9,), {"dp": 0}), "wq": ((5, 7), {"dp": 0, "tp": 0}), "wo": ((4, 6), {"dp": 0, "tp": 1})}
 
@@ -43,9 +43,8 @@ def test_what_is_not_sharded_counts_once_and_each_bit_is_torchs(pools: Pools) ->
 NORM = 0.05
 
 
-def clipped(name: str) -> Plan:
-    """The plan called ``name`` in float32, its gradients clipped to :data:`NORM`."""
-    plan = changed(name, param_dtype=None, reduce_dtype=None)
+def clipped(plan: Plan) -> Plan:
+    """``plan``, its gradients clipped to :data:`NORM`."""
     momentum = Optimizer("torch.optim:SGD", {"lr": 0.1, "momentum": 0.9})
     return replace(plan, step=replace(plan.step, clip_norm=NORM), optimizer=(momentum,))
 
@@ -63,7 +62,7 @@ SHARDED = {
 @pytest.mark.parametrize("name", SHARDED)
 def test_gradients_are_clipped_by_the_norm_of_whole_ones_each_number_in_it_once(name: str, pools: Pools) -> None:
     """Not bit for bit: whole gradients are summed in another order than parts of them."""
-    plan = clipped(name)
+    plan = clipped(small(name, param_dtype=None, reduce_dtype=None))
     step = step_of(plan)
     clip = ParameterShards.of(plan.parallel, mesh_of(plan)).clip(NORM, step.parameters)
     assert {fqn: clip.sharded[fqn] for fqn in SHARDED[name]} == SHARDED[name]
@@ -81,8 +80,9 @@ def test_gradients_are_clipped_by_the_norm_of_whole_ones_each_number_in_it_once(
             torch.testing.assert_close(given, gradient * (NORM / math.sqrt(squares)), rtol=1e-5, atol=0.0, msg=fqn)
 
 
-@pytest.mark.parametrize(("name", "reductions"), [("moe", 1), ("hybrid", 1), ("replicate", 0)])
-def test_the_norm_is_summed_over_what_shards_gradients_and_over_no_copies(name: str, reductions: int) -> None:
+@pytest.mark.parametrize(("mode", "shards", "reductions"), [("hybrid_shard", 2, 1), ("replicate", 1, 0)])
+def test_the_norm_is_summed_over_what_shards_gradients_and_over_no_copies(mode: str, shards: int, reductions: int) -> None:
     """Gradients are averaged: what is summed by an all-reduce is the norm."""
-    calls = [node for node in step_of(clipped(name)).graphs["joint"].graph.nodes if "all_reduce" in str(node.target)]
+    plan = replace(plan_of("residual", mode=mode, dp_replicate=2, dp_shard=shards), bucket=Bucket(unplanned="root"))
+    calls = [node for node in step_of(clipped(plan)).graphs["joint"].graph.nodes if "all_reduce" in str(node.target)]
     assert [node.args[1] for node in calls].count("sum") == reductions

@@ -32,7 +32,6 @@ def targets(found: Twins) -> list[str]:
 
 
 CASES: dict[str, tuple[Callable[[], nn.Module], Any]] = {
-    "rows go where their values say": (lambda: models.Holds(models.Chooses()), {"held": "call"}),
     "several inputs and results, by name, a buffer": (
         models.AroundAttention,
         {models.Attends: Override(output=subgraphs.attended)},

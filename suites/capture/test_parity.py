@@ -10,11 +10,11 @@ import torch
 from pytest_fxbucket.plan.schema import Plan
 from pytest_fxbucket.ranks.pools import Pools
 from suites.capture.override_plans import CALLABLES, override, plan_of
-from suites.capture.parity import PLANS, assert_same, by_hand, changed, differences, differing, payload_of, run, step_of
+from suites.capture.parity import PLANS, assert_same, by_hand, differences, differing, payload_of, run, small, step_of
 
 
 def test_a_mode_of_the_users_own_that_divides_before_it_adds_is_the_step_that_fully_shard_takes(pools: Pools) -> None:
-    plan = PLANS["mode"]
+    plan = small("mode")
     assert_same(pools, payload_of(plan, step_of(plan)), "by_torch:fsdp2_steps")
 
 
@@ -26,21 +26,21 @@ def experts_by_hand(plan: Plan) -> dict[str, object]:
     averages = ["dp_shard", "dp_replicate"][: 1 + (parallel.dp_replicate > 1)]
     share = (0, parallel.dp_shard, [rank % parallel.dp_shard for rank in range(4)])
     return by_hand(plan, *averages, share=share) | {
-        "experts": ["layers.0.experts", "layers.1.experts"],
+        "experts": ["layers.0.experts"],
         "expert_ranks": ranks.flatten(0, 1).tolist(),
         "expert_averages": [ranks.transpose(1, 2).flatten(0, 1).tolist(), ranks.flatten(1).T.tolist()],
         "expert_share": (0, shards, [rank // parallel.ep % shards for rank in range(4)]),
     }
 
 
-LAST = changed("buckets", mode="own_modes:LastDimension", param_dtype=None, reduce_dtype=None)
+LAST = small("buckets", mode="own_modes:LastDimension", param_dtype=None, reduce_dtype=None)
+OVER_TP = small("tp.replicate")
 EXPERTS = {
-    "experts": PLANS["moe"],
-    "one rank for each expert": PLANS["moe.one_each"],
-    "copies of experts": changed("moe", mode="hybrid_shard", dp_replicate=2, dp_shard=2),
+    "experts": small("moe"),
+    "copies of experts, one rank for each": small("moe", mode="hybrid_shard", dp_replicate=2, dp_shard=2),
 }
 BY_HAND = {
-    "copies parted over tp": (PLANS["tp.replicate"], by_hand(PLANS["tp.replicate"], "dp_replicate", share=None)),
+    "copies parted over tp": (OVER_TP, by_hand(OVER_TP, "dp_replicate", share=None)),
     "shards of the last dimension": (LAST, by_hand(LAST, "dp_shard", share=(-1, 4, range(4)))),
     **{name: (plan, experts_by_hand(plan)) for name, plan in EXPERTS.items()},
 }
@@ -56,7 +56,7 @@ def test_gradients_averaged_over_copies_first_are_those_of_two_averages_by_hand(
 
     In float32, where both round. Of bfloat16 gradients float32 holds sums of four without rounding: there no order can be seen.
     """
-    plan = changed("hybrid.replicate_first", param_dtype=None)
+    plan = small("hybrid.replicate_first", param_dtype=None)
     share = (0, 2, [rank % 2 for rank in range(4)])
     payload = payload_of(plan, step_of(plan), **by_hand(plan, "dp_replicate", "dp_shard", share=share))
     ours = assert_same(pools, payload, "by_hand:by_hand_steps")
@@ -70,9 +70,9 @@ def test_parting_experts_changes_in_the_first_step_the_rounding_of_their_gradien
 
     So bits part at the experts' gradients of step 0, and everywhere from the first update on.
     """
-    plan, whole = (changed("moe", param_dtype=None, reduce_dtype=None, **more) for more in ({}, {"ep": 1, "ep_plan": ()}))
-    parted = run(pools, "parity_jobs:graph_steps", payload_of(plan, step_of(plan)))
-    torchs = run(pools, "fixtures.reference.by_torch:fsdp2_steps", payload_of(whole, step_of(whole)))
+    plan, whole = (small("moe", param_dtype=None, reduce_dtype=None, **more) for more in ({}, {"ep": 1, "ep_plan": ()}))
+    parted = run(pools, "parity_jobs:graph_steps", payload_of(plan, step_of(plan), steps=1))
+    torchs = run(pools, "fixtures.reference.by_torch:fsdp2_steps", payload_of(whole, step_of(whole), steps=1))
     for rank, (mine, theirs) in enumerate(zip(parted, torchs, strict=True)):
         a, b = mine["steps"][0], theirs["steps"][0]
         assert differing({"loss": a["loss"]}, {"loss": b["loss"]}) == []
@@ -87,13 +87,12 @@ def test_a_parameter_that_a_subgraph_does_not_read_is_one_that_fully_shard_gives
     assert_same(pools, payload_of(plan, step_of(plan)), "by_torch:fsdp2_steps", factory=f"{CALLABLES}:holds_low_alone")
 
 
-@pytest.mark.parametrize("row", ["override.subgraph", "override.checkpoint"])
-def test_subgraphs_are_the_step_of_modules_that_compute_so_and_count_each_ranks_own_tokens(row: str, pools: Pools) -> None:
-    """2 experts for each of 32 tokens in 3 steps, in each of 2 layers; checkpointing counts none twice."""
-    plan = replace(PLANS["override.subgraph"], step=PLANS[row].step)
+def test_subgraphs_are_the_step_of_modules_that_compute_so_and_count_each_ranks_own_tokens(pools: Pools) -> None:
+    """2 experts for each of 32 tokens in 2 steps, in each of 2 layers; what is computed again is counted once."""
+    plan = replace(PLANS["override.subgraph"], step=PLANS["override.checkpoint"].step)
     payload = payload_of(plan, step_of(plan))
     ranks = assert_same(pools, payload, "by_torch:fsdp2_steps", factory="fixtures.models.routed:build_dense")
     for state in (rank["state"] for rank in ranks):
         assert list(state) == ["layers.0.moe.tokens", "layers.1.moe.tokens"]
-        assert all(tokens.sum() == 2 * 32 * 3 for tokens in state.values())
+        assert all(tokens.sum() == 2 * 32 * 2 for tokens in state.values())
     assert not torch.equal(*(rank["state"]["layers.0.moe.tokens"] for rank in ranks))

@@ -29,9 +29,17 @@ def plan(asked: Any, *entries: str, factory: str = "residual", unplanned: str = 
     return replace(one, bucket=Bucket(plan=parse_entries(list(entries), "plan"), unplanned=unplanned))
 
 
+WORLDS: dict[str, PlanOnMesh] = {}
+
+
+def world_of(one: Plan) -> PlanOnMesh:
+    """The plan on its mesh, captured once for all tests."""
+    return WORLDS.setdefault(repr(one), PlanOnMesh(CapturedPlan(one, mesh_of(one)), "manual"))
+
+
 def gathered_again(one: Plan) -> list[str]:
     """FQNs of what backward gathers."""
-    step = capture_plan(one, shard_mesh(4), 0)
+    step = world_of(one).step(0)
     sent = sent_by(step)
     return sorted(sent[node] for node in launches(step, "all_gather", "backward"))
 
@@ -75,13 +83,13 @@ def test_a_table_that_names_no_entry_is_told_with_the_plans_name() -> None:
 def test_what_stays_gathered_hides_the_first_gather_of_backward() -> None:
     """Launched where the head's backward begins, as FSDP2's root prefetches the last layer; without a prefetch where it was."""
     one = plan(None, *ENTRIES)
-    passed = PlanOnMesh(CapturedPlan(one, mesh_of(one)), "manual").passed(0)["joint"].reading
+    passed = world_of(one).passed(0)["joint"].reading
     first = next(b for b in passed.buckets if b.kind == "all_gather" and b.direction == "backward")
     assert first.fqns[0].startswith("layers.2")
     head = [where for where, direction, fqn in passed.computes if direction == "backward" and fqn.startswith("head")]
     assert first.launch < min(head) <= max(head) < (first.wait or 0)
     late = replace(one, overlap=replace(one.overlap, prefetch=0))
-    passed = PlanOnMesh(CapturedPlan(late, mesh_of(late)), "manual").passed(0)["joint"].reading
+    passed = world_of(late).passed(0)["joint"].reading
     first = next(b for b in passed.buckets if b.kind == "all_gather" and b.direction == "backward")
     head = [where for where, direction, fqn in passed.computes if direction == "backward" and fqn.startswith("head")]
     assert max(head) < first.launch
@@ -89,7 +97,7 @@ def test_what_stays_gathered_hides_the_first_gather_of_backward() -> None:
 
 def problems(traced: Plan, promised: Any) -> list[str]:
     """What an audit for ``promised`` finds in the step of ``traced``."""
-    world = PlanOnMesh(CapturedPlan(traced, mesh_of(traced)), "manual")
+    world = world_of(traced)
     other = replace(traced, parallel=replace(traced.parallel, reshard_after_forward=promised))
     promise = promise_of(other, world.step(0).parameters, world.resolution, world.members)
     found = audit(promise, world.reading(0)["joint"], world.passed(0)["joint"].reading)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,15 +13,13 @@ from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distrib
 
 from fixtures.models import placed
 from pytest_fxbucket.capture.given_graphs import take_step
+from pytest_fxbucket.checks.verdict import Verdict
 from pytest_fxbucket.compat.c10d import fake_world
 from pytest_fxbucket.errors import CaptureError
 from pytest_fxbucket.graph.collectives import read_launch
 from pytest_fxbucket.plan.load import load_plans
 from pytest_fxbucket.plan.schema_bucket import Bucket
 from pytest_fxbucket.plan.schema_model import Graph, Parallel
-from pytest_fxbucket.ranks.pools import Pools
-from pytest_fxbucket.run import PlanRun
-from pytest_fxbucket.settings import RunSettings
 from pytest_fxbucket.step.mesh import fake_mesh, mesh_with, shard_mesh
 from suites.capture.placed_graphs import WEIGHT, ids, joint, other_ranks, step_of, traced, two_by_two
 
@@ -171,7 +169,7 @@ def test_a_mesh_of_other_sizes_is_refused_though_nothing_is_launched_on_it() -> 
     )
 
 
-def test_a_copy_whose_gradient_nothing_reduces_fails_bitwise(pools: Pools, tmp_path: Path) -> None:
+def test_a_copy_whose_gradient_nothing_reduces_fails_bitwise(checked: Callable[..., Verdict]) -> None:
     plan = replace(
         PLAN,
         graph=Graph("suites.capture.placed_graphs:unreduced"),
@@ -179,8 +177,7 @@ def test_a_copy_whose_gradient_nothing_reduces_fails_bitwise(pools: Pools, tmp_p
         bucket=Bucket(by="size"),
         run=replace(PLAN.run, world={}),
     )
-    settings = RunSettings(rootdir=ROOT, golden_dir=tmp_path / "golden", artifacts=tmp_path / "artifacts")
-    verdict = PlanRun(plan, settings, pools).check("bitwise")
+    verdict = checked(plan, "bitwise")
     assert verdict.outcome == "failed"
     assert verdict.lines == (
         "ranks 0 and 1 hold copies of weight, which differ after the last step: their gradients were not reduced alike",

@@ -18,7 +18,6 @@ from pytest_fxbucket.plan.schema_model import Model
 from pytest_fxbucket.plan.table_rules import Path
 from pytest_fxbucket.step.mesh import shard_mesh
 from pytest_fxbucket.step.roles import StepGraph
-from suites.capture.split_models import Labelled
 from suites.capture.steps import plan_of
 
 
@@ -186,16 +185,15 @@ def operators(step: StepGraph) -> list[str]:
     return [str(node.target) for node in step.graphs["joint"].graph.nodes if node.op == "call_function"]
 
 
-@pytest.mark.parametrize("microbatches", [1, 2])
-def test_every_form_of_one_batch_is_the_same_step(microbatches: int) -> None:
-    first = operators(step("pair", microbatches=microbatches))
+def test_every_form_of_one_batch_is_the_same_step() -> None:
+    first = operators(step("pair", microbatches=2))
     for form, loss, inputs in [
         ("names", "loss_of_named_labels", ()),
         ("nested", "loss_of_labels", ((0, "*"),)),
         ("swapped", "loss_of_labels", ((1,),)),
         ("pair", "loss_of_batch", ()),
     ]:
-        assert operators(step(form, loss, inputs=inputs, microbatches=microbatches)) == first, form
+        assert operators(step(form, loss, inputs=inputs, microbatches=2)) == first, form
 
 
 @pytest.mark.parametrize("gives", ["dict", "tuple", "dataclass"])
@@ -232,7 +230,3 @@ def test_a_loss_that_nothing_makes_is_said_with_the_way_out(form: str, loss: str
     with pytest.raises(CaptureError) as caught:
         step(form, loss, **args)
     assert says in str(caught.value)
-
-
-def test_the_model_under_test_takes_one_input() -> None:
-    assert split_of(Labelled(), (1, 2)).targets((1, 2)) == 2

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from pytest_fxbucket.capture.from_plan import capture_plan
-from pytest_fxbucket.capture.joint import trace_joint
+from pytest_fxbucket.capture.joint import JointStep, trace_joint
 from pytest_fxbucket.capture.parallel.forwards import Forwards
 from pytest_fxbucket.capture.parallel.parts import ParameterShards
 from pytest_fxbucket.capture.parallel.sequence_parallel import SequenceModules
@@ -92,7 +92,8 @@ def classes_of(model: nn.Module) -> list[type]:
 
 def capture_given(model: nn.Module, mode: FakeTensorMode, loss: Any = capture_models.loss) -> None:
     parts = ParameterShards.of(Parallel(dp_shard=4), shard_mesh(4))
-    trace_joint(model, capture_models.batch(0, 0), loss, parts, Forwards({}, SequenceModules(), {}, ()), mode)
+    given = capture_models.batch(0, 0), loss, parts, Forwards({}, SequenceModules(), {}, ()), mode
+    trace_joint(model, lambda: JointStep(model, *given))
 
 
 @pytest.mark.parametrize("factory", ["residual", "asks_a_value", "loses"])

@@ -38,7 +38,8 @@ id = "uneven_shards"
 parallel = { mode = "fully_shard", dp_replicate = 1, dp_shard = 3, param_dtype = "bfloat16", reduce_dtype = "float32" }
 step.microbatches = 1
 [[matrix]]
-id = "2_microbatches-computed_again_and_kept"
+id = "computed_again_and_kept"
+step.microbatches = 1
 parallel = { mode = "fully_shard", dp_replicate = 1, dp_shard = 2, param_dtype = "bfloat16", reshard_after_forward = false }
 step.checkpoint = ["layers.*"]
 """
@@ -48,15 +49,18 @@ step.checkpoint = ["layers.*"]
 GPT = """
 [model]
 factory = "fixtures.models.gpt:build"
-args = { layers = 1, dim = 16, tied = true, frozen = ["layers.0.attention_norm"] }
+args = { layers = 1, dim = 16, tied = true, frozen = ["layers.0.attention_norm"], norm_dtype = "float64", counts = true }
 batch = "fixtures.models.gpt:batch"
 loss = "fixtures.models.gpt:loss"
 [parallel]
 dp_shard = 3
 [bucket]
 unplanned = "root"
+plan = ["layers.0.attention_norm", "layers.0.mlp_norm", "norm", "layers.0.attention+layers.0.mlp"]
 [[matrix]]
 id = "hybrid_shard-reduced_in_bfloat16-computed_again-two_optimizers_of_several_groups"
+model.args = { layers = 1, dim = 16, tied = true, frozen = ["layers.0.attention_norm"] }
+bucket.plan = []
 parallel = { mode = "hybrid_shard", dp_replicate = 2, dp_shard = 2, reduce_dtype = "bfloat16" }
 step = { clip_norm = 0.5, microbatches = 2, checkpoint = ["layers.*"] }
 [[matrix.optimizer]]
@@ -69,26 +73,9 @@ factory = "torch.optim:Adam"
 args = { lr = 0.01 }
 groups = [{ params = ["layers.0.mlp_norm", "norm"], lr = 0.02 }, { weight_decay = 0.1 }]
 [[matrix]]
-id = "norms_of_float64"
-model.args = { layers = 1, dim = 16, tied = true, frozen = ["layers.0.attention_norm"], norm_dtype = "float64", counts = true }
-bucket.plan = ["layers.0.attention_norm", "layers.0.mlp_norm", "norm", "layers.0.attention+layers.0.mlp"]
-[[matrix]]
 id = "a_layer_called_twice"
 model.args = { layers = 2, dim = 16, tied = true, twice = 0, frozen = ["layers.1"], counts = true }
 bucket.plan = ["layers.1"]
-[[matrix]]
-id = "biases_of_rowwise_linears-added_once"
-model.args = { layers = 1, dim = 16 }
-parallel.dp_shard = 2
-parallel.tp = 2
-eager.rounds_otherwise = ["rowwise_bias"]
-[matrix.parallel.tp_plan]
-"layers.*.attention.query" = "colwise"
-"layers.*.attention.key" = "colwise"
-"layers.*.attention.value" = "colwise"
-"layers.*.attention.out" = "rowwise"
-"layers.*.mlp.up" = "colwise"
-"layers.*.mlp.down" = "rowwise"
 """
 
 
@@ -111,31 +98,30 @@ def overridden(factory: str, of: Any = None, **rest: Any) -> Plan:
 T5 = """
 [model]
 factory = "fixtures.models.t5:build"
-args = { dim = 16 }
+args = { layers = 1, dim = 16 }
 batch = "fixtures.models.t5:batch"
 [parallel]
 dp_shard = 2
 [bucket]
-plan = ["shared", "encoder.block.[0-1]+encoder.final_layer_norm", "decoder.block.[0-1]+decoder.final_layer_norm"]
+plan = ["shared", "encoder.block.0+encoder.final_layer_norm", "decoder.block.0+decoder.final_layer_norm"]
 """
 ATTENDS = override(type="Attends", output="attended")
 PAIRED = {"tp": 2, "tp_plan": {"layers.*.0": "colwise", "layers.*.1": "rowwise"}}
 IS_OLDER = tuple(map(int, torch.__version__.split(".")[:2])) < (2, 13)
 """Whether FSDP2 casts the inputs of the first module of a unit alone: torch 2.11 and 2.12."""
-BY_PART = Eager(rounds_otherwise=("rowwise_bias",))
 CASES: dict[str, Plan] = {
     **rows(LLAMA, "replicate-clipped-AdamW"),
-    **rows(GPT, "frozen and tied"),
+    **rows(GPT, "frozen and tied, norms of float64"),
     **rows(T5, "two branches, tied"),
-    "float32 between: each": floating("layers.[0-2]", "head"),
     "float32 between: together": floating("layers.0+layers.1", "layers.2+head"),
     "float32 between: by name, in a dict": floating("layers.[0-2]", "head", named=True),
     "override: several inputs and results, 3 ranks": overridden("AroundAttention", ATTENDS, dp_shard=3, **MIXED),
-    "override: in microbatches": overridden("AroundAttention", ATTENDS, microbatches=2, **MIXED),
     "override: gathered once": overridden("Deep", reshard_after_forward=False, **MIXED),
     "override: computed again around": overridden("Deep", checkpoint="layers.*", microbatches=2, **MIXED),
     "override: computed again itself": overridden("Deep", checkpoint="layers.*.1"),
-    "override: beside linears that tp parts": replace(overridden("deep_pairs", **PAIRED), eager=BY_PART),
+    "override: beside linears that tp parts, biases added once": replace(
+        overridden("deep_pairs", **PAIRED), eager=Eager(rounds_otherwise=("rowwise_bias",))
+    ),
     "override: of two names": overridden("holds Ties", override(module="held")),
     "override: of what hands attributes on": overridden("holds hands_on", override(module="held")),
     "override: called twice, read elsewhere": overridden("Twice", **MIXED),

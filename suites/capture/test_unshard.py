@@ -18,6 +18,11 @@ LAYERS = ["layers.0", "layers.1", "layers.2", "head"]
 WEIGHTS = [f"{layer}.weight" for layer in LAYERS]
 
 
+@pytest.fixture(scope="module")
+def residual() -> StepGraph:
+    return captured("residual")
+
+
 def gathered(step: StepGraph, direction: str) -> list[str]:
     """FQNs in order of launch."""
     return [fqn for node, fqn in sent_by(step).items() if is_backward(node) == (direction == "backward")]
@@ -36,8 +41,8 @@ def readers_of_view(view: fx.Node) -> list[fx.Node]:
     return [r for user in view.users for r in (readers_of_view(user) if is_view(user) else [user])]
 
 
-def test_a_layer_is_gathered_after_the_layer_before_it_has_computed() -> None:
-    nodes = list(captured("residual").graphs["joint"].graph.nodes)
+def test_a_layer_is_gathered_after_the_layer_before_it_has_computed(residual: StepGraph) -> None:
+    nodes = list(residual.graphs["joint"].graph.nodes)
     order = [
         (module_of(n), "gather" if "all_gather" in str(n.target) else "compute")
         for n in nodes
@@ -46,19 +51,18 @@ def test_a_layer_is_gathered_after_the_layer_before_it_has_computed() -> None:
     assert order == [(layer, what) for layer in LAYERS for what in ("gather", "gather", "compute")]
 
 
-def test_reductions_start_during_backward_and_not_at_its_end() -> None:
-    nodes = list(captured("residual").graphs["joint"].graph.nodes)
+def test_reductions_start_during_backward_and_not_at_its_end(residual: StepGraph) -> None:
+    nodes = list(residual.graphs["joint"].graph.nodes)
     last_matmul = max(i for i, n in enumerate(nodes) if "mm" in str(n.target))
     before = [n for n in nodes[:last_matmul] if "reduce_scatter" in str(n.target)]
     assert len(before) == 6  # of 8: all but the first layer's
 
 
-def test_resharding_gathers_again_exactly_what_backward_reads() -> None:
-    step = captured("residual")
-    assert gathered(step, "forward") == [f"{layer}.{name}" for layer in LAYERS for name in ("weight", "bias")]
+def test_resharding_gathers_again_exactly_what_backward_reads(residual: StepGraph) -> None:
+    assert gathered(residual, "forward") == [f"{layer}.{name}" for layer in LAYERS for name in ("weight", "bias")]
     # a bias is not read in backward, and the first layer's weight is not either, since its input needs no gradient
-    assert gathered(step, "backward") == WEIGHTS[:0:-1]
-    for node in launches(step, "all_gather"):
+    assert gathered(residual, "backward") == WEIGHTS[:0:-1]
+    for node in launches(residual, "all_gather"):
         directions = {is_backward(reader) for reader in readers(node)}
         assert directions == {is_backward(node)}, f"{node.name} serves both directions"
 
@@ -71,10 +75,9 @@ def test_what_is_cast_or_taken_apart_in_forward_is_gathered_and_cast_again_in_ba
     assert gathered(step, "backward") == ["rows", "second.weight"]
 
 
-def test_a_parameter_gathered_again_is_gathered_just_before_its_first_reader() -> None:
-    step = captured("residual")
-    nodes = list(step.graphs["joint"].graph.nodes)
-    for node in launches(step, "all_gather", "backward"):
+def test_a_parameter_gathered_again_is_gathered_just_before_its_first_reader(residual: StepGraph) -> None:
+    nodes = list(residual.graphs["joint"].graph.nodes)
+    for node in launches(residual, "all_gather", "backward"):
         between = nodes[nodes.index(node) : min(map(nodes.index, readers(node)))]
         assert [n.name for n in between if not is_view(n) and n is not node and n not in waits_of(node)] == []
 

@@ -115,9 +115,7 @@ def bucketed(step: StepGraph, state: dict[str, torch.Tensor]) -> StepGraph:
 
 # Copies of shards that are averaged, and shards over tp, are in parallel_jobs.
 WAYS: dict[str, tuple[Callable[[], nn.Module], Any, tuple[Any, ...]]] = {
-    "fully_shard": (fsdp, trainer(), ()),
     "rows that ranks do not divide, bucketed": (lambda: fsdp(7), trainer(), (bucketed,)),
-    "bfloat16": (lambda: fsdp(dtype=torch.bfloat16), trainer(), ()),
     "bfloat16, reduced as torch likes": (lambda: fsdp(dtype=torch.bfloat16, reduced=None), trainer(), ()),
     "sums": (lambda: fsdp(divisor=1.0), trainer(), ()),
     "sums of copies": (lambda: fsdp(shape=(2, 2), divisor=2.0), trainer(), ()),

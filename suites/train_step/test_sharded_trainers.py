@@ -12,9 +12,9 @@ from suites.train_step.sharded_trainers import FOUR, REFUSED, TOLD, WAYS
 
 ROOT, JOBS = Path(__file__).resolve().parents[2], "suites.train_step.sharded_trainers"
 LAUNCHES = {
-    "fully_shard": (22, 14, 1),
     "rows that ranks do not divide, bucketed": (8, 6, 1),
     "two microbatches, bucketed": (16, 10, 1),
+    "two microbatches, the last reduces": (44, 14, 1),
 }
 """All-gathers, reduce-scatters and all-reduces in the graph."""
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -13,6 +12,7 @@ from torch import nn
 
 from pytest_fxbucket.errors import CaptureError
 from pytest_fxbucket.train_step import capture_step
+from suites.capture.steps import at
 from suites.train_step.step_twins import Run, adamw, batch, net, sgd, usual
 
 
@@ -48,13 +48,6 @@ def run() -> Run:
     return trained()
 
 
-def at(function: Callable[..., Any], text: str) -> str:
-    """``file:line in function`` of the first line that has ``text``."""
-    lines, first = inspect.getsourcelines(function)
-    number = next(i for i, line in enumerate(lines) if text in line)
-    return f"suites/train_step/test_train_step_errors.py:{first + number} in {function.__name__}"
-
-
 def forward(run: Run, x: torch.Tensor) -> torch.Tensor:
     loss: torch.Tensor = run.model(x).sum()
     loss.backward()
@@ -69,7 +62,7 @@ def test_item_in_the_step_is_told_at_its_line(run: Run) -> None:
         return loss.item()
 
     text = refused(step, run)
-    assert f"failed at {at(step, 'loss.item')}: it asks for the value of a tensor (item())" in text
+    assert f"failed at {at(step, 'return loss.item')}: it asks for the value of a tensor (item())" in text
 
 
 def test_a_decision_by_a_value_is_told_at_its_line_and_with_the_module() -> None:
@@ -80,13 +73,13 @@ def test_a_decision_by_a_value_is_told_at_its_line_and_with_the_module() -> None
     run = trained()
     run.model[2] = Deciding()  # type: ignore[index]
     text = refused(lambda x, y: forward(run, x), run)
-    assert text.startswith(f"tracing module 2 failed at {at(Deciding.forward, 'x.sum')}: it decides by the value of a tensor")
+    assert text.startswith(f"tracing module 2 failed at {at(Deciding.forward, 'return')}: it decides by the value of a tensor")
 
 
 def test_another_model_is_told_as_a_tensor_of_elsewhere() -> None:
     run, other = trained(), trained()
     text = refused(lambda x, y: forward(other, x), run)
-    assert f"at {at(forward, 'run.model(x)')}" in text
+    assert f"at {at(forward, 'loss: ')}" in text
     assert "neither parameter, buffer nor input" in text
 
 

@@ -150,6 +150,7 @@ def call_backward(
         )
     with torch.enable_grad():
         found = gradients(results, [twins[i] for i in wanted], dict(zip(of, grads, strict=True)))
+    promised = []
     for i, grad in zip(wanted, found, strict=True):
         if grad is None and i in made.needed:
             raise CaptureError(
@@ -157,8 +158,6 @@ def call_backward(
                 "it is and a graph cannot; let every call use it, set requires_grad = False, or name it in may_be_idle: it has "
                 "zeros then"
             )
-    promised = []
-    for i, grad in zip(wanted, found, strict=True):
         if grad is None:
             promised.append(torch.zeros_like(twins[i]))
             continue

@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 
 from pytest_fxbucket.capture.parallel.ring_attention import HEADS, RingAttention
-from pytest_fxbucket.capture.parallel.sequence_parallel import GatherSequence
+from pytest_fxbucket.capture.parallel.sequence_parallel import gathered_sequence
 from pytest_fxbucket.compat import pytree
 from pytest_fxbucket.compat.modules import TorchFunctionMode
 from pytest_fxbucket.errors import CaptureError
@@ -76,7 +76,7 @@ class AttentionToAll(TorchFunctionMode):
             )
         # A key is attended to by queries of all ranks, so its gradient is the sum of theirs: reduced and scattered, hence no
         # place.
-        key, value = (GatherSequence.apply(one, self._group, None, _SEQUENCE) for one in (key, value))
+        key, value = (gathered_sequence(one, self._group, None, _SEQUENCE) for one in (key, value))
         # ``is_causal`` of the kernel would take this rank's first query for the first token of the whole sequence.
         mask = causal(query.shape[_SEQUENCE], key.shape[_SEQUENCE], self._place, query.device) if is_causal else None
         return _attend(query, key, value, mask, dropout_p, **more)

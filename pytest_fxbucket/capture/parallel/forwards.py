@@ -10,6 +10,7 @@ from typing import Any, cast
 import torch
 from torch import nn
 
+from pytest_fxbucket.capture.backward import with_gradient
 from pytest_fxbucket.capture.model import forward_instead
 from pytest_fxbucket.capture.names import NodeNamer, aliases_of, single_selectors, units_of
 from pytest_fxbucket.capture.parallel.sequence_parallel import SequenceModules
@@ -156,12 +157,11 @@ def experts_forward(fqn: str, module: nn.Module, experts: int, group: Group) -> 
             )
         # Tokens go to the ranks of their experts. There the tokens of each expert lie one part for each sending rank. They are
         # put side by side, (own experts, ranks * capacity, ...), for the module, and apart again for the way back.
-        there = _Exchange.apply(tokens, group)
+        there = _exchanged(tokens, group)
         by_rank = there.view(group.size, own, *tokens.shape[1:])
         made = whole(by_rank.transpose(0, 1).flatten(1, 2))
         back = made.unflatten(1, (group.size, -1)).transpose(0, 1).flatten(0, 1)
-        out: torch.Tensor = _Exchange.apply(back, group)
-        return out
+        return _exchanged(back, group)
 
     return forward
 
@@ -178,19 +178,11 @@ def count_of_experts(fqn: str, module: nn.Module) -> int:
     return counts.pop()
 
 
-class _Exchange(torch.autograd.Function):
+def _exchanged(tokens: torch.Tensor, group: Group) -> torch.Tensor:
     """Rank i's j-th part of dimension 0 becomes rank j's i-th; so does its gradient."""
+    splits = [tokens.shape[0] // group.size] * group.size
 
-    @staticmethod
-    def forward(ctx: Any, x: torch.Tensor, group: Group) -> torch.Tensor:
-        ctx.group = group
-        return _exchanged(x, group)
+    def exchange(x: torch.Tensor) -> torch.Tensor:
+        return collective("all_to_all_single", x.contiguous(), splits, splits, group.name)
 
-    @staticmethod
-    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:
-        return _exchanged(gradient, ctx.group), None
-
-
-def _exchanged(x: torch.Tensor, group: Group) -> torch.Tensor:
-    splits = [x.shape[0] // group.size] * group.size
-    return collective("all_to_all_single", x.contiguous(), splits, splits, group.name)
+    return with_gradient(tokens, exchange, exchange)

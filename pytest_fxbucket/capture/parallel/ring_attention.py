@@ -13,7 +13,6 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import fx
 
 from pytest_fxbucket.compat.c10d import c10d_functional
 from pytest_fxbucket.graph.collectives import argument, launch_kind, rows_exchanged
@@ -163,11 +162,7 @@ def at_place(step: StepGraph, mesh: Mesh, rank: int) -> StepGraph:
     for module in graphs.values():
         for node in module.graph.nodes:
             if launch_kind(node) == "all_to_all" and argument(node, "group_name") == group.name:
-                _send_on(node, group.size, place)
+                flat, *_, name = node.args
+                node.args = flat, *_splits(sum(rows_exchanged(node)[0]), group.size, place), name
         module.recompile()
     return replace(step, graphs=graphs, rank=rank)
-
-
-def _send_on(node: fx.Node, size: int, place: int) -> None:
-    flat, *_, name = node.args
-    node.args = flat, *_splits(sum(rows_exchanged(node)[0]), size, place), name

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from pytest_fxbucket.capture.backward import with_gradient
 from pytest_fxbucket.capture.names import aliases_of
 from pytest_fxbucket.compat import pytree
 from pytest_fxbucket.compat.c10d import collective
@@ -86,7 +87,7 @@ class SequenceModules:
             if style == "scatter":
                 found[fqn] = _scattering(fqn, forward, group, place)
             elif style == "gather":
-                found[fqn] = _reading_all(fqn, forward, lambda x: GatherSequence.apply(x, group, place))
+                found[fqn] = _reading_all(fqn, forward, lambda x: gathered_sequence(x, group, place))
             elif fqn in regions:
                 found[fqn] = _region(fqn, forward, group)
             else:
@@ -96,7 +97,7 @@ class SequenceModules:
 
 
 def _region(fqn: str, forward: Callable[..., Any], group: Group) -> Callable[..., Any]:
-    reading = _reading_all(fqn, forward, lambda x: GatherSequence.apply(x, group, None))
+    reading = _reading_all(fqn, forward, lambda x: gathered_sequence(x, group, None))
 
     def on_parts(*args: Any, **kwargs: Any) -> Any:
         out = reading(*args, **kwargs)
@@ -134,6 +135,8 @@ def _reading_all(fqn: str, forward: Callable[..., Any], gathered: Callable[[torc
 
 
 def _scattering(fqn: str, forward: Callable[..., Any], group: Group, place: torch.Tensor | None) -> Callable[..., Any]:
+    assert place is not None  # a rank's index is an input where any module has a style
+
     def on_all(*args: Any, **kwargs: Any) -> Any:
         out = forward(*args, **kwargs)
         if not isinstance(out, torch.Tensor) or out.dim() <= SEQUENCE or out.shape[SEQUENCE] % group.size:
@@ -142,58 +145,28 @@ def _scattering(fqn: str, forward: Callable[..., Any], group: Group, place: torc
                 f"tp_plan scatters the output of {fqn}, which must be a tensor of (batch, sequence, ...) whose sequence "
                 f"tp = {group.size} divides, but it is {what}"
             )
-        return _OwnPart.apply(out, group, place)
+        # The whole is the same on every rank, and so is its gradient.
+        return with_gradient(out, lambda one: own_part(one, group, place), lambda gradient: gathered(gradient, group))
 
     return on_all
 
 
-class GatherSequence(torch.autograd.Function):
+def gathered_sequence(part: torch.Tensor, group: Group, place: torch.Tensor | None, dim: int = SEQUENCE) -> torch.Tensor:
     """From a rank's part of dimension ``dim`` to the whole.
 
     With ``place`` None each rank's gradient is a part of a sum, which is reduced and scattered. Else each rank has the whole
     gradient, and takes its own part.
     """
 
-    @staticmethod
-    def forward(ctx: Any, part: torch.Tensor, group: Group, place: torch.Tensor | None, dim: int = SEQUENCE) -> torch.Tensor:
-        """All ranks' parts."""
-        ctx.group, ctx.place, ctx.dim = group, place, dim
-        return gathered(part, group, dim)
+    def back(gradient: torch.Tensor) -> torch.Tensor:
+        return reduced(gradient, group, dim) if place is None else own_part(gradient, group, place, dim)
 
-    @staticmethod
-    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None, None, None]:
-        """The gradient of this rank's part."""
-        if ctx.place is None:
-            return reduced(gradient, ctx.group, ctx.dim), None, None, None
-        return own_part(gradient, ctx.group, ctx.place, ctx.dim), None, None, None
+    return with_gradient(part, lambda one: gathered(one, group, dim), back)
 
 
-class ReducedOut(torch.autograd.Function):
+def reduced_out(part: torch.Tensor, group: Group) -> torch.Tensor:
     """From a rank's addend to its part, along the sequence, of the sum over ranks."""
-
-    @staticmethod
-    def forward(ctx: Any, part: torch.Tensor, group: Group) -> torch.Tensor:
-        """This rank's part."""
-        ctx.group = group
-        return reduced(part, group)
-
-    @staticmethod
-    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:
-        """The gradient of all of the sequence."""
-        return gathered(gradient, ctx.group), None
-
-
-class _OwnPart(torch.autograd.Function):
-    """From the whole sequence, the same on every rank, to this rank's part of it."""
-
-    @staticmethod
-    def forward(ctx: Any, whole: torch.Tensor, group: Group, place: torch.Tensor) -> torch.Tensor:
-        ctx.group = group
-        return own_part(whole, group, place)
-
-    @staticmethod
-    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None, None]:
-        return gathered(gradient, ctx.group), None, None
+    return with_gradient(part, lambda one: reduced(one, group), lambda gradient: gathered(gradient, group))
 
 
 def summed(addend: torch.Tensor, group: Group) -> torch.Tensor:

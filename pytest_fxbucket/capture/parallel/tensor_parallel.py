@@ -8,7 +8,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from pytest_fxbucket.capture.parallel.sequence_parallel import ReducedOut, summed
+from pytest_fxbucket.capture.backward import with_gradient
+from pytest_fxbucket.capture.parallel.sequence_parallel import reduced_out, summed
 from pytest_fxbucket.compat import pytree
 from pytest_fxbucket.errors import CaptureError
 from pytest_fxbucket.step.mesh import Group
@@ -33,7 +34,8 @@ def parted_forward(fqn: str, module: nn.Linear, style: str, group: Group, in_seq
         # The gather of the sequence sums the input's gradient in its own backward.
         if in_sequence:
             return whole
-        return lambda x: whole(_CopyIn.apply(x, group))
+        # Each rank computes with all of the input, so its gradient is the sum over the ranks.
+        return lambda x: whole(with_gradient(x, lambda one: one.view_as(one), lambda gradient: summed(gradient, group)))
 
     def rowwise(x: torch.Tensor) -> torch.Tensor:
         width, part = x.shape[-1], module.weight.shape[1]
@@ -42,8 +44,7 @@ def parted_forward(fqn: str, module: nn.Linear, style: str, group: Group, in_seq
                 f"tp_plan makes {fqn} rowwise, so its input must be a rank's part, {part} of {width} wide, but it is whole; "
                 "make the linears that its input is made by colwise"
             )
-        join = ReducedOut if in_sequence else _SumOut
-        out: torch.Tensor = join.apply(torch.nn.functional.linear(x, module.weight), group)
+        out = (reduced_out if in_sequence else _summed_out)(torch.nn.functional.linear(x, module.weight), group)
         # Added to a part, the bias would be in the sum once for each rank.
         return out if module.bias is None else out + module.bias
 
@@ -83,29 +84,9 @@ def tp_hint(parted: Mapping[str, str], ranks: int, error: Exception) -> str:
     )
 
 
-class _CopyIn(torch.autograd.Function):
-    """Each rank computes with all of the input, so its gradient is the sum over the ranks."""
-
-    @staticmethod
-    def forward(ctx: Any, x: torch.Tensor, group: Group) -> torch.Tensor:
-        ctx.group = group
-        return x.view_as(x)
-
-    @staticmethod
-    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:
-        return summed(gradient, ctx.group), None
-
-
-class _SumOut(torch.autograd.Function):
-    """Each rank has a part of the sum; the gradient of every part is that of the sum."""
-
-    @staticmethod
-    def forward(ctx: Any, part: torch.Tensor, group: Group) -> torch.Tensor:
-        return summed(part, group)
-
-    @staticmethod
-    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:
-        return gradient, None
+def _summed_out(part: torch.Tensor, group: Group) -> torch.Tensor:
+    """The sum of what each rank has a part of; the gradient of every part is that of the sum."""
+    return with_gradient(part, lambda one: summed(one, group), lambda gradient: gradient)
 
 
 Shapes = list[tuple[str, tuple[int, ...]]]

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from pytest_fxbucket.capture.backward import Edge, StageRead
+from pytest_fxbucket.capture.backward import StageRead, edge, with_gradient
 from pytest_fxbucket.capture.names import NodeNamer
 from pytest_fxbucket.capture.parallel.modes import ParallelMode
 from pytest_fxbucket.capture.parallel.sequence_parallel import summed
@@ -90,22 +90,15 @@ def _cast(tensor: torch.Tensor, dtype: torch.dtype | None) -> torch.Tensor:
     return tensor.to(dtype) if dtype is not None and tensor.is_floating_point() else tensor
 
 
-class _Unshard(torch.autograd.Function):
-    """Part to whole parameter; in backward whole gradient to the averaged part."""
+def _unsharded(part: torch.Tensor, travel: ParameterTravel, before: Callable[[], torch.Tensor | None]) -> torch.Tensor:
+    """From a part to the whole parameter; in backward from the whole gradient to the averaged part."""
+    shape, dtype = part.shape, part.dtype
 
-    @staticmethod
-    def forward(
-        ctx: Any, part: torch.Tensor, travel: ParameterTravel, before: Callable[[], torch.Tensor | None]
-    ) -> torch.Tensor:
-        ctx.travel, ctx.dtype, ctx.before, ctx.shape = travel, part.dtype, before, part.shape
-        return travel.gather(part)
-
-    @staticmethod
-    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None, None]:
-        travel: ParameterTravel = ctx.travel
+    def back(gradient: torch.Tensor) -> torch.Tensor:
         # Asked for only now: a ``backward()`` within forward may have added to it since the gather.
-        gradient = travel.to_reduce(gradient, ctx.before())
-        return travel.reduce(gradient, ctx.shape).to(ctx.dtype), None, None
+        return travel.reduce(travel.to_reduce(gradient, before()), shape).to(dtype)
+
+    return with_gradient(part, travel.gather, back)
 
 
 class Reader:
@@ -149,7 +142,7 @@ class Reader:
             return self.whole[read]
         if read not in self._edges:
             with torch.inference_mode(False), torch.enable_grad():
-                self._edges[read] = Edge.apply(self.whole[read])
+                self._edges[read] = edge(self.whole[read])
         return self._edges[read]
 
     @contextmanager
@@ -166,8 +159,7 @@ class Reader:
         if self._last:
             # If several stages read it, each has a leaf of its own: gradients are added later, last stage first.
             self.parts[read] = part = part.detach().requires_grad_(part.requires_grad) if self._staged else part
-            whole: torch.Tensor = _Unshard.apply(part, travel, partial(self._before.get, read))
-            return whole
+            return _unsharded(part, travel, partial(self._before.get, read))
         with torch.no_grad():
             whole = travel.gather(part.detach())
         return whole.requires_grad_(part.requires_grad)
