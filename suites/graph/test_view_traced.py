@@ -39,7 +39,7 @@ TRACES: dict[str, Callable[[], fx.GraphModule]] = {
     "dynamo": lambda: dynamo(Net(), ones()),
     "a wrapped model": lambda: dynamo(Wrapper(Net()), ones()),
     "a model wrapped twice, compiled within": lambda: dynamo(Wrapper(Wrapper(torch.compile(Net()))), ones()),
-    "a checkpointed layer": lambda: dynamo(checkpointed(), ones()),
+    "a checkpointed layer": lambda: dynamo(checkpointed(Net()), ones()),
     "an argument": lambda: dynamo(lambda model, x: model(x), Net(), ones()),
     "an item of a dict": lambda: dynamo(lambda models, x: models["net"](x), {"net": Net()}, ones()),
     "a partial": lambda: dynamo(functools.partial(lambda model, x: model(x), Net()), ones()),
