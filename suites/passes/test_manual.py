@@ -64,7 +64,7 @@ def test_the_two_layouts_are_not_the_same() -> None:
 
 
 @pytest.mark.parametrize("options", [NOTHING_AHEAD, {}, BY_EXECUTION, {"prefetch": 3}])
-@pytest.mark.parametrize("case", ["llama", "linears", "normed", "uneven"])
+@pytest.mark.parametrize("case", ["llama", "linears"])
 def test_gathers_are_launched_as_far_ahead_as_asked(case: str, options: dict[str, Any]) -> None:
     outcome, depth = passed(case, **options), options.get("prefetch", 1)
     for direction in ("forward", "backward"):
@@ -77,7 +77,7 @@ def test_gathers_are_launched_as_far_ahead_as_asked(case: str, options: dict[str
     assert _stages(outcome, "all_gather", "backward")[0].launch > _wait(last), "parameters would be whole over the loss"
 
 
-@pytest.mark.parametrize("case", ["llama", "linears", "normed", "uneven"])
+@pytest.mark.parametrize("case", ["llama", "linears"])
 def test_a_reduction_is_waited_for_behind_the_next_launch(case: str) -> None:
     stages = _stages(passed(case), "reduce_scatter", "backward")
     for one, following in pairwise(stages):
@@ -97,7 +97,7 @@ def test_without_merging_launches_are_moved_one_by_one() -> None:
     assert all(b.launch > waited for b in forward if b.fqns[0].startswith("layers.2."))
 
 
-@pytest.mark.parametrize("options", [NOTHING_AHEAD, {}, BY_EXECUTION])
+@pytest.mark.parametrize("options", [{}, BY_EXECUTION])
 @pytest.mark.parametrize("case", CASES)
 def test_only_what_must_move_moves(case: str, options: dict[str, Any]) -> None:
     outcome = passed(case, **options)
@@ -156,8 +156,10 @@ def test_every_rank_gets_the_same_graph(case: str) -> None:
     assert [ranks for ranks, _ in world_of(case).distinct()] == [[0, 1, 2, 3]]
 
 
-@pytest.mark.parametrize("options", [{}, BY_EXECUTION, {"enabled": False}])
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize(
+    ("case", "options"),
+    [*((case, options) for case in CASES for options in ({}, BY_EXECUTION)), ("linears", {"enabled": False})],
+)
 def test_on_its_own_output_it_changes_nothing(case: str, options: dict[str, Any]) -> None:
     outcome = passed(case, **options)
     graph = copy.deepcopy(outcome.graph)
