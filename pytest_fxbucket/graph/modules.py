@@ -23,8 +23,6 @@ ModuleStackFn = Callable[[Any], Sequence[tuple[str, type]]]
 """From a node to its modules as (FQN, class), outermost first."""
 Path = tuple[str, ...]
 """Names on the way to a module, one for each module."""
-Stack = tuple[tuple[str, object], ...]
-"""Modules of a node as tracers spell them, with their classes or names of classes; outermost first."""
 
 MERGED = "fxbucket_entry"
 """Key in ``node.meta`` of the plan entry that a node made by our pass is for."""

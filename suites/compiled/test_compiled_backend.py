@@ -14,7 +14,7 @@ from pytest_fxbucket.errors import PlanError
 from pytest_fxbucket.graph.collectives import launch_kind
 from pytest_fxbucket.passes import bucketing_backend
 from pytest_fxbucket.passes.report import PassReport
-from suites.compiled.small_nets import PLAN, net, net_of_dtensors, step
+from suites.compiled.small_nets import PLAN, net, step
 
 pytestmark = pytest.mark.usefixtures("two_fake_ranks")
 EACH = {"embed": 1, "layers.0": 3, "head": 1}
@@ -33,12 +33,14 @@ def trained(model: nn.Module, *args: Any, fullgraph: bool = True, **options: Any
 
 
 def test_forward_and_backward_are_bucketed_apart_by_the_names_of_the_plan() -> None:
-    forward, backward = trained(net(reshard=False), PLAN)
+    forward, backward = trained(net(reshard=False, param_dtype=torch.bfloat16), PLAN)
     assert (forward.launches_before, forward.launches_after) == (5, 3)
     assert members(forward, "all_gather") == EACH
     assert (backward.launches_before, backward.launches_after) == (5, 3)
     assert members(backward, "reduce_scatter") == EACH
     assert forward.left_alone == backward.left_alone == ()
+    sent = {bucket.dtype for report in (forward, backward) for bucket in report.buckets}
+    assert sent == {"bfloat16"}, "shards are cast before the gather, and packed as they are sent"
 
 
 def test_what_backward_gathers_again_is_a_bucket_of_backward() -> None:
@@ -50,25 +52,15 @@ def test_what_backward_gathers_again_is_a_bucket_of_backward() -> None:
     assert members(backward, "reduce_scatter") == EACH
 
 
-def test_parameters_that_are_dtensors_are_bucketed_the_same() -> None:
-    forward, backward = trained(net_of_dtensors(), PLAN)
-    assert members(forward, "all_gather") == members(backward, "reduce_scatter") == EACH
-
-
-def test_a_compiler_of_the_user_s_gets_the_bucketed_graphs() -> None:
+def test_a_compiler_of_the_user_s_gets_the_bucketed_graphs_of_neighbours_that_fill_a_bucket() -> None:
     launches = []
 
     def compiler(gm: fx.GraphModule, inputs: Sequence[Any]) -> Any:
         launches.append(sum(launch_kind(node) is not None for node in gm.graph.nodes))
         return make_boxed_func(gm.forward) if len(launches) == 1 else gm.forward
 
-    trained(net(reshard=False), PLAN, compiler=compiler)
-    assert launches == [3, 3]
-
-
-def test_neighbours_fill_buckets_by_size() -> None:
-    forward, backward = trained(net(reshard=False), by="size", cap_mb=1)
-    assert forward.launches_after == backward.launches_after == 1
+    trained(net(reshard=False), by="size", cap_mb=1, compiler=compiler)
+    assert launches == [1, 1]
 
 
 def test_an_entry_that_no_graph_has_is_an_error_at_the_end_of_the_first_backward() -> None:

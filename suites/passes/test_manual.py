@@ -15,7 +15,7 @@ from pytest_fxbucket.graph.collectives import is_wait, launch_kind
 from pytest_fxbucket.graph.order import displaced
 from pytest_fxbucket.passes.manual import ManualPass
 from pytest_fxbucket.passes.targets import by_parameter
-from suites.passes.bucketing import CASES, STACK, Outcome, as_report, computes, entry_of, passed, plan_of, world_of
+from suites.passes.bucketing import CASES, Outcome, as_report, computes, entry_of, passed, plan_of, world_of
 
 NOTHING_AHEAD: dict[str, Any] = {"prefetch": 0, "defer_reduce": False}
 BY_EXECUTION: dict[str, Any] = {"layout": "execution", "prefetch": 2}
@@ -35,13 +35,6 @@ def test_each_entry_has_one_launch_for_each_direction_kind_and_dtype_and_the_rep
     derived = [as_report(outcome, bucket) for bucket in outcome.after.buckets]
     assert [replace(bucket, splits=()) for bucket in outcome.report.buckets] == derived
     assert outcome.report.left_alone == ()
-
-
-def test_llama_has_the_launches_that_its_entries_ask_for() -> None:
-    outcome = passed("llama")
-    kinds = Counter((b.direction, b.kind) for b in outcome.after.buckets)
-    assert kinds == {("forward", "all_gather"): 4, ("backward", "all_gather"): 3, ("backward", "reduce_scatter"): 4}
-    assert (outcome.report.launches_before, outcome.report.launches_after) == (len(outcome.before.buckets), 11)
 
 
 @pytest.mark.parametrize("layout", ["registration", "execution"])
@@ -140,15 +133,6 @@ def test_unplanned_parameters_become_one_entry_named_root() -> None:
     root = [b.members for b in outcome.report.buckets if b.entry == "root"]
     assert ("layers.2.weight", "layers.2.bias", "layers.3.weight", "layers.3.bias") in root
     assert outcome.report.left_alone == ()
-
-
-def test_parameters_of_two_dtypes_in_one_entry_part_into_two_buckets() -> None:
-    outcome = passed("two_dtypes", entries=STACK)
-    parts = [b for b in outcome.report.buckets if b.entry == "layers.0" and (b.direction, b.kind) == ("forward", "all_gather")]
-    assert {b.dtype: b.members for b in parts} == {
-        "bfloat16": ("layers.0.1.weight", "layers.0.1.bias"),
-        "float32": ("layers.0.3.weight", "layers.0.3.bias"),
-    }
 
 
 @pytest.mark.parametrize("case", ["llama", "uneven", "two_dtypes"])
