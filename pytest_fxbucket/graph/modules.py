@@ -33,6 +33,8 @@ WRAPPERS = frozenset({"_orig_mod", "_checkpoint_wrapped_module", "_fsdp_wrapped_
 NO_MODULES = WRAPPERS | {"_modules", "__dict__", "_parameters", "_buffers"}
 """Names in a tracer's spelling of a module that are no modules to the model's author."""
 
+OTHER_DIRECTION: dict[str, Direction] = {"forward": "backward", "backward": "forward"}
+
 _VARIABLE = re.compile(r"^[LG]\['([^']*)'\]")
 _STEP = re.compile(r"\['([^']*)'\]|\[(\d+)\]|([^.\[\]]+)")
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from pytest_fxbucket.errors import PlanError
 from pytest_fxbucket.graph.compute import computed_before, computes, in_round
-from pytest_fxbucket.graph.modules import direction_of
+from pytest_fxbucket.graph.modules import OTHER_DIRECTION, direction_of
 from pytest_fxbucket.graph.walks import reached
 
 if TYPE_CHECKING:
@@ -23,9 +23,6 @@ if TYPE_CHECKING:
 
 Computes = Sequence[tuple["fx.Node", "Direction", str]]
 """Compute with its direction and entry."""
-
-
-OTHER_DIRECTION: dict[str, Direction] = {"forward": "backward", "backward": "forward"}
 
 
 class FirstComputes:

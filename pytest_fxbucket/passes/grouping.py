@@ -10,10 +10,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Protocol
 
+from pytest_fxbucket.graph.modules import OTHER_DIRECTION
 from pytest_fxbucket.graph.ops import dtype_name
 from pytest_fxbucket.passes.arrange import without_circles
 from pytest_fxbucket.passes.bucketer import laid_out, name_of
-from pytest_fxbucket.passes.compute import OTHER_DIRECTION
 from pytest_fxbucket.passes.report import Reason, SplitReason, called
 
 if TYPE_CHECKING:
