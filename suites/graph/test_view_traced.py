@@ -125,7 +125,7 @@ def test_both_calls_of_a_module_are_its_nodes() -> None:
 def test_a_captured_step_has_every_module_with_its_collectives_and_shards(with_roles: bool) -> None:
     step = captured()
     view = GraphView.of_step(step) if with_roles else GraphView(step.graphs["joint"])
-    attention = view["layers.2.attention"]
+    attention = view["layers.1.attention"]
     assert attention.class_name == "Attention"
     found = {key: n for key, n in attention.counts.items() if key[1] != "compute"}
     assert found == {
@@ -135,7 +135,7 @@ def test_a_captured_step_has_every_module_with_its_collectives_and_shards(with_r
         ("backward", "all_gather"): 4,
         ("backward", "reduce_scatter"): 4,
     }
-    shards = {p.fqn: p for p in step.parameters if p.fqn.startswith("layers.2.attention.")}
+    shards = {p.fqn: p for p in step.parameters if p.fqn.startswith("layers.1.attention.")}
     assert [p.shape for p in attention.parameters] == [p.shard_shape for p in shards.values()]
     assert len(view.parameters) == len(step.parameters)
     if with_roles:

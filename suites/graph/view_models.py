@@ -143,8 +143,8 @@ def cached_aot() -> tuple[fx.GraphModule, fx.GraphModule]:
 
 @functools.cache
 def captured() -> StepGraph:
-    """The step of fixtures/plans/llama.toml, of three layers, as this package captures it; read it only."""
+    """The step of fixtures/plans/llama.toml, of two layers, as this package captures it; read it only."""
     plan = load_plans(PLANS / "llama.toml")[0]
     assert plan.model is not None
-    smaller = replace(plan, model=replace(plan.model, args={"layers": 3, "dim": 64}))
+    smaller = replace(plan, model=replace(plan.model, args={"layers": 2, "dim": 64}))
     return capture_plan(smaller, shard_mesh(4), 0)

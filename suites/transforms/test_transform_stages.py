@@ -21,7 +21,7 @@ from pytest_fxbucket.step.roles import StepGraph
 from pytest_fxbucket.transforms import transformation
 from suites.plans.llama import llama
 
-PLAN = llama("layers = 2, dim = 16, heads = 2, kv_heads = 1")
+PLAN = llama("layers = 1, dim = 16, heads = 2, kv_heads = 1")
 HERE = Path(__file__).parent
 
 
@@ -212,7 +212,7 @@ def test_the_learning_rate_of_another_group_is_seen(tmp_path: Path, pools: Pools
     for order in (("same", "bucket"), ("one_rate", "bucket"), ("bucket", "one_rate")):
         named = (name if name == "bucket" else f"suites.transforms.own_transforms:{name}" for name in order)
         tables = (f'[[transform]]\nname = "{name}"\n' for name in named)
-        path.write_text(llama("layers = 1, dim = 16, heads = 2, kv_heads = 1") + UPDATED + "".join(tables))
+        path.write_text(PLAN + UPDATED + "".join(tables))
         plan = load_plans(path)[0]
         run = PlanRun(plan, RunSettings(tmp_path, tmp_path / "golden", tmp_path / "artifacts"), pools)
         # The step before all transformations is the same, and traced once.
