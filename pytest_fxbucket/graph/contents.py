@@ -213,7 +213,7 @@ def shifted(runs: Runs, offset: int) -> Runs:
     return tuple(one.at(one.offset + offset) for one in runs)
 
 
-def ascends(runs: Runs, shard_numel: int, ranks: Sequence[int] = ()) -> bool:
+def ascends(runs: Runs, shard_numel: int, ranks: Sequence[int]) -> bool:
     """Whether ``runs`` are elements of one gathered source, in its order over all ranks; parts may be left out.
 
     Each rank holds ``shard_numel`` elements. ``ranks`` are the sizes of the groups that the source was gathered over, the

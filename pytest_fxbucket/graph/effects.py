@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 
 from pytest_fxbucket.graph.collectives import NAMESPACES as COLLECTIVES
-from pytest_fxbucket.graph.collectives import flight
+from pytest_fxbucket.graph.collectives import argument, flight
 from pytest_fxbucket.graph.ops import held_by
 
 if TYPE_CHECKING:
@@ -90,7 +90,7 @@ def written(node: fx.Node) -> list[fx.Node]:
     effects = effects_of(node)
     if effects.everything:
         return arguments_of(node)
-    if not effects.writes or (effects.unless and _constant(node, effects.unless) is False):
+    if not effects.writes or (effects.unless and argument(node, effects.unless) is False):
         return []
     return chosen(node, effects.writes)
 
@@ -134,13 +134,6 @@ def _nodes(value: object) -> Iterator[fx.Node]:
     elif isinstance(value, (list, tuple)):
         for item in value:
             yield from _nodes(item)
-
-
-def _constant(node: fx.Node, name: str) -> object:
-    op = node.target
-    assert isinstance(op, torch._ops.OpOverload)
-    place = next(i for i, argument in enumerate(op._schema.arguments) if argument.name == name)
-    return node.args[place] if place < len(node.args) else node.kwargs.get(name)
 
 
 def _operator(node: fx.Node, op: torch._ops.OpOverload) -> Effects:

@@ -23,8 +23,6 @@ ModuleStackFn = Callable[[Any], Sequence[tuple[str, type]]]
 """From a node to its modules as (FQN, class), outermost first."""
 Path = tuple[str, ...]
 """Names on the way to a module, one for each module."""
-Stack = tuple[tuple[str, object], ...]
-"""Modules of a node as tracers spell them, with their classes or names of classes; outermost first."""
 
 MERGED = "fxbucket_entry"
 """Key in ``node.meta`` of the plan entry that a node made by our pass is for."""
@@ -34,6 +32,8 @@ WRAPPERS = frozenset({"_orig_mod", "_checkpoint_wrapped_module", "_fsdp_wrapped_
 """Names that torch's wrappers give the module that they wrap."""
 NO_MODULES = WRAPPERS | {"_modules", "__dict__", "_parameters", "_buffers"}
 """Names in a tracer's spelling of a module that are no modules to the model's author."""
+
+OTHER_DIRECTION: dict[str, Direction] = {"forward": "backward", "backward": "forward"}
 
 _VARIABLE = re.compile(r"^[LG]\['([^']*)'\]")
 _STEP = re.compile(r"\['([^']*)'\]|\[(\d+)\]|([^.\[\]]+)")

@@ -32,7 +32,8 @@ if TYPE_CHECKING:
 
 _INPUTS = (*UPDATED, "hyper", "carried")
 """A learning rate that was carried from the call before has its own name still."""
-_ON_LISTS = ("aten::_foreach_", "aten::_fused_")
+ON_LISTS = ("aten::_foreach_", "aten::_fused_")
+"""Beginnings of the names of operators on lists of tensors."""
 Bits = int | list[int]
 """Bit mask of what a value is made of; for a list one mask for each item."""
 
@@ -105,7 +106,7 @@ class _Walk:
             self.known[node] = self._item(node)
             return
         lists = [arg for arg in (*node.args, *node.kwargs.values()) if isinstance(arg, (list, tuple)) and _has_nodes(arg)]
-        if lists and operator_name(node).startswith(_ON_LISTS):
+        if lists and operator_name(node).startswith(ON_LISTS):
             self._visit_lists(node, lists)
             return
         bits = self._of(node, node.all_input_nodes)

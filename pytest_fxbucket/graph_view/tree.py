@@ -368,4 +368,4 @@ class Tree:
         ]
         parameters = [replace(held, node=None) for held in self.parameters]
         state = {key: value for key, value in self.__dict__.items() if key not in ("_kinds", "_index", "calls")}
-        return {**state, "graph": None, "given": None, "runs": runs, "parameters": parameters}
+        return {**state, "graph": None, "runs": runs, "parameters": parameters}

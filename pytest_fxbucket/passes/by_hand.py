@@ -10,7 +10,7 @@ import torch
 
 from pytest_fxbucket.errors import PlanError
 from pytest_fxbucket.passes.bucketer import hook_name, of
-from pytest_fxbucket.passes.scheduler import overrides
+from pytest_fxbucket.passes.scheduler import overrides, place_by_hand
 from pytest_fxbucket.words import show
 
 if TYPE_CHECKING:
@@ -59,7 +59,7 @@ def _places_by_hook(scheduler: Scheduler, name: str, key: str, buckets: Iterable
         if by_rule:
             direction, entry = bucket.first.direction, bucket.first.entry
             other = getattr(scheduler.rules, key)[direction][entry]
-            where = f"{key}.{direction}: {entry!r} {'at' if key == 'launch_at' else 'before'} {other!r}"
+            where = place_by_hand(key, direction, entry, other)
             found.append(NodePlace(bucket, node, where, f"the compute of {other!r} starts"))
         else:
             where = f"{hook_name(scheduler, name)}: {of(bucket.first)} before {node.name}"

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from pytest_fxbucket.errors import PlanError
 from pytest_fxbucket.graph.compute import computed_before, computes, in_round
-from pytest_fxbucket.graph.modules import direction_of
+from pytest_fxbucket.graph.modules import OTHER_DIRECTION, direction_of
 from pytest_fxbucket.graph.walks import reached
 
 if TYPE_CHECKING:
@@ -23,9 +23,6 @@ if TYPE_CHECKING:
 
 Computes = Sequence[tuple["fx.Node", "Direction", str]]
 """Compute with its direction and entry."""
-
-
-_OTHER: dict[str, Direction] = {"forward": "backward", "backward": "forward"}
 
 
 class FirstComputes:
@@ -66,7 +63,7 @@ class FirstComputes:
 
     def turn(self, direction: Direction, place: int) -> int:
         """Index behind the last compute of the other direction before ``place``; of its launches, if nobody knows compute."""
-        other = _OTHER[direction]
+        other = OTHER_DIRECTION[direction]
         places = self.places.get(other) or sorted(
             self.order.index[bucket.launch] for bucket in self.buckets if bucket.first.direction == other
         )
@@ -74,7 +71,7 @@ class FirstComputes:
         return places[before - 1] + 1 if before else 0
 
     def _known(self, direction: Direction, entry: str, number: int | None) -> list[int]:
-        others = self.places.get(_OTHER[direction], [])
+        others = self.places.get(OTHER_DIRECTION[direction], [])
         return in_round(self.of_entry.get((direction, entry), []), others, number)
 
     def _told_by(self, own: Sequence[Merged], direction: Direction) -> list[int]:

@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Protocol
 
+from pytest_fxbucket.graph.modules import OTHER_DIRECTION
 from pytest_fxbucket.graph.ops import dtype_name
 from pytest_fxbucket.passes.arrange import without_circles
 from pytest_fxbucket.passes.bucketer import laid_out, name_of
@@ -132,11 +133,10 @@ def _family(target: MergeTarget) -> Family:
 def _directions(targets: Sequence[MergeTarget]) -> dict[Family, tuple[SplitReason, ...]]:
     """The reason "direction" for each family whose entry has launches of the same kind in the other direction, too."""
     families = dict.fromkeys(_family(target) for target in targets)
-    other = {"forward": "backward", "backward": "forward"}
     return {
-        (entry, direction, kind): (SplitReason("direction", direction, (other[direction],)),)
+        (entry, direction, kind): (SplitReason("direction", direction, (OTHER_DIRECTION[direction],)),)
         for entry, direction, kind in families
-        if (entry, other[direction], kind) in families
+        if (entry, OTHER_DIRECTION[direction], kind) in families
     }
 
 

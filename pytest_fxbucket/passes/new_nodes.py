@@ -40,10 +40,10 @@ def fresh(mode: FakeTensorMode, shape: Shape, dtype: torch.dtype, device: torch.
         return FakeTensor(mode, torch.empty(tuple(shape), dtype=dtype, device="meta"), device)
 
 
-def view_of(value: FakeTensor, shape: Shape, dtype: torch.dtype | None = None, offset: int = 0) -> FakeTensor:
-    """A contiguous view in ``value``'s storage, ``offset`` elements behind the first of ``value``."""
+def view_of(value: FakeTensor, shape: Shape, dtype: torch.dtype | None = None) -> FakeTensor:
+    """A contiguous view in ``value``'s storage, from the first element of ``value`` on."""
     dtype = dtype or value.dtype
-    start = int(value.storage_offset()) * value.dtype.itemsize // dtype.itemsize + offset
+    start = int(value.storage_offset()) * value.dtype.itemsize // dtype.itemsize
     return _strided(value, value.fake_mode, dtype, start, tuple(shape), _contiguous_strides(shape))
 
 

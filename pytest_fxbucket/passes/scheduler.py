@@ -52,7 +52,7 @@ class Scheduler:
         other = self.rules.launch_at.get(direction, {}).get(entry)
         if other is None:
             return None
-        where = f"launch_at.{direction}: {entry!r} at {other!r}"
+        where = place_by_hand("launch_at", direction, entry, other)
         at, own = (self.starts.of(direction, one, where, bucket.first.round) for one in (other, entry))
         if at >= own:
             raise PlanError(f"{where} is impossible: when the compute of {other!r} starts, {entry!r} is used first")
@@ -68,7 +68,7 @@ class Scheduler:
         # If the entry is reduced in several steps, the rule is for the wait of the last: the others come before it.
         if other is None or any(one.level > bucket.level for one in self.beside(bucket)):
             return None
-        return self.order.nodes[self.starts.of(direction, other, f"wait_before.{direction}: {entry!r} before {other!r}")]
+        return self.order.nodes[self.starts.of(direction, other, place_by_hand("wait_before", direction, entry, other))]
 
     def group_of(self, bucket: Merged) -> str:
         """The process group that ``bucket`` runs on: its own (:meth:`group`), that one's twin (:meth:`twin`), or another one
@@ -120,6 +120,11 @@ def _stage(bucket: Merged) -> tuple[object, ...]:
     return first.entry or bucket.launch, first.direction, first.round, first.kind in REDUCTIONS
 
 
+def place_by_hand(key: str, direction: str, entry: str, other: str) -> str:
+    """A place of the rules, as people know it; ``key`` is launch_at or wait_before."""
+    return f"{key}.{direction}: {entry!r} {'at' if key == 'launch_at' else 'before'} {other!r}"
+
+
 def overrides(scheduler: Scheduler, hook: str) -> bool:
     """Whether ``scheduler`` has a ``hook`` of its own, and does not go by the rules alone."""
     return getattr(type(scheduler), hook) is not getattr(Scheduler, hook)
@@ -133,10 +138,9 @@ def refuse_unnamed(scheduler: Scheduler) -> None:
             known = dict.fromkeys(bucket.first.entry for bucket in here)
             for entry, other in sorted(places.items()):
                 if entry not in known:
-                    where = f"{key}.{direction}: {entry!r} {'at' if key == 'launch_at' else 'before'} {other!r}"
-                    have = ", ".join(known) or "none"
                     raise PlanError(
-                        f"{where} names no bucket: entry {entry!r} has no {what} there; entries that have one: {have}"
+                        f"{place_by_hand(key, direction, entry, other)} names no bucket: entry {entry!r} has no {what} there; "
+                        f"entries that have one: {', '.join(known) or 'none'}"
                     )
 
 

@@ -16,6 +16,7 @@ from pytest_fxbucket.graph.collectives import REDUCTIONS, communicates
 from pytest_fxbucket.graph.compute import computes
 from pytest_fxbucket.graph.ops import operator_name
 from pytest_fxbucket.graph.order import order_of
+from pytest_fxbucket.graph.update_provenance import ON_LISTS
 from pytest_fxbucket.graph.updates import Ready, readiness, updates_between
 from pytest_fxbucket.passes.targets import UntouchedLaunch
 from pytest_fxbucket.words import some
@@ -110,7 +111,7 @@ def _others(order: Order, places: Sequence[float], updating: Set[int], waits: Ma
 def _why(order: Order, one: Ready) -> str:
     node = order.nodes[one.joins]
     name = operator_name(node)
-    if name.startswith(("aten::_foreach_", "aten::_fused_")) and "norm" not in name:
+    if name.startswith(ON_LISTS) and "norm" not in name:
         return (
             f"one parameter group has parameters of several entries ({node.name} updates them together), so they wait for the "
             'last of their reductions; [optimizer] groups = "entry" gives each entry its own'

@@ -11,5 +11,5 @@ from suites.compiled.small_nets import Net, step
 # Inductor counts passes by a bar, whose monitor is a thread, and a server with two cannot fork.
 tqdm.monitor_interval = 0
 with torch.compiler.config.patch(force_disable_caches=True):
-    step(torch.compile(Net(depth=1), options=WITHOUT_CODE))
+    step(torch.compile(Net(), options=WITHOUT_CODE))
 torch._dynamo.reset()

@@ -13,25 +13,24 @@ from torch.distributed.tensor import DTensor
 
 from pytest_fxbucket.graph.collectives import read_launch
 from pytest_fxbucket.passes import bucketing_backend, bucketing_post_grad_pass
-from suites.compiled.small_nets import loss_of, net, net_of_dtensors, words
+from suites.compiled.small_nets import PLAN, loss_of, net, net_of_dtensors, words
 
 CASES: dict[str, tuple[dict[str, Any], tuple[Any, ...], dict[str, Any]]] = {
     "tied, a graph break": ({"tied": True, "breaks": "between"}, (["embed+head", "layers.*"],), {}),
     "bfloat16, kept": ({"param_dtype": torch.bfloat16, "reshard": False}, (["embed", "layers.*", "head"],), {}),
     "scheduled": (
-        {"param_dtype": torch.bfloat16},
+        {"param_dtype": torch.bfloat16, "depth": 2},
         (["embed", "layers.*", "head"],),
         {"schedule": "auto", "cluster": "h100-sxm"},
     ),
-    "hidden": ({"tied": True}, (), {"by": "overlap", "schedule": "auto", "cluster": "cpu-gloo"}),
+    "hidden": ({"tied": True, "depth": 2}, (), {"by": "overlap", "schedule": "auto", "cluster": "cpu-gloo"}),
     "by size": (
-        {"tied": True, "breaks": "between", "depth": 1, "param_dtype": torch.bfloat16},
+        {"tied": True, "breaks": "between", "param_dtype": torch.bfloat16},
         (),
         {"by": "size", "cap_mb": 0.00015},
     ),
 }
 """How the net is sharded and broken, the plan, and options of the pass."""
-ONE_LAYER_PLAN = ["embed", "layers.0", "head"]
 WITHOUT_CODE = {"disable_cpp_codegen": True, "compile_threads": 1}
 """Inductor calls ATen's kernels in its own order and memory, and needs no compiler."""
 
@@ -68,7 +67,7 @@ def uneven(rank: int, world: int, width: int) -> dict[str, list[str]]:
         launches.extend(f"{read.operator} {read.node.meta['val'].shape}" for read in map(read_launch, gm.graph.nodes) if read)
         return make_boxed_func(gm.forward)
 
-    backend = bucketing_backend(ONE_LAYER_PLAN, compiler=compiler)
+    backend = bucketing_backend(PLAN, compiler=compiler)
     before, after = (_gradients(rank, world, width, way) for way in ({"disable": True}, {"backend": backend}))
     said = [f"{report.launches_before} to {report.launches_after}" for report in backend.reports]
     changed = [name for name, value in before.items() if not torch.equal(value, after[name])]
@@ -78,7 +77,7 @@ def uneven(rank: int, world: int, width: int) -> dict[str, list[str]]:
 def _gradients(rank: int, world: int, width: int, compiling: Mapping[str, Any]) -> dict[str, Tensor]:
     """Of each parameter's rows on this rank."""
     torch._dynamo.reset()
-    model = net_of_dtensors(world, width, depth=1)
+    model = net_of_dtensors(world, width)
     loss_of(torch.compile(model, **compiling), words(rank=rank)).backward()
     return {name: p.grad.to_local() for name, p in model.named_parameters() if isinstance(p.grad, DTensor)}
 
@@ -97,11 +96,3 @@ def _train(sharding: Mapping[str, Any], rank: int, world: int, compiling: Mappin
         optimizer.step()
         seen[f"{step} loss"] = loss.detach()
     return seen | {name: parameter.detach() for name, parameter in model.named_parameters()}
-
-
-def example(rank: int, world: int, payload: Mapping[str, Any]) -> Any:
-    """The example of docs/howto/torch-compile.md as a job, without compiling code."""
-    from fixtures.compiled import train
-
-    with torch._inductor.config.patch(WITHOUT_CODE):
-        return train.train(rank, world, payload)

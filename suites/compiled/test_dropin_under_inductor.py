@@ -14,8 +14,8 @@ from pytest_fxbucket.fuzz.program import Program
 from pytest_fxbucket.graph.collectives import launch_kind
 from pytest_fxbucket.graph.ops import overload
 from pytest_fxbucket.passes import manual_overlap_bucketing
-from suites.compiled.rank_jobs_of_compiled import ONE_LAYER_PLAN, WITHOUT_CODE
-from suites.compiled.small_nets import net_of_dtensors, step
+from suites.compiled.rank_jobs_of_compiled import WITHOUT_CODE
+from suites.compiled.small_nets import PLAN, net_of_dtensors, step
 from suites.passes.packing import packed
 
 pytestmark = pytest.mark.usefixtures("last_of_two_ranks", "no_cache")
@@ -45,9 +45,9 @@ def test_each_hook_of_inductor_s_takes_it(hook: str) -> None:
         assert graph.find_nodes(op="call_function", target=torch.ops.aten.constant_pad_nd.default), graph
         gm = graph.owning_module
         assert gm is not None
-        launches.append((before, counted(manual_overlap_bucketing(gm, ONE_LAYER_PLAN, insert_overlap_deps=True).graph)))
+        launches.append((before, counted(manual_overlap_bucketing(gm, PLAN, insert_overlap_deps=True).graph)))
 
-    model = net_of_dtensors(2, width=5, depth=1)
+    model = net_of_dtensors(2, width=5)
     step(torch.compile(model, options={hook: bucketed, **WITHOUT_CODE}, fullgraph=True))
     assert launches == ([(10, 6)] if hook.startswith("joint") else [(5, 3), (5, 3)])
     assert all(parameter.grad is not None for parameter in model.parameters())

@@ -6,6 +6,7 @@ import re
 import shutil
 import warnings
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +15,11 @@ import torch
 from torch import Tensor, fx, nn
 from torch._inductor.utils import get_code
 
+from fixtures.compiled import train
 from pytest_fxbucket.compat.compilers import moving_nothing
 from pytest_fxbucket.errors import PlanError
 from pytest_fxbucket.passes import bucketing_backend, bucketing_post_grad_pass
-from suites.compiled.rank_jobs_of_compiled import ONE_LAYER_PLAN, WITHOUT_CODE
+from suites.compiled.rank_jobs_of_compiled import WITHOUT_CODE
 from suites.compiled.small_nets import PLAN, net, step, words
 
 needs_compiler = pytest.mark.skipif(
@@ -33,6 +35,10 @@ def a_cache_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Itera
         yield
 
 
+ENDS = partial(net, depth=0, reshard=False)
+"""A net of an embedding and a head alone, where it does not matter what is compiled: inductor takes a second for a layer."""
+
+
 def compiled(model: nn.Module, bucketing: Any, **how: Any) -> Callable[..., Tensor]:
     torch._dynamo.reset()
     return torch.compile(model, options=bucketing.options, **how)
@@ -42,10 +48,13 @@ _CALLS = re.compile(r"^\s*(?:buf\d+ = )?(?:torch\.ops\._c10d_functional|extern_k
 _SHORT = {"all_gather_into_tensor": "L", "wait_tensor": "w", "mm": "m", "addmm": "m"}
 
 
-def code_of_forward(plan: list[str], depth: int) -> str:
-    """What inductor writes; a bucket of a layer is as large as what the layers compute, so its memory would do for that."""
+def code_of_forward(depth: int) -> str:
+    """What inductor writes for a net that is compiled as the docs' example is.
+
+    A bucket of a layer is as large as what the layers compute, so its memory would do for that.
+    """
     with torch.compiler.config.patch(force_disable_caches=True), torch._inductor.config.patch(disable_cpp_codegen=False):
-        forward = compiled(net(depth=depth), bucketing_post_grad_pass(plan), fullgraph=True)
+        forward = train.compiled(net(depth=depth), "post_grad")
         return get_code(lambda: forward(words(batch=1)))[0]
 
 
@@ -65,15 +74,16 @@ _PASSES = {
 
 @needs_compiler
 @pytest.mark.parametrize(
-    ("settings", "plan", "depth", "order"),
-    [({}, ONE_LAYER_PLAN, 1, "LLwLwmwm"), ({"reorder_for_compute_comm_overlap": True, **_PASSES}, PLAN, 2, "LLwLwmLwmwm")],
+    ("settings", "depth", "order"),
+    [({}, 1, "LLwLwmwm"), ({"reorder_for_compute_comm_overlap": True, **_PASSES}, 2, "LLwLwmLwmwm")],
     ids=["as it is", "to reorder launches"],
 )
 def test_inductor_keeps_the_prefetch_and_what_is_sent_until_it_has_arrived(
-    settings: dict[str, Any], plan: list[str], depth: int, order: str
+    monkeypatch: pytest.MonkeyPatch, settings: dict[str, Any], depth: int, order: str
 ) -> None:
+    monkeypatch.setattr(train, "PLAN", ["embed", "layers.*", "head"])
     with torch._inductor.config.patch(settings):
-        code = code_of_forward(plan, depth=depth)
+        code = code_of_forward(depth)
     assert schedule(code) == order
     launches = list(re.finditer(r"all_gather_into_tensor\.default\((\w+),", code))
     waits = list(re.finditer(r"wait_tensor\.default\(", code))
@@ -110,19 +120,19 @@ def test_where_no_pass_is_listed_that_moves_launches_nothing_is_said() -> None:
 
 def test_the_first_entry_that_matches_nothing_stops_a_whole_graph() -> None:
     with pytest.raises(Exception, match=r'bucketing_post_grad_pass: entry "layers.9" matches nothing'):
-        step(compiled(net(depth=1, reshard=False), bucketing_post_grad_pass(["layers.9"]), fullgraph=True, dynamic=True))
+        step(compiled(ENDS(), bucketing_post_grad_pass(["layers.9"]), fullgraph=True, dynamic=True))
 
 
 def test_where_graphs_may_still_come_the_entry_is_a_warning_and_then_an_error_when_asked() -> None:
     bucketing = bucketing_post_grad_pass(["embed", "layers.9"])
     with pytest.warns(UserWarning, match=r'"layers.9" matches nothing.*call check\(\) after the first step'):
-        step(compiled(net(depth=1, reshard=False), bucketing, dynamic=True))
+        step(compiled(ENDS(), bucketing, dynamic=True))
     with pytest.raises(PlanError, match=r'"layers.9" matches nothing'):
         bucketing.check()
 
 
 def test_a_backward_that_is_compiled_when_it_runs_ends_with_the_error() -> None:
-    forward = compiled(net(), bucketing_post_grad_pass(["embed", "layers.9"]))
+    forward = compiled(ENDS(), bucketing_post_grad_pass(["embed", "layers.9"]))
     with pytest.raises(PlanError, match=r'"layers.9" matches nothing'):
         step(forward)
 
@@ -132,12 +142,12 @@ def reports(*args: Any, **options: Any) -> int:
     bucketing = bucketing_post_grad_pass(*args, **options)
     with warnings.catch_warnings():
         warnings.filterwarnings("error", message="bucketing_post_grad_pass")  # all match
-        step(compiled(net(depth=1, reshard=False), bucketing))
+        step(compiled(ENDS(), bucketing))
     return len(bucketing.reports)
 
 
 def test_a_cached_graph_is_never_that_of_another_plan() -> None:
-    plan = ["embed", "layers.0", "head"]
+    plan = ["embed", "head"]
     assert reports(plan) == 2
     assert reports(plan) == 0  # from the cache
     assert reports(plan, prefetch=2) == 2
@@ -160,17 +170,14 @@ def test_the_cache_is_told_of_names_of_modules_and_of_what_it_cannot_know() -> N
 def test_a_wrong_plan_is_an_error_with_a_warm_cache_too() -> None:
     for _ in range(2):
         torch._dynamo.reset()
-        forward = torch.compile(
-            net(depth=1, reshard=False), backend=bucketing_backend(["embed", "layers.9"], compiler="inductor")
-        )
+        forward = torch.compile(ENDS(), backend=bucketing_backend(["embed", "layers.9"], compiler="inductor"))
         with pytest.raises(PlanError, match=r'"layers.9" matches nothing'):
             step(forward)
 
 
 def test_a_right_plan_of_a_model_within_another_is_no_error_with_a_warm_cache() -> None:
-    plan = [["layers.0", "head"], "embed"]
     for graphs in (2, 0):
         torch._dynamo.reset()
-        backend = bucketing_backend(plan, compiler="inductor")
-        step(torch.compile(nn.Sequential(net(depth=1, reshard=False)), backend=backend))
+        backend = bucketing_backend(["embed", "head"], compiler="inductor")
+        step(torch.compile(nn.Sequential(ENDS()), backend=backend))
         assert [report.launches_after for report in backend.reports] == [2] * graphs

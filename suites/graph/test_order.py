@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import pytest
 import torch
@@ -11,11 +10,7 @@ from torch import fx
 
 from suites.graph.handmade import GROUP, RANKS, Handmade, aten, c10d
 from suites.graph.ordering import FAKE, added, directly, ordered, stays_before
-
-SGD: dict[str, Any] = {
-    **{"weight_decay": 0.0, "momentum": 0.0, "lr": 1.0, "dampening": 0.0},
-    **{"nesterov": False, "maximize": False, "is_first_step": True},
-}
+from suites.passes.programs import SGD
 
 
 def through_views(made: Handmade, node: fx.Node) -> fx.Node:

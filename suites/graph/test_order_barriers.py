@@ -5,19 +5,16 @@ from __future__ import annotations
 import math
 import operator
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 import torch
 from torch import fx
 
-from pytest_fxbucket.capture.from_plan import capture_plan
 from pytest_fxbucket.graph.effects import written_arguments
 from pytest_fxbucket.graph.order import order_of
-from pytest_fxbucket.plan import load_plans
-from pytest_fxbucket.plan_on_mesh import mesh_of
 from suites.graph.handmade import GROUP, Handmade, aten, c10d
 from suites.graph.ordering import FAKE, added, directly, ordered, stays_before
+from suites.graph.view_models import captured
 
 LIBRARY = "fxbucket_order"
 
@@ -210,8 +207,7 @@ def test_attributes_that_hold_one_tensor_are_one_storage() -> None:
 
 
 def test_an_ordinary_step_gets_no_order_beyond_its_edges_and_the_same_every_time() -> None:
-    plan = load_plans(Path("fixtures/plans/llama.toml"))[0]
-    graph = capture_plan(plan, mesh_of(plan), 0).graphs["joint"].graph
+    graph = captured().graphs["joint"].graph
     order = order_of(graph)
     assert (added(order), order.barriers) == ([], ())
     again = order_of(graph)

@@ -21,7 +21,7 @@ from pytest_fxbucket.fuzz.lockstep import run
 from pytest_fxbucket.graph.order import Order, order_of
 
 aten, c10d = torch.ops.aten, c10d_functional()
-PROGRAMS, STEPS, ORDERS = 120, 14, 4
+PROGRAMS, STEPS, ORDERS = 60, 14, 3
 
 
 class Drawn:

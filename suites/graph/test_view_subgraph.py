@@ -44,7 +44,7 @@ def test_modules_of_a_captured_step_run_by_themselves(fqn: str, direction: str |
     view = GraphView.of_step(step)
     sub = view[fqn].subgraph(direction)
     check(step.graphs["joint"], sub)
-    # between forward and backward of one layer lie other layers and the loss
+    # between forward and backward of a layer lies the loss
     assert bool(sub.between) == (direction is None)
     if direction == "forward":
         parameters = [node for node in sub.inputs if node.op == "placeholder"]

@@ -39,7 +39,7 @@ TRACES: dict[str, Callable[[], fx.GraphModule]] = {
     "dynamo": lambda: dynamo(Net(), ones()),
     "a wrapped model": lambda: dynamo(Wrapper(Net()), ones()),
     "a model wrapped twice, compiled within": lambda: dynamo(Wrapper(Wrapper(torch.compile(Net()))), ones()),
-    "a checkpointed layer": lambda: dynamo(checkpointed(), ones()),
+    "a checkpointed layer": lambda: dynamo(checkpointed(Net()), ones()),
     "an argument": lambda: dynamo(lambda model, x: model(x), Net(), ones()),
     "an item of a dict": lambda: dynamo(lambda models, x: models["net"](x), {"net": Net()}, ones()),
     "a partial": lambda: dynamo(functools.partial(lambda model, x: model(x), Net()), ones()),
@@ -125,7 +125,7 @@ def test_both_calls_of_a_module_are_its_nodes() -> None:
 def test_a_captured_step_has_every_module_with_its_collectives_and_shards(with_roles: bool) -> None:
     step = captured()
     view = GraphView.of_step(step) if with_roles else GraphView(step.graphs["joint"])
-    attention = view["layers.2.attention"]
+    attention = view["layers.1.attention"]
     assert attention.class_name == "Attention"
     found = {key: n for key, n in attention.counts.items() if key[1] != "compute"}
     assert found == {
@@ -135,7 +135,7 @@ def test_a_captured_step_has_every_module_with_its_collectives_and_shards(with_r
         ("backward", "all_gather"): 4,
         ("backward", "reduce_scatter"): 4,
     }
-    shards = {p.fqn: p for p in step.parameters if p.fqn.startswith("layers.2.attention.")}
+    shards = {p.fqn: p for p in step.parameters if p.fqn.startswith("layers.1.attention.")}
     assert [p.shape for p in attention.parameters] == [p.shard_shape for p in shards.values()]
     assert len(view.parameters) == len(step.parameters)
     if with_roles:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -83,8 +84,8 @@ class Twice(nn.Module):
         return self.shared(self.other(self.shared(x)))
 
 
-def checkpointed() -> nn.Module:
-    net = Net()
+def checkpointed(net: Any) -> Any:
+    """``net``, whose first layer is computed again in backward."""
     net.layers[0] = checkpoint_wrapper(net.layers[0])
     return net
 
@@ -142,5 +143,8 @@ def cached_aot() -> tuple[fx.GraphModule, fx.GraphModule]:
 
 @functools.cache
 def captured() -> StepGraph:
-    """The step of fixtures/plans/llama.toml as this package captures it; read it only."""
-    return capture_plan(load_plans(PLANS / "llama.toml")[0], shard_mesh(4), 0)
+    """The step of fixtures/plans/llama.toml, of two layers, as this package captures it; read it only."""
+    plan = load_plans(PLANS / "llama.toml")[0]
+    assert plan.model is not None
+    smaller = replace(plan, model=replace(plan.model, args={"layers": 2, "dim": 64}))
+    return capture_plan(smaller, shard_mesh(4), 0)

@@ -28,7 +28,7 @@ LLAMA = ("tok_embeddings", "layers.[0-1]", "norm+output")
 STACK = ("layers.*",)
 CASES: dict[str, tuple[str, Sequence[str]]] = {
     "llama": ("fixtures.models.llama:build", LLAMA),
-    "tied": ("fixtures.models.llama:build", ("tok_embeddings", "layers.[0-1]", "norm")),
+    "tied": ("fixtures.models.llama:build", ("tok_embeddings", "layers.0", "norm")),
     **{
         name: (f"suites.passes.pass_models:{name}", STACK)
         for name in ("linears", "late", "normed", "batch_normed", "uneven", "two_dtypes")
@@ -64,7 +64,7 @@ def plan_of(case: str, *, entries: Sequence[Any] | None = None, unplanned: str =
     """Options are those of [parallel], [bucket] and [overlap], by their names."""
     factory, names = CASES[case]
     module = factory.partition(":")[0]
-    args = {"layers": 2, "tied": case == "tied"} if "llama" in factory else {}
+    args = {"layers": 1 if case == "tied" else 2, "tied": case == "tied"} if "llama" in factory else {}
     model = Model(factory, f"{module}:batch", args, f"{module}:loss")
     bucket = Bucket(
         plan=parse_entries(list(names if entries is None else entries), ""), unplanned=unplanned, **_taken(Bucket, rest)

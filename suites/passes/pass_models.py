@@ -72,10 +72,6 @@ def twice() -> nn.Module:
     return Stack(again, nn.Linear(WIDTH, WIDTH), again)
 
 
-def dropped() -> nn.Module:
-    return Stack(*(nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Dropout(0.5)) for _ in range(3)))
-
-
 class AsWeight(nn.Linear):
     """Computes in the dtype that its weight has, whatever the plan makes of it."""
 
@@ -86,6 +82,14 @@ class AsWeight(nn.Linear):
 def two_dtypes() -> nn.Module:
     mixed = nn.Sequential(ToHalf(), nn.Linear(WIDTH, WIDTH, dtype=torch.bfloat16), ToFloat(), AsWeight(WIDTH, WIDTH))
     return Stack(mixed, nn.Linear(WIDTH, WIDTH))
+
+
+def of_each_kind() -> nn.Module:
+    """One layer of each kind above, the first called twice, and one whose numbers are dropped at random."""
+    again, mixed = nn.Linear(WIDTH, WIDTH), two_dtypes().layers[0]
+    uneven_and_dropped = nn.Sequential(nn.Linear(WIDTH, 5), nn.Dropout(0.5), nn.Linear(5, WIDTH))
+    normal = nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.BatchNorm1d(WIDTH))
+    return Stack(again, Late(), again, uneven_and_dropped, normal, mixed)
 
 
 def batch(rank: int, step: int) -> tuple[Tensor]:

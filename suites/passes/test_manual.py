@@ -6,7 +6,6 @@ import copy
 from collections import Counter
 from dataclasses import replace
 from itertools import pairwise
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,9 +15,11 @@ from pytest_fxbucket.graph.collectives import is_wait, launch_kind
 from pytest_fxbucket.graph.order import displaced
 from pytest_fxbucket.passes.manual import ManualPass
 from pytest_fxbucket.passes.targets import by_parameter
-from suites.passes.bucketing import CASES, STACK, Outcome, as_report, computes, entry_of, passed, plan_of, world_of
+from suites.passes.bucketing import CASES, Outcome, as_report, computes, entry_of, passed, plan_of, world_of
 
-ROOT = Path(__file__).resolve().parents[2]
+NOTHING_AHEAD: dict[str, Any] = {"prefetch": 0, "defer_reduce": False}
+BY_EXECUTION: dict[str, Any] = {"layout": "execution", "prefetch": 2}
+"""Beside what holds by default: most tests ask for these alone, so that each step is passed once."""
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -36,17 +37,10 @@ def test_each_entry_has_one_launch_for_each_direction_kind_and_dtype_and_the_rep
     assert outcome.report.left_alone == ()
 
 
-def test_llama_has_the_launches_that_its_entries_ask_for() -> None:
-    outcome = passed("llama")
-    kinds = Counter((b.direction, b.kind) for b in outcome.after.buckets)
-    assert kinds == {("forward", "all_gather"): 4, ("backward", "all_gather"): 3, ("backward", "reduce_scatter"): 4}
-    assert (outcome.report.launches_before, outcome.report.launches_after) == (len(outcome.before.buckets), 11)
-
-
 @pytest.mark.parametrize("layout", ["registration", "execution"])
 @pytest.mark.parametrize("case", CASES)
 def test_members_lie_in_the_layout_that_was_asked_for(case: str, layout: str) -> None:
-    outcome = passed(case, layout=layout)
+    outcome = passed(case, **({} if layout == "registration" else BY_EXECUTION))
     registered = [p.fqn for p in outcome.step.parameters]
     for bucket in outcome.after.buckets:
         if layout == "registration":
@@ -58,14 +52,14 @@ def test_members_lie_in_the_layout_that_was_asked_for(case: str, layout: str) ->
 
 
 def test_the_two_layouts_are_not_the_same() -> None:
-    layouts = [[b.fqns for b in passed("late", layout=layout).after.buckets] for layout in ("registration", "execution")]
+    layouts = [[b.fqns for b in passed("late", **layout).after.buckets] for layout in ({}, BY_EXECUTION)]
     assert layouts[0] != layouts[1]
 
 
-@pytest.mark.parametrize("depth", [0, 1, 2, 3])
-@pytest.mark.parametrize("case", ["llama", "linears", "normed", "uneven"])
-def test_gathers_are_launched_as_far_ahead_as_asked(case: str, depth: int) -> None:
-    outcome = passed(case, prefetch=depth)
+@pytest.mark.parametrize("options", [NOTHING_AHEAD, {}, BY_EXECUTION, {"prefetch": 3}])
+@pytest.mark.parametrize("case", ["llama", "linears"])
+def test_gathers_are_launched_as_far_ahead_as_asked(case: str, options: dict[str, Any]) -> None:
+    outcome, depth = passed(case, **options), options.get("prefetch", 1)
     for direction in ("forward", "backward"):
         stages = _stages(outcome, "all_gather", direction)
         assert len(stages) >= 3
@@ -76,13 +70,13 @@ def test_gathers_are_launched_as_far_ahead_as_asked(case: str, depth: int) -> No
     assert _stages(outcome, "all_gather", "backward")[0].launch > _wait(last), "parameters would be whole over the loss"
 
 
-@pytest.mark.parametrize("case", ["llama", "linears", "normed", "uneven", "tied"])
+@pytest.mark.parametrize("case", ["llama", "linears"])
 def test_a_reduction_is_waited_for_behind_the_next_launch(case: str) -> None:
     stages = _stages(passed(case), "reduce_scatter", "backward")
     for one, following in pairwise(stages):
         assert _wait(one) > following.launch
         assert _wait(one) < _wait(following)
-    for one, following in pairwise(_stages(passed(case, defer_reduce=False), "reduce_scatter", "backward")):
+    for one, following in pairwise(_stages(passed(case, **NOTHING_AHEAD), "reduce_scatter", "backward")):
         assert _wait(one) < following.launch
 
 
@@ -96,10 +90,10 @@ def test_without_merging_launches_are_moved_one_by_one() -> None:
     assert all(b.launch > waited for b in forward if b.fqns[0].startswith("layers.2."))
 
 
-@pytest.mark.parametrize("prefetch", [0, 1, 3])
+@pytest.mark.parametrize("options", [{}, BY_EXECUTION])
 @pytest.mark.parametrize("case", CASES)
-def test_only_what_must_move_moves(case: str, prefetch: int) -> None:
-    outcome = passed(case, prefetch=prefetch)
+def test_only_what_must_move_moves(case: str, options: dict[str, Any]) -> None:
+    outcome = passed(case, **options)
     before = computes(outcome.step.graphs["joint"].graph)
     kept = set(before)
     assert [n.name for n in outcome.graph.nodes if n.name in kept] == before
@@ -141,22 +135,15 @@ def test_unplanned_parameters_become_one_entry_named_root() -> None:
     assert outcome.report.left_alone == ()
 
 
-def test_parameters_of_two_dtypes_in_one_entry_part_into_two_buckets() -> None:
-    outcome = passed("two_dtypes", entries=STACK)
-    parts = [b for b in outcome.report.buckets if b.entry == "layers.0" and (b.direction, b.kind) == ("forward", "all_gather")]
-    assert {b.dtype: b.members for b in parts} == {
-        "bfloat16": ("layers.0.1.weight", "layers.0.1.bias"),
-        "float32": ("layers.0.3.weight", "layers.0.3.bias"),
-    }
-
-
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", ["llama", "uneven", "two_dtypes"])
 def test_every_rank_gets_the_same_graph(case: str) -> None:
     assert [ranks for ranks, _ in world_of(case).distinct()] == [[0, 1, 2, 3]]
 
 
-@pytest.mark.parametrize("options", [{}, {"layout": "execution", "prefetch": 2}, {"enabled": False}])
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize(
+    ("case", "options"),
+    [*((case, options) for case in CASES for options in ({}, BY_EXECUTION)), ("linears", {"enabled": False})],
+)
 def test_on_its_own_output_it_changes_nothing(case: str, options: dict[str, Any]) -> None:
     outcome = passed(case, **options)
     graph = copy.deepcopy(outcome.graph)
@@ -178,7 +165,7 @@ def test_the_captured_step_is_never_changed(case: str) -> None:
     outcome = passed(case)
     graph = outcome.step.graphs["joint"].graph
     text, metas = str(graph), [dict(node.meta) for node in graph.nodes]
-    again = passed(case, layout="execution", prefetch=2)
+    again = passed(case, **BY_EXECUTION)
     assert again.step is outcome.step
     assert str(graph) == text
     assert [node.meta.keys() for node in graph.nodes] == [meta.keys() for meta in metas]

@@ -10,11 +10,9 @@ from suites.checks.traced_modes import DDP, FULLY, REPLICATE, REPLICATE_FIRST, S
 from suites.passes.programs import SETTINGS
 
 STEPS = {
-    "two microbatches": Step(microbatches=2),
     "two microbatches, recomputed, at four ranks": Step(microbatches=2, recompute=True, world=4),
     "three microbatches, kept": Step(microbatches=3, reshard=False),
     "replicated": Step(way=DDP, reshard=False, microbatches=2),
-    "scatter first": Step(way=SCATTER_FIRST, world=4),
     "replicate first": Step(way=REPLICATE_FIRST, world=4, microbatches=2),
     "scatter first, scaled": Step(way=SCATTER_FIRST, world=4, scaled=True),
     "experts": Step(world=4, ways=(("layers.1.w", Way(SHARD, (("reduce_scatter", "avg", SHARD),))),)),

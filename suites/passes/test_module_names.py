@@ -11,14 +11,13 @@ import torch.distributed._functional_collectives as funcol
 from functorch.compile import make_boxed_func
 from torch import Tensor, fx, nn
 from torch._dynamo.backends.common import aot_autograd
-from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
 
 from pytest_fxbucket.compat.c10d import fake_world
 from pytest_fxbucket.errors import PlanError
 from pytest_fxbucket.graph.collectives import launch_kind
 from pytest_fxbucket.passes import manual_overlap_bucketing
 from pytest_fxbucket.passes.module_names import entries_by_module, module_path
-from suites.graph.view_models import Wrapper, dynamo
+from suites.graph.view_models import Wrapper, checkpointed, dynamo
 from suites.passes.programs import chain
 
 WIDTH = 4
@@ -61,18 +60,12 @@ def captured(function: Callable[..., Any], *args: Any) -> fx.GraphModule:
         return dynamo(function, *args, behind=autograd)
 
 
-def checkpointed() -> nn.Module:
-    net = Net()
-    net.layers[0] = checkpoint_wrapper(net.layers[0])
-    return net
-
-
 CAPTURES: dict[str, Callable[[], tuple[Any, ...]]] = {
-    "the model": lambda: (Net(),),
     "a compiled model within": lambda: (Wrapper(torch.compile(Net())),),
-    "a checkpointed layer": lambda: (checkpointed(),),
-    "an argument": lambda: (lambda model, x: model(x), Net()),
-    "an item of a list": lambda: (lambda models, x: models[0](x), [Wrapper(Net())]),
+    "an item of a list, with a layer that is checkpointed": lambda: (
+        lambda models, x: models[0](x),
+        [Wrapper(checkpointed(Net()))],
+    ),
 }
 
 

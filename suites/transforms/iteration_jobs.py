@@ -60,12 +60,12 @@ def batch(rank: int, number: int, rows: int = 3) -> torch.Tensor:
 def differing(rank: int, world: int, payload: tuple[str, bool, Sequence[int]]) -> dict[int, list[str]]:
     """For each count of steps what differs from eager when the last of them is told so; learning rates change every step.
 
-    ``payload``: the kind of step, whether its optimizer is fused, the counts.
+    ``payload``: the kind of step, whether its optimizer is fused, the counts, one behind the other on one model.
     """
     kind, fused, counts = payload
     found: dict[int, list[str]] = {}
+    pair = Twins(partial(optimizer_of, fused=fused), STEPS[kind], partial(model_of, rank, world), transforms=MOVED)
     for count in counts:
-        pair = Twins(partial(optimizer_of, fused=fused), STEPS[kind], partial(model_of, rank, world), transforms=MOVED)
         found[count] = [f"loss {n}" for n in range(count) if len({_bytes(loss) for loss in stepped(pair, rank, n, count)}) > 1]
         found[count] += unlike(pair)
     return found

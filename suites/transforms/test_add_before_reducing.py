@@ -20,8 +20,8 @@ KINDS = pytest.mark.parametrize(
 )
 
 
-def added(made: Program, *nodes: fx.Node, runs: bool = True) -> Changed:
-    return changed(made, *nodes, by=add_before_reducing, runs=runs)
+def added(made: Program, *nodes: fx.Node) -> Changed:
+    return changed(made, *nodes, by=add_before_reducing)
 
 
 @KINDS

@@ -30,15 +30,15 @@ ROUND = 'each round (microbatch) launches its own instead of keeping it; again =
 
 
 @cache
-def captured(reshard: bool, step: str) -> PlanOnMesh:
+def captured(step: str) -> PlanOnMesh:
     """Without the transformation, for all that have it."""
-    text = llama("layers = 1, dim = 16, heads = 2, kv_heads = 1", reshard_after_forward=reshard)
+    text = llama("layers = 1, dim = 16, heads = 2, kv_heads = 1", reshard_after_forward=True)
     (plan,) = parse_plans(f"{text}[step]\n{step}", Path("plan.toml"))
     return PlanOnMesh(CapturedPlan(plan, mesh_of(plan)), "manual")
 
 
-def world_of(reshard: bool, step: str, again: Any) -> PlanOnMesh:
-    made = captured(reshard, step)
+def world_of(step: str, again: Any) -> PlanOnMesh:
+    made = captured(step)
     plan = replace(made.plan, transform=(Transform("merge_duplicates", {"again": again}),))
     return made.under(plan)
 
@@ -64,23 +64,21 @@ TWO = "microbatches = 2"
 
 
 @pytest.mark.parametrize(
-    ("step", "again", "reshard", "counts", "whys"),
+    ("step", "again", "counts", "whys"),
     [
-        ("", False, True, (BOTH, BOTH), [SIDE]),
-        ('checkpoint = ["layers.0"]', False, True, (BOTH, BOTH), [SIDE]),
-        ("", "backward", True, (BOTH, PARAMETERS), []),
-        (TWO, False, False, (2 * PARAMETERS, 2 * PARAMETERS), [ROUND]),
-        (TWO, False, True, (2 * BOTH, 2 * BOTH), [SIDE, ROUND]),
-        (TWO, "microbatches", False, (2 * PARAMETERS, PARAMETERS), []),
-        (TWO, "microbatches", True, (2 * BOTH, BOTH), [SIDE]),
-        (TWO, "backward", True, (2 * BOTH, 2 * PARAMETERS), [ROUND]),
-        (TWO, True, True, (2 * BOTH, PARAMETERS), []),
+        ("", False, (BOTH, BOTH), [SIDE]),
+        ('checkpoint = ["layers.0"]', False, (BOTH, BOTH), [SIDE]),
+        ("", "backward", (BOTH, PARAMETERS), []),
+        (TWO, False, (2 * BOTH, 2 * BOTH), [SIDE, ROUND]),
+        (TWO, "microbatches", (2 * BOTH, BOTH), [SIDE]),
+        (TWO, "backward", (2 * BOTH, 2 * PARAMETERS), [ROUND]),
+        (TWO, True, (2 * BOTH, PARAMETERS), []),
     ],
 )
 def test_what_backward_and_microbatches_gather_again_stays_unless_asked(
-    step: str, again: Any, reshard: bool, counts: tuple[int, int], whys: list[str]
+    step: str, again: Any, counts: tuple[int, int], whys: list[str]
 ) -> None:
-    world = world_of(reshard, step, again)
+    world = world_of(step, again)
     assert gathers(world) == counts
     assert {why for _, why in told(world).left} == set(whys)
     assert bool(told(world).done) == (counts[1] < counts[0])

@@ -20,6 +20,7 @@ from torch import fx
 
 from pytest_fxbucket.compat.c10d import c10d_functional
 from pytest_fxbucket.cost.memory import StorageNeeds
+from pytest_fxbucket.passes.auto.headroom import Headroom
 from pytest_fxbucket.passes.auto.latest_starts import DRIFT, ideal, latest
 from pytest_fxbucket.passes.auto.machine import machine_of
 from pytest_fxbucket.passes.auto.sweep import lazy
@@ -28,10 +29,10 @@ from pytest_fxbucket.passes.auto.windows import Nodes, Windows
 if TYPE_CHECKING:
     from pytest_fxbucket.graph.order import Order
     from pytest_fxbucket.passes.auto.estimates import Estimates
-    from pytest_fxbucket.passes.auto.schedule import Limits
     from pytest_fxbucket.passes.auto.windows import MovableCollective
     from pytest_fxbucket.passes.grouping import Group
     from pytest_fxbucket.passes.targets import MergeTarget
+    from pytest_fxbucket.plan.schema_bucket import Overlap
 
 _SATURATED = 0.05
 """A bucket whose latency is less than this share of its flight wins nothing from more bytes."""
@@ -56,18 +57,17 @@ class _Job:
 class HidingBefore:
     """What a graph's collectives hide behind, before anything is merged."""
 
-    def __init__(self, order: Order, estimates: Estimates, limits: Limits) -> None:
+    def __init__(self, order: Order, estimates: Estimates, rules: Overlap) -> None:
         graph = order.nodes[0].graph
         machine = machine_of(order.nodes, estimates)
         needs = StorageNeeds(graph, estimates.cluster.rounding)
-        self._windows = windows = Windows(Nodes(order, machine), machine, needs)
+        self._windows = windows = Windows(Nodes(order, machine), needs)
         self._times = ideal(windows)
         self._deadlines = latest(windows, self._times, DRIFT).deadlines
         basis = windows.arranged(lazy(windows))
         at = needs.at(basis)
         self._live = windows.by_slot(basis, at)
-        self._peak = limits.peak(max(needs.at(range(len(order.nodes)))))
-        self._in_flight = inf if limits.in_flight_gb is None else limits.in_flight_gb * (1 << 30)
+        self._room = Headroom.of(rules, needs.peak(range(len(order.nodes))))
         self._by_launch = {order.nodes[one.launch]: one for one in windows.flights}
         self._estimates = estimates
         # Seconds to pack or unpack a byte: it is read once and written once.
@@ -129,7 +129,7 @@ class HidingBefore:
         The merge is tried on ``stream`` itself, and taken back if it does not pay.
         """
         size = into.bytes + other.bytes
-        if (cap and size > cap) or size > self._in_flight or latency < _SATURATED * into.seconds:
+        if (cap and size > cap) or size > self._room.in_flight or latency < _SATURATED * into.seconds:
             return False
         was = into.release, into.deadline, into.seconds, into.late
         worst = max(0.0, into.release - into.late, other.release - other.late)
@@ -156,14 +156,14 @@ class HidingBefore:
 
     def _lives(self, into: _Job, other: _Job) -> bool:
         """Whether memory allows that what ``other`` carries lives as long as all of the bucket; if so, it is taken."""
-        if self._peak == inf:
+        if self._room.peak == inf:
             return True
         # As one gather, the later result is there when the earlier one is needed. As one reduction, the earlier inputs are held
         # until the later one is there.
         first, second = into.flights[0], other.flights[-1]
         begin, end = sorted((first.high, second.high)) if first.is_gather else sorted((first.low, second.low))
         more = second.size if first.is_gather else sum(one.size for one in into.flights)
-        if begin < end and max(self._live[begin:end]) + more > self._peak:
+        if begin < end and max(self._live[begin:end]) + more > self._room.peak:
             return False
         for slot in range(begin, end):
             self._live[slot] += more

@@ -13,6 +13,7 @@ from pytest_fxbucket.passes.auto.machine import WAIT
 
 if TYPE_CHECKING:
     from pytest_fxbucket.passes.auto.windows import MovableCollective, Windows
+    from pytest_fxbucket.plan.schema_bucket import Overlap
 
 GB = 1 << 30
 
@@ -27,6 +28,17 @@ class Headroom:
     """Bytes of collectives that are in flight at most, by their larger sides."""
     gathers: float = inf
     """All-gathers that are in flight at most."""
+
+    @classmethod
+    def of(cls, rules: Overlap, before: int) -> Headroom:
+        """What ``rules`` leave where ``before`` bytes lived at once so far; of both limits of memory the tighter one holds."""
+        peaks = [before + share * before for share in (rules.max_memory_increase,) if share is not None]
+        peaks += [before + more * GB for more in (rules.max_memory_increase_gb,) if more is not None]
+        return cls(
+            peak=min(peaks, default=inf),
+            in_flight=inf if rules.max_in_flight_gb is None else rules.max_in_flight_gb * GB,
+            gathers=inf if rules.max_prefetch is None else max(1, rules.max_prefetch),
+        )
 
     def lacks(self, flying: Sequence[MovableCollective]) -> bool:
         """Whether these are more than may be in flight at once."""

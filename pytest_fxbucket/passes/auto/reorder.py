@@ -9,8 +9,8 @@ from pytest_fxbucket.errors import PlanError
 from pytest_fxbucket.graph.collectives import launch_kind
 from pytest_fxbucket.passes.arrange import relink
 from pytest_fxbucket.passes.auto.bucketing import HidingBefore
-from pytest_fxbucket.passes.auto.schedule import Limits, kept_as_it_is, scheduled
-from pytest_fxbucket.passes.report import ReorderReport, Schedule
+from pytest_fxbucket.passes.auto.schedule import kept_as_it_is, scheduled
+from pytest_fxbucket.passes.report import ReorderReport
 
 if TYPE_CHECKING:
     from torch import fx
@@ -27,7 +27,7 @@ def peak_of(graph: fx.Graph, rules: Overlap, estimates: Estimates | None) -> int
     """Most bytes that live at once in ``graph``, from which limits of memory count; None if ``rules`` have no such limit."""
     if estimates is None or (rules.max_memory_increase is None and rules.max_memory_increase_gb is None):
         return None
-    return max(StorageNeeds(graph, estimates.cluster.rounding).at(range(len(graph.nodes))))
+    return StorageNeeds(graph, estimates.cluster.rounding).peak(range(len(graph.nodes)))
 
 
 def reorder_by_itself(graph: fx.Graph, rules: Overlap, estimates: Estimates | None, before: int | None) -> ReorderReport:
@@ -39,24 +39,17 @@ def reorder_by_itself(graph: fx.Graph, rules: Overlap, estimates: Estimates | No
     launches = [node for node in graph.nodes if launch_kind(node) is not None]
     if all(launch.meta.get(SCHEDULED) for launch in launches):
         return ReorderReport((), kept_as_it_is(graph, estimates) if rules.insert_overlap_deps else ())
-    found = scheduled(graph, estimates, limits_of(rules), before)
+    found = scheduled(graph, estimates, rules, before)
     if found.order is not None:
         relink(graph, found.order)
     for launch in launches:
         launch.meta[SCHEDULED] = True
-    pairs = tuple((earlier.name, later.name) for earlier, later in found.kept)
-    took = Schedule(found.exposed_before, found.exposed, found.peak_before, found.peak, found.hidden, found.flights, pairs)
-    return ReorderReport((), found.kept, took)
+    return ReorderReport((), found.kept, found.came_to)
 
 
 def hiding_of(order: Order, rules: Overlap, estimates: Estimates | None) -> HidingBefore:
     """What collectives hide behind, for merging them. Raises :class:`PlanError` without ``estimates``."""
-    return HidingBefore(order, _required(estimates), limits_of(rules))
-
-
-def limits_of(rules: Overlap) -> Limits:
-    """What ``rules`` limit."""
-    return Limits(rules.max_memory_increase, rules.max_memory_increase_gb, rules.max_in_flight_gb, rules.max_prefetch)
+    return HidingBefore(order, _required(estimates), rules)
 
 
 def _required(estimates: Estimates | None) -> Estimates:

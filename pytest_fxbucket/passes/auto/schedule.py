@@ -17,11 +17,13 @@ from pytest_fxbucket.passes.auto.latest_starts import DRIFT, ideal, latest
 from pytest_fxbucket.passes.auto.machine import COMPUTE, NodeCosts, machine_of
 from pytest_fxbucket.passes.auto.sweep import Sweep, lazy
 from pytest_fxbucket.passes.auto.windows import Nodes, Windows
+from pytest_fxbucket.passes.report import Schedule
 
 if TYPE_CHECKING:
     from torch import fx
 
     from pytest_fxbucket.passes.auto.estimates import Estimates
+    from pytest_fxbucket.plan.schema_bucket import Overlap
 
 SAME = 1e-9
 """Seconds of exposure that count as none."""
@@ -32,46 +34,19 @@ _TIGHTER = 4
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
-    """What a schedule must keep to; None: no limit."""
-
-    memory_share: float | None = None
-    """Of the peak before: how much more may live."""
-    memory_gb: float | None = None
-    """In 2**30 bytes: how much more may live."""
-    in_flight_gb: float | None = None
-    """In 2**30 bytes: collectives in flight at once, by their larger sides."""
-    prefetch: int | None = None
-    """All-gathers in flight at once."""
-
-    def peak(self, before: int) -> float:
-        """Bytes that may live at once, if ``before`` did so far: by the tighter of both limits of memory."""
-        found = [before + share * before for share in (self.memory_share,) if share is not None]
-        found += [before + more * GB for more in (self.memory_gb,) if more is not None]
-        return min(found, default=inf)
-
-
-@dataclass(frozen=True, slots=True)
 class Scheduled:
-    """What a schedule came to."""
+    """The order that was found for a graph."""
 
-    exposed_before: float
-    """Seconds that waits block compute, in the graph as it was."""
-    exposed: float
-    peak_before: int
-    """Bytes."""
-    peak: int
-    hidden: int
-    """Flights that no wait is blocked by."""
-    flights: int
     order: tuple[fx.Node, ...] | None
     """The nodes; None: the graph is best as it is."""
-    kept: tuple[tuple[fx.Node, fx.Node], ...] = ()
+    kept: tuple[tuple[fx.Node, fx.Node], ...]
     """(earlier, later) that make the overlap: a launch before compute, compute before a wait."""
+    came_to: Schedule
 
 
-def scheduled(graph: fx.Graph, estimates: Estimates, limits: Limits, before: int | None = None) -> Scheduled:
-    """Find the order of ``graph``, which is not changed; limits of memory count from ``before`` bytes, or from its own peak.
+def scheduled(graph: fx.Graph, estimates: Estimates, rules: Overlap, before: int | None = None) -> Scheduled:
+    """Find the order of ``graph``, which is not changed; limits of memory in ``rules`` count from ``before`` bytes, or from its
+    own peak.
 
     Raises :class:`PlanError` for limits that cannot be kept (:class:`NoRoomError` where smaller collectives could), and what
     ``estimates`` raise.
@@ -80,16 +55,12 @@ def scheduled(graph: fx.Graph, estimates: Estimates, limits: Limits, before: int
     machine = machine_of(order.nodes, estimates)
     needs = StorageNeeds(graph, estimates.cluster.rounding)
     known = Nodes(order, machine)
-    several = [Windows(known, machine, needs, sinks=sinks, fills=fills) for sinks, fills in _WAYS]
+    several = [Windows(known, needs, sinks=sinks, fills=fills) for sinks, fills in _WAYS]
     windows = several[0]
     own = list(range(len(order.nodes)))
     given, peak_before = machine.run(own), needs.peak(own)
-    room = Headroom(
-        peak=limits.peak(peak_before if before is None else before),
-        in_flight=inf if limits.in_flight_gb is None else limits.in_flight_gb * GB,
-        gathers=inf if limits.prefetch is None else max(1, limits.prefetch),
-    )
-    _refuse(windows, room, limits)
+    room = Headroom.of(rules, peak_before if before is None else before)
+    _refuse_larger(windows, room)
     # Candidates are offered one by one, and the best so far is kept: the graph's own order, one sweep for each way of moving
     # nodes, one more with reductions put off further, and at last the orders found, with the time of their waits filled.
     best = _Best(machine, needs, room)
@@ -113,17 +84,11 @@ def scheduled(graph: fx.Graph, estimates: Estimates, limits: Limits, before: int
             f"[overlap] max_memory_increase leaves {room.peak / GB:.4g} GB, and the graph needs {best.least / GB:.4g} GB with "
             "each collective where it is needed"
         )
-    times = machine.run(found)
-    return Scheduled(
-        given.exposed,
-        times.exposed,
-        peak_before,
-        needs.peak(found),
-        sum(times.blocked.get(one.launch, 0.0) <= SAME for one in windows.flights),
-        len(windows.flights),
-        None if found == own else tuple([order.nodes[index] for index in found]),
-        tuple(_hidden_flights(windows, found)),
-    )
+    times, kept = machine.run(found), tuple(_hidden_flights(windows, found))
+    hidden = sum(times.blocked.get(one.launch, 0.0) <= SAME for one in windows.flights)
+    pairs = tuple((earlier.name, later.name) for earlier, later in kept)
+    came_to = Schedule(given.exposed, times.exposed, peak_before, needs.peak(found), hidden, len(windows.flights), pairs)
+    return Scheduled(None if found == own else tuple([order.nodes[index] for index in found]), kept, came_to)
 
 
 @dataclass(slots=True)
@@ -183,11 +148,12 @@ def _order(windows: Windows, needs: StorageNeeds, room: Headroom, drift: float) 
     return found
 
 
-def _refuse(windows: Windows, room: Headroom, limits: Limits) -> None:
+def _refuse_larger(windows: Windows, room: Headroom) -> None:
+    """Refuse a limit that one collective alone does not keep."""
     largest = max(windows.flights, key=lambda one: one.size, default=None)
     if largest is not None and largest.size > room.in_flight:
         raise PlanError(
-            f"[overlap] max_in_flight_gb = {limits.in_flight_gb:g} is less than {windows.order.nodes[largest.launch].name} "
+            f"[overlap] max_in_flight_gb = {room.in_flight / GB:g} is less than {windows.order.nodes[largest.launch].name} "
             f"has alone, {largest.size / GB:.4g} GB"
         )
 
@@ -197,7 +163,7 @@ def kept_as_it_is(graph: fx.Graph, estimates: Estimates) -> tuple[tuple[fx.Node,
     order = order_of(graph)
     machine = machine_of(order.nodes, estimates)
     sinks, fills = _WAYS[0]
-    windows = Windows(Nodes(order, machine), machine, StorageNeeds(graph, estimates.cluster.rounding), sinks=sinks, fills=fills)
+    windows = Windows(Nodes(order, machine), StorageNeeds(graph, estimates.cluster.rounding), sinks=sinks, fills=fills)
     return tuple(_hidden_flights(windows, range(len(order.nodes))))
 
 

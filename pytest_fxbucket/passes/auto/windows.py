@@ -30,7 +30,7 @@ class Nodes:
     """What is known of a graph's nodes, whatever its order."""
 
     def __init__(self, order: Order, machine: NodeCosts) -> None:
-        self.order = order
+        self.order, self.machine = order, machine
         self.after = readers(order)
         """Of each node those that must stay behind it."""
         self.waits = _waits(order, machine)
@@ -130,12 +130,10 @@ class Event:
 class Windows:
     """Slots of a graph, and its flights."""
 
-    def __init__(
-        self, known: Nodes, machine: NodeCosts, needs: StorageNeeds, *, sinks: bool = True, fills: bool = False
-    ) -> None:
+    def __init__(self, known: Nodes, needs: StorageNeeds, *, sinks: bool = True, fills: bool = False) -> None:
         """``sinks``: whether light compute that reads what a wait brings may stand further behind, too; ``fills``: whether what
         packs for a launch may stand further behind with it, where compute waits for another."""
-        self.order, self.machine, self.fills = known.order, machine, fills
+        self.order, self.machine, self.fills = known.order, known.machine, fills
         self.known, nodes = known, known.order.nodes
         movable = known.movable(sinks=sinks)
         self.anchors = [i for i, moved in enumerate(movable) if not moved and nodes[i].op not in ("placeholder", "get_attr")]

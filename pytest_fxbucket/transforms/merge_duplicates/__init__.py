@@ -77,8 +77,7 @@ def erase(graph: fx.Graph, node: fx.Node) -> None:
 
 def _is_idle(node: fx.Node) -> bool:
     does = effects_of(node)
-    acts = does.writes or does.everything or does.random or does.chained or does.barrier or does.flight
-    return node.op == "get_attr" or (node.op == "call_function" and not acts)
+    return node.op == "get_attr" or (node.op == "call_function" and not does.acts and not does.flight)
 
 
 def _result(graph: fx.Graph, wait: fx.Node, other: fx.Node, copied: bool) -> fx.Node:

@@ -16,6 +16,7 @@ from pytest_fxbucket.graph.modules import direction_of
 from pytest_fxbucket.graph.ops import returned
 from pytest_fxbucket.graph.order import Order
 from pytest_fxbucket.graph.walks import made_of, writers_in
+from pytest_fxbucket.passes.compute import readers_of
 from pytest_fxbucket.passes.new_nodes import has_numbers
 from pytest_fxbucket.step.roles import Value
 from pytest_fxbucket.transforms.merge_duplicates.mergeable import GraphWrites, MergeableLaunch, named, read
@@ -195,20 +196,7 @@ class Turns:
     def of(self, launch: fx.Node) -> ComputeStretch:
         """The turn of the first compute that reads what ``launch`` brings; without one, the turn where ``launch`` stands."""
         if launch not in self._of:
-            place = min((self._order.index[node] for node in _readers(launch)), default=self._order.index[launch])
+            place = min((self._order.index[node] for node in readers_of([launch])), default=self._order.index[launch])
             at = bisect_right(self._begins, place) - 1
             self._of[launch] = self._turns[max(at, 0)] if self._turns else ComputeStretch("forward", 0)
         return self._of[launch]
-
-
-def _readers(launch: fx.Node) -> list[fx.Node]:
-    """Compute that reads what ``launch`` brings, behind nodes that only move data and behind further launches."""
-    queue, seen = [launch], {launch}
-    found: list[fx.Node] = []
-    for node in queue:
-        for user in node.users:
-            if user in seen or user.op == "output":
-                continue
-            seen.add(user)
-            (found if computes(user) else queue).append(user)
-    return found

@@ -188,11 +188,7 @@ def _arguments(node: fx.Node) -> list[Any]:
     op = overload(node)
     if op is None:
         return [*node.args, *sorted(node.kwargs.items())]
-    found = []
-    for place, argument in enumerate(op._schema.arguments):
-        default = argument.default_value if argument.has_default_value() else None
-        found.append(node.args[place] if place < len(node.args) else node.kwargs.get(argument.name, default))
-    return found
+    return [collectives.argument(node, argument.name) for argument in op._schema.arguments]
 
 
 def _root(node: fx.Node) -> fx.Node:

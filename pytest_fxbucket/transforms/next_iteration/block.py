@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from operator import getitem
 from typing import Any
@@ -17,9 +17,9 @@ from pytest_fxbucket.graph.effects import effects_of
 from pytest_fxbucket.graph.movement import moves_data
 from pytest_fxbucket.graph.ops import operator_name, returned
 from pytest_fxbucket.graph.order import Order, order_of
-from pytest_fxbucket.graph.update_provenance import GradientReduction, is_result
+from pytest_fxbucket.graph.update_provenance import ON_LISTS, GradientReduction, is_result
 from pytest_fxbucket.graph.updates import UPDATED, readiness
-from pytest_fxbucket.graph.walks import ancestors, readers_of
+from pytest_fxbucket.graph.walks import ancestors, reached, readers_of
 from pytest_fxbucket.plan.selectors import ResolvedEntry, entry_by_parameter
 from pytest_fxbucket.step.roles import StepGraph, Value
 
@@ -137,20 +137,13 @@ def _copied(block: Block) -> set[fx.Node]:
     # Packing moves along, so that calls hand on the gradients themselves, each known by its parameter, and no packed buffer.
     makers = {maker for one in block.reductions for maker in one.makers} | block.nodes
     launches = [one.launch for one in block.reductions if one.level == 0]
-    packing = _behind(launches, lambda node: node not in makers and _packs(block, node))
+
+    def packing_for(node: fx.Node) -> Iterable[fx.Node]:
+        return (source for source in node.all_input_nodes if source not in makers and _packs(block, source))
+
+    packing = set(reached(launches, packing_for)).difference(launches)
     own = _made_of_own(block) - block.nodes
-    return packing | _behind([*block.nodes, *packing], own.__contains__)
-
-
-def _behind(nodes: Iterable[fx.Node], takes: Callable[[fx.Node], bool]) -> set[fx.Node]:
-    """Nodes that ``nodes`` are made of; the walk back goes on only through nodes that ``takes`` accepts."""
-    found: set[fx.Node] = set()
-    queue = list(nodes)
-    for node in queue:
-        fresh = [source for source in node.all_input_nodes if source not in found and takes(source)]
-        found.update(fresh)
-        queue.extend(fresh)
-    return found
+    return set(reached([*block.nodes, *packing], lambda node: own.intersection(node.all_input_nodes))) - block.nodes
 
 
 def _packs(block: Block, node: fx.Node) -> bool:
@@ -171,8 +164,7 @@ def _made_of_own(block: Block) -> set[fx.Node]:
         if node.op == "get_attr":
             live.add(node)
         does = effects_of(node)
-        acts = does.writes or does.everything or does.random or does.chained or does.barrier or does.flight
-        if node.op != "call_function" or node in block.nodes or acts:
+        if node.op != "call_function" or node in block.nodes or does.acts or does.flight:
             continue
         is_pure = all(block.order.nodes[i] in block.nodes for i in block.order.writing(node))
         if is_pure and all(source in found or source in live for source in node.all_input_nodes):
@@ -183,7 +175,6 @@ def _made_of_own(block: Block) -> set[fx.Node]:
 # Why a block may not move: another result would come a call late, a value would be read too early, or others write its memory.
 
 
-_ON_LISTS = ("aten::_foreach_", "aten::_fused_")
 _CALLED = {"grad": "the gradient of", "param": "parameter", "state": "state", "buffer": "buffer", "loss": "the loss"}
 Why = tuple["fx.Node", str]
 """A node of the block, and why it keeps the block from moving."""
@@ -239,7 +230,7 @@ def _why_joined(block: Block, node: fx.Node, value: Value, everything: Sequence[
             f"the update of {value.fqn} needs its reduction too ({joint.name} makes one value of all gradients, as clipping by "
             "their norm does), and clipping waits for all reductions; set [step] clip_norm = 0"
         )
-    if operator_name(joint).startswith(_ON_LISTS):
+    if operator_name(joint).startswith(ON_LISTS):
         return (
             f"{joint.name} updates {value.fqn} together with it, and that does not move; "
             '[optimizer] groups = "entry" gives each entry its own'

@@ -19,14 +19,15 @@ from pytest_fxbucket.graph.compute import multiplies
 from pytest_fxbucket.graph.ops import operator_name
 from pytest_fxbucket.passes.auto.estimates import Estimates
 from pytest_fxbucket.passes.auto.reorder import reorder_by_itself
-from pytest_fxbucket.passes.auto.schedule import Limits, Scheduled, scheduled
+from pytest_fxbucket.passes.auto.schedule import Scheduled, scheduled
+from pytest_fxbucket.passes.report import Schedule
 from pytest_fxbucket.plan.schema_bucket import Overlap
 from suites.benchmarks.simulator import CLUSTER, generated
 from suites.graph.handmade import Handmade, aten
 
 PLAIN: Cluster = replace(CLUSTER, launch=0.0, rounding=1)
 SECONDS = {"aten::mm": 1.0, "all_gather": 0.5, "reduce_scatter": 0.5, "all_reduce": 0.5}
-ANY = Limits()
+ANY = Overlap()
 
 
 def estimates(seconds: Mapping[str, float] = SECONDS) -> Estimates:
@@ -48,8 +49,12 @@ def a_layer_each(layers: int = 3, *, backward: bool = True) -> fx.Graph:
     return made.finish()
 
 
-def found(graph: fx.Graph, limits: Limits = ANY, seconds: Mapping[str, float] = SECONDS) -> Scheduled:
+def found(graph: fx.Graph, limits: Overlap = ANY, seconds: Mapping[str, float] = SECONDS) -> Scheduled:
     return scheduled(graph, estimates(seconds), limits)
+
+
+def came_to(graph: fx.Graph, limits: Overlap = ANY, seconds: Mapping[str, float] = SECONDS) -> Schedule:
+    return found(graph, limits, seconds).came_to
 
 
 def events(order: Sequence[fx.Node]) -> str:
@@ -62,7 +67,7 @@ def events(order: Sequence[fx.Node]) -> str:
     return "".join(shown)
 
 
-def moved(graph: fx.Graph, limits: Limits = ANY, seconds: Mapping[str, float] = SECONDS) -> str:
+def moved(graph: fx.Graph, limits: Overlap = ANY, seconds: Mapping[str, float] = SECONDS) -> str:
     return events(found(graph, limits, seconds).order or list(graph.nodes))
 
 
@@ -71,7 +76,8 @@ def test_each_gather_is_launched_when_it_must_be_and_no_earlier() -> None:
     assert events(graph.nodes) == "gwmgwmgwm"
     one = found(graph)
     assert events(one.order or ()) == "ggwmgwmwm"
-    assert (one.exposed_before, one.exposed, one.hidden, one.flights) == (1.5, 0.5, 2, 3)
+    took = one.came_to
+    assert (took.exposed_before, took.exposed, took.hidden, took.collectives) == (1.5, 0.5, 2, 3)
 
 
 def test_a_gather_that_takes_longer_is_launched_further_ahead() -> None:
@@ -84,20 +90,20 @@ def test_reductions_are_launched_at_once_and_waited_for_when_they_have_ended() -
     graph = a_layer_each()
     assert events(graph.nodes) == "gwmgwmgwm" + "mrwgwm" * 3
     one = found(graph)
-    assert one.exposed == 0.5
-    assert one.hidden == one.flights - 1
+    assert one.came_to.exposed == 0.5
+    assert one.came_to.hidden == one.came_to.collectives - 1
     behind = events(one.order or ()).split("r", 1)[1]
     assert "w" in behind[: behind.index("mm") + 2], "it is not held to the end"
 
 
 def test_a_reduction_does_not_hold_up_a_gather_on_its_stream() -> None:
     slow = {**SECONDS, "reduce_scatter": 0.9, "all_gather": 0.9}
-    assert found(a_layer_each(8), seconds=slow).exposed <= 0.9 + 0.9 + 1e-9
+    assert came_to(a_layer_each(8), seconds=slow).exposed <= 0.9 + 0.9 + 1e-9
 
 
 def test_products_keep_their_order() -> None:
     graph = generated(900).graphs["joint"].graph
-    order = scheduled(graph, Estimates(lambda node: 1e-6, CLUSTER), Limits()).order
+    order = scheduled(graph, Estimates(lambda node: 1e-6, CLUSTER), Overlap()).order
     assert order is not None
     assert [node for node in order if multiplies(node)] == [node for node in graph.nodes if multiplies(node)]
 
@@ -116,7 +122,7 @@ def test_light_compute_is_put_off_with_the_wait_that_it_reads() -> None:
     assert events(graph.nodes) == "mawmm"
     one = found(graph)
     assert events(one.order or ()) == "mamwm"
-    assert (one.exposed_before, one.exposed) == (0.5, 0.0)
+    assert (one.came_to.exposed_before, one.came_to.exposed) == (0.5, 0.0)
     names = [node.name for node in one.order or ()]
     assert names.index(added.name) > names.index(other.name)
 
@@ -135,7 +141,7 @@ def test_collectives_that_need_each_other_are_waited_for_in_turn() -> None:
     graph = made.finish()
     assert events(graph.nodes) == "gwmrwawmmm"
     assert moved(graph) == "gwmrmwamwm"
-    assert found(graph).exposed == 0.5
+    assert came_to(graph).exposed == 0.5
 
 
 def test_a_graph_that_is_best_as_it_is_stays() -> None:
@@ -160,7 +166,7 @@ def test_a_second_run_keeps_the_same_order_for_later_compilers() -> None:
 
 @pytest.mark.parametrize("gathers", [1, 2])
 def test_no_more_gathers_are_in_flight_than_allowed(gathers: int) -> None:
-    order = found(a_layer_each(6), Limits(prefetch=gathers), {**SECONDS, "all_gather": 2.0}).order
+    order = found(a_layer_each(6), Overlap(max_prefetch=gathers), {**SECONDS, "all_gather": 2.0}).order
     flying, most = set[fx.Node](), 0
     for node in order or ():
         if launch_kind(node) == "all_gather":
@@ -173,11 +179,12 @@ def test_no_more_gathers_are_in_flight_than_allowed(gathers: int) -> None:
 def test_no_more_bytes_are_in_flight_than_allowed() -> None:
     graph = a_layer_each(4)
     size = 16 * 16 * 4 / (1 << 30)
-    assert found(graph).exposed < found(graph, Limits(in_flight_gb=size)).exposed <= found(graph).exposed_before
+    free, bound = came_to(graph), came_to(graph, Overlap(max_in_flight_gb=size))
+    assert free.exposed < bound.exposed <= free.exposed_before
     with pytest.raises(
         PlanError, match=r"max_in_flight_gb = \S+ is less than all_gather_into_tensor_default has alone, 9.537e-07 GB"
     ):
-        found(graph, Limits(in_flight_gb=size / 2))
+        found(graph, Overlap(max_in_flight_gb=size / 2))
 
 
 @pytest.mark.parametrize("at_once", [1, 2])
@@ -190,8 +197,8 @@ def test_a_graph_that_has_more_in_flight_as_it_is_keeps_the_limit(at_once: int) 
     for launch in reversed(launches):
         made.returns(made.call(c10d_functional().wait_tensor.default, launch))
     graph = made.finish()
-    assert (events(graph.nodes), found(graph).exposed) == ("maaammmwww", 0.0)
-    bound = moved(graph, Limits(in_flight_gb=at_once * 16 * 16 * 4 / (1 << 30)))
+    assert (events(graph.nodes), came_to(graph).exposed) == ("maaammmwww", 0.0)
+    bound = moved(graph, Overlap(max_in_flight_gb=at_once * 16 * 16 * 4 / (1 << 30)))
     assert sorted(bound) == sorted(events(graph.nodes))
     flying = [bound[:at].count("a") - bound[:at].count("w") for at in range(len(bound))]
     assert max(flying) == at_once
@@ -200,8 +207,8 @@ def test_a_graph_that_has_more_in_flight_as_it_is_keeps_the_limit(at_once: int) 
 def test_no_more_memory_is_used_than_allowed() -> None:
     graph = a_layer_each(8)
     slow = {**SECONDS, "all_gather": 1.9}
-    free = found(graph, seconds=slow)
-    bound = found(graph, Limits(memory_share=0.0), slow)
+    free = came_to(graph, seconds=slow)
+    bound = came_to(graph, Overlap(max_memory_increase=0.0), slow)
     assert free.peak > free.peak_before
     assert bound.peak <= bound.peak_before
     assert free.exposed < bound.exposed < bound.exposed_before
@@ -210,7 +217,7 @@ def test_no_more_memory_is_used_than_allowed() -> None:
 def test_a_limit_that_the_graph_does_not_keep_as_it_is() -> None:
     graph = a_layer_each(4)
     with pytest.raises(PlanError, match=r"max_memory_increase leaves 9.313e-08 GB, and the graph needs \S+ GB with each"):
-        scheduled(graph, estimates(), Limits(memory_gb=0.0), before=100)
+        scheduled(graph, estimates(), Overlap(max_memory_increase_gb=0.0), before=100)
 
 
 def test_where_each_search_takes_too_much_the_order_is_taken_that_needs_least() -> None:
@@ -225,8 +232,8 @@ def test_where_each_search_takes_too_much_the_order_is_taken_that_needs_least() 
         y = made.call(aten.mm.default, full, y)
     made.returns(made.call(aten.sum.default, y), "loss")
     graph = made.finish()
-    one = scheduled(graph, estimates(), Limits(memory_gb=0.0), before=6144)
-    assert (one.peak_before, one.peak, events(one.order or ())) == (8192, 6144, "rwmgwmgwmgwm")
+    one = scheduled(graph, estimates(), Overlap(max_memory_increase_gb=0.0), before=6144)
+    assert (one.came_to.peak_before, one.came_to.peak, events(one.order or ())) == (8192, 6144, "rwmgwmgwmgwm")
 
 
 def test_a_cost_that_is_no_number_is_told() -> None:

@@ -8,7 +8,8 @@ from torch import fx
 from pytest_fxbucket.compat.c10d import c10d_functional
 from pytest_fxbucket.errors import PlanError
 from pytest_fxbucket.passes.auto.estimates import Estimates
-from pytest_fxbucket.passes.auto.schedule import Limits, scheduled
+from pytest_fxbucket.passes.auto.schedule import scheduled
+from pytest_fxbucket.plan.schema_bucket import Overlap
 from suites.graph.handmade import GROUP, RANKS, Handmade, aten
 from suites.passes.auto.test_by_itself import PLAIN
 
@@ -33,9 +34,12 @@ def waits_cross() -> fx.Graph:
 
 @pytest.mark.parametrize(
     ("limits", "says"),
-    [(Limits(prefetch=1), "max_prefetch = 1"), (Limits(in_flight_gb=32 / (1 << 30)), "max_in_flight_gb = 2.98023e-08")],
+    [
+        (Overlap(max_prefetch=1), "max_prefetch = 1"),
+        (Overlap(max_in_flight_gb=32 / (1 << 30)), "max_in_flight_gb = 2.98023e-08"),
+    ],
 )
-def test_launches_of_which_one_is_waited_for_behind_the_other_are_named_if_only_one_may_fly(limits: Limits, says: str) -> None:
+def test_launches_of_which_one_is_waited_for_behind_the_other_are_named_if_only_one_may_fly(limits: Overlap, says: str) -> None:
     with pytest.raises(PlanError) as refused:
         scheduled(waits_cross(), ALL_FREE, limits)
     assert str(refused.value) == (
