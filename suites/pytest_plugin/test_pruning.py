@@ -181,24 +181,30 @@ PARTS = {
 
 
 class TestFilesOfTests:
-    @pytest.mark.parametrize(
-        ("case", "workers"),
-        [*((case, ()) for case in PARTS), *((case, ("-n2",)) for case in ("whole", "deselected", "skipped", "named"))],
-    )
-    def test_only_a_file_that_was_run_whole_disowns_a_golden(
-        self, pytester: pytest.Pytester, goldens: Path, case: str, workers: tuple[str, ...]
-    ) -> None:
-        if workers:
-            pytest.importorskip("xdist", reason="-n needs pytest-xdist")
+    @pytest.mark.parametrize("case", PARTS)
+    def test_only_a_file_that_was_run_whole_disowns_a_golden(self, pytester: pytest.Pytester, goldens: Path, case: str) -> None:
         source, args, is_disowned = PARTS[case]
         pytester.makepyfile(test_asks=source, test_keeps="def test_keeps(golden): golden('keeps', 'text\\n')\n")
         put(goldens / "test_keeps", keeps="text")
         (pytester.mkdir("plans") / "here.toml").write_text(PLAN)
-        result = pytester.runpytest_inprocess("--fxbucket-prune", *args, *workers)
+        result = pytester.runpytest_inprocess("--fxbucket-prune", *args)
         assert (goldens / "test_asks" / "two.txt").exists() is not is_disowned
         assert (goldens / "test_keeps" / "keeps.txt").exists()
         if is_disowned:
             result.stdout.fnmatch_lines(["golden removed: golden/test_asks/two.txt"])
+
+    def test_workers_tell_which_files_were_run_whole(self, pytester: pytest.Pytester, goldens: Path) -> None:
+        pytest.importorskip("xdist", reason="-n needs pytest-xdist")
+        skipped = "import pytest\n" + ONLY_ONE + "    pytest.skip('not here')\n"
+        named = ONLY_ONE + "\ndef test_one_more(): pass\n"
+        pytester.makepyfile(test_asks=ONLY_ONE, test_part=MARKED.format("pass"), test_skipped=skipped, test_named=named)
+        for name in ("part", "skipped", "named"):
+            put(goldens / f"test_{name}", two="text")
+        args = ("test_asks.py", "test_part.py", "test_skipped.py", "test_named.py::test_one", "-k", "one")
+        result = pytester.runpytest_inprocess("--fxbucket-prune", *args, "-n2")
+        left = {path.parent.name for path in goldens.rglob("two.txt")}
+        assert left == {"test_part", "test_skipped", "test_named"}
+        result.stdout.fnmatch_lines(["golden removed: golden/test_asks/two.txt"])
 
     def test_the_reason_names_the_file(self, pytester: pytest.Pytester, goldens: Path) -> None:
         pytester.makepyfile(test_asks=ONLY_ONE)
