@@ -37,8 +37,8 @@ RED = {
 }
 
 
-def test_agents_hear_of_a_failure_and_end_nobody_before_the_report(tmp_path: Path) -> None:
-    done = agents.run(project(tmp_path), "test_items.py", "-v", "-k", "sum or body or last", ORDER="own")
+def test_agents_hear_of_a_failure_and_end_nobody_before_the_report(tmp_path: Path, warm_runs: WarmRuns) -> None:
+    done = agents.run(warm_runs, project(tmp_path), "test_items.py", "-v", "-k", "sum or body or last", ORDER="own")
     assert done.statuses == [1, 1]
     assert done.left == []
     reported_once_in_rank_0s_order(done.output, ["test_sum", "test_body", "test_last"])
