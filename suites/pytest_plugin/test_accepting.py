@@ -182,6 +182,7 @@ class TestInTheWay:
         result.stdout.fnmatch_lines([said])
         assert files(elsewhere) == {"a.txt": OLD, "b.txt": OLD}
 
+    @pytest.mark.usefixtures("warm")
     def test_a_disk_that_is_full_keeps_the_old_golden_and_leaves_no_litter(
         self, pytester: pytest.Pytester, goldens: Path
     ) -> None:

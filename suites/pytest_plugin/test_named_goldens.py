@@ -227,6 +227,7 @@ class TestNamesAndTexts:
         result.stdout.fnmatch_lines(['E *PlanError: *entry "layer.0" matches nothing; did you mean "layers.0" or "layers.1"?'])
         assert "  launch  all_gather layers.0+layers.1\n" in GOLDEN.read_text()
 
+    @pytest.mark.usefixtures("warm")
     def test_a_test_on_ranks_is_told_what_to_do_instead(self, user: pytest.Pytester) -> None:
         write(
             """
@@ -239,7 +240,7 @@ class TestNamesAndTexts:
             def test_inline(fxbucket_expect): pass
             """
         )
-        result = run(user)
+        result = user.runpytest_subprocess()  # which starts the ranks' server
         result.assert_outcomes(failed=2)
         for name in ("fxbucket_golden", "fxbucket_expect"):
             result.stdout.fnmatch_lines([f"*the fixture {name} works in pytest's own process only*; compare in*"])
