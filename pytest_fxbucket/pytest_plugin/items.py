@@ -108,6 +108,7 @@ class OfPlan(InPlanFile):
     def __init__(self, *, plan: Plan, **kwargs: Any) -> None:
         super().__init__(**kwargs)
         self.plan = plan
+        # A name is that of the check, then @ranks or :variant, then the row in brackets.
         self.check, _, variant = self.name.partition("[")[0].partition("@")[0].partition(":")
         self.variant = variant or BUCKETED
         """Which of the timed variants it is of."""
