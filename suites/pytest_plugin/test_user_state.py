@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import os
 import random
 import signal
 import sys
@@ -17,7 +16,7 @@ import torch
 
 from pytest_fxbucket.errors import FxbucketError
 from pytest_fxbucket.plan.load import load_plans
-from pytest_fxbucket.process.state import ProcessState, torch_settings_now
+from pytest_fxbucket.process.state import ProcessState, torch_settings_now, umask
 from pytest_fxbucket.ranks.pools import Pools
 from pytest_fxbucket.run import PlanRun
 from pytest_fxbucket.settings import RunSettings
@@ -103,9 +102,7 @@ def everything() -> list[object]:
     generators = [generator.tolist() for generator in state.generators]
     numbers = [part.tolist() if hasattr(part, "tolist") else part for part in state.numpy_random]
     files = [state.cwd, state.environ, state.path, state.excepthook, sys.stdin, sys.stdout, sys.stderr]
-    mask = os.umask(0)
-    os.umask(mask)
-    limits = [sys.getrecursionlimit(), mask, torch.get_num_threads(), list(warnings.filters)]
+    limits = [sys.getrecursionlimit(), umask(), torch.get_num_threads(), list(warnings.filters)]
     alarm = [signal.getsignal(signal.SIGALRM), signal.getitimer(signal.ITIMER_REAL)[0] > 0]
     return [torch_settings_now(), generators, state.python_random, numbers, files, limits, alarm]
 

@@ -127,7 +127,7 @@ def book(monkeypatch: pytest.MonkeyPatch) -> Iterator[flight_recorder.FlightReco
 
 def said(book: flight_recorder.FlightRecords) -> list[str]:
     launches = book.read(1).launches
-    members = book.groups(1)
+    members = book.read(1).groups
     return [f"{one.what} on {flight_recorder.ranks_text(members[one.group].members)}" for one in launches]
 
 
