@@ -5,7 +5,6 @@ A preset file has the keys of ``[cluster]``.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
@@ -13,9 +12,10 @@ from pytest_fxbucket.errors import PlanError
 from pytest_fxbucket.plan.rules import (
     Metadata,
     Rule,
+    above_zero,
     callable_name,
-    finite_number,
     number,
+    number_that,
     switch,
     table_of,
     whole,
@@ -43,23 +43,9 @@ def preset(doc: str) -> Metadata:
     return {"rule": Rule(doc, expects, read)}
 
 
-def above_zero(doc: str) -> Metadata:
-    """Take a finite number above 0, as a float."""
-    return {"rule": Rule(doc, "a number above 0", _above_zero)}
-
-
-def _above_zero(value: object, where: str) -> float:
-    return finite_number(value, where, "a number above 0", lambda found: 0 < found < math.inf)
-
-
-def share(doc: str, *, zero: bool = False) -> Metadata:
-    """Take a number up to 1, as a float; with ``zero`` from 0, else above it."""
-    expects = f"a number {'from' if zero else 'above'} 0 and at most 1"
-
-    def read(value: object, where: str) -> object:
-        return finite_number(value, where, expects, lambda found: 0 < found <= 1 or (zero and found == 0))
-
-    return {"rule": Rule(doc, expects, read)}
+def some_share(doc: str) -> Metadata:
+    """Take a number above 0 and up to 1, as a float."""
+    return number_that(doc, "a number above 0 and at most 1", lambda found: 0 < found <= 1)
 
 
 def rates(doc: str) -> Metadata:
@@ -73,7 +59,8 @@ def rates(doc: str) -> Metadata:
             if name not in DTYPES:
                 known = nearest(str(name), list(DTYPES)) or f"; known are {', '.join(DTYPES)}"
                 raise PlanError(f'{where} has no dtype "{name}"{known}')
-        return {name: _above_zero(rate, f"{where}.{name}") for name, rate in value.items()}
+        one = above_zero("")["rule"]
+        return {name: one.read(rate, f"{where}.{name}") for name, rate in value.items()}
 
     return {"rule": Rule(doc, expects, read)}
 
@@ -112,10 +99,10 @@ class Cluster:
     devices_per_node: int | None = field(default=None, metadata=whole("devices of a node; ranks fill nodes in order", least=1))
     within: Link | None = field(default=None, metadata=table_of("the link between devices of a node", Link))
     between: Link | None = field(default=None, metadata=table_of("the link between nodes, for each device", Link))
-    compute_efficiency: float | None = field(default=None, metadata=share("part of `tflops` that products get, else 1"))
-    memory_efficiency: float | None = field(default=None, metadata=share("part of `memory_bandwidth` that is had, else 1"))
+    compute_efficiency: float | None = field(default=None, metadata=some_share("part of `tflops` that products get, else 1"))
+    memory_efficiency: float | None = field(default=None, metadata=some_share("part of `memory_bandwidth` that is had, else 1"))
     network_efficiency: float | None = field(
-        default=None, metadata=share("part of the bandwidth of both links that collectives get, else 1")
+        default=None, metadata=some_share("part of the bandwidth of both links that collectives get, else 1")
     )
     launch_us: float | None = field(
         default=None, metadata=number("microseconds that the host takes to call an operator, else 0", least=0)
@@ -183,7 +170,12 @@ class ExposureLimit:
         default=None, metadata=number("milliseconds of a simulated step, at most, that waits hold up compute", least=0)
     )
     hidden_min: float | None = field(
-        default=None, metadata=share("part of all collectives, at least, that hold up nothing", zero=True)
+        default=None,
+        metadata=number_that(
+            "part of all collectives, at least, that hold up nothing",
+            "a number from 0 and at most 1",
+            lambda found: 0 <= found <= 1,
+        ),
     )
 
 

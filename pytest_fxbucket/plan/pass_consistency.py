@@ -70,6 +70,7 @@ def _by_size(plan: Plan, where: str) -> None:
     """Refuse keys about entries in a plan whose buckets are by size or overlap: neighbours share a bucket up to a cap."""
     bucket, overlap = plan.bucket, plan.overlap
     by = f"by = {show(bucket.by)}"
+    # Of several caps only the last may be 0: it is for the rest.
     if bucket.enabled and bucket.by == "size" and not all(bucket.cap_mb[:-1] or bucket.cap_mb):
         zero = "0" if len(bucket.cap_mb) == 1 else "a 0 before its end"
         raise PlanError(

@@ -64,5 +64,6 @@ def _that_fits(plan: Plan, schedule: str, key: str, pp: int) -> str:
     is_small = pp != plan.parallel.pp
     fitting = [one for one in fitting_ranks(schedule, plan.stages) if not is_small or 2 <= one < plan.parallel.pp]
     if fitting:
+        # The nearest, and of two as near the larger one.
         return f"use {key.rpartition(' ')[2]} = {min(fitting, key=lambda one: (abs(one - pp), -one))}"
     return "leave it out" if is_small else f"cut the model into {2 * pp}"

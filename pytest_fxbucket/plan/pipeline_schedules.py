@@ -30,11 +30,6 @@ def rank_of_stage(schedule: str, stages: int, pp: int, stage: int) -> int:
     return min(stage, stages - 1 - stage)
 
 
-def stages_of_rank(schedule: str, stages: int, pp: int, rank: int) -> list[int]:
-    """The stages that the rank at place ``rank`` along ``pp`` has, ascending."""
-    return [stage for stage in range(stages) if rank_of_stage(schedule, stages, pp, stage) == rank]
-
-
 def fits_ranks(schedule: str, stages: int, pp: int) -> bool:
     """Whether ``stages`` can be on ``pp`` ranks under ``schedule``: each rank has equally many, as many as it allows."""
     holds = SCHEDULES[schedule]

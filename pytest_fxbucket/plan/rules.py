@@ -126,31 +126,18 @@ def _options(raw: Mapping[str, object], where: str, options: type[Any] | None) -
     return options(**{key: rules[key].read(value, f"{where}.{key}") for key, value in raw.items()}) if options else True
 
 
-def passes(doc: str) -> Metadata:
-    """Take a list of passes, each once, as a tuple."""
-    expects = 'a list of passes, each "torch" or "module:callable"'
+def passes(doc: str, *, in_order: bool = False) -> Metadata:
+    """Take a list of passes, each once, as a tuple; ``in_order``: at least one, ours too, which may run again behind others."""
+    one = callable_name("", *(("manual", "torch") if in_order else ("torch",)))["rule"]
+    expects = f"a list of passes, each {one.expects}"
 
     def read(value: object, where: str) -> object:
-        if not isinstance(value, list):
+        if not isinstance(value, list) or (in_order and not value):
             raise wrong(where, expects, value)
         for index, name in enumerate(value):
-            callable_name("", "torch")["rule"].read(name, f"{where}[{index}]")
-            if name in value[:index]:
+            one.read(name, f"{where}[{index}]")
+            if not in_order and name in value[:index]:
                 raise PlanError(f"{where} has {show(name)} twice; name it once")
-        return tuple(value)
-
-    return {"rule": Rule(doc, expects, read)}
-
-
-def passes_in_order(doc: str) -> Metadata:
-    """Take a list of at least one pass, ours too, as a tuple; one may run again behind others."""
-    expects = 'a list of passes, each "manual", "torch" or "module:callable"'
-
-    def read(value: object, where: str) -> object:
-        if not isinstance(value, list) or not value:
-            raise wrong(where, expects, value)
-        for index, name in enumerate(value):
-            callable_name("", "manual", "torch")["rule"].read(name, f"{where}[{index}]")
         return tuple(value)
 
     return {"rule": Rule(doc, expects, read)}
@@ -267,22 +254,29 @@ def _of_several(degree: object, where: str) -> object:
     return whole("", least=2, limit=MOST_RANKS)["rule"].read(degree, where)
 
 
+def number_that(doc: str, expects: str, fits: Callable[[float], bool]) -> Metadata:
+    """Take a number that ``fits``, as a float."""
+    return {"rule": Rule(doc, expects, partial(finite_number, expects=expects, fits=fits))}
+
+
 def number(doc: str, *, least: float) -> Metadata:
     """Take a finite number from ``least``, as a float."""
-    expects = f"a number of at least {least:g}"
-    return {"rule": Rule(doc, expects, partial(finite_number, expects=expects, fits=lambda found: least <= found < math.inf))}
+    return number_that(doc, f"a number of at least {least:g}", lambda found: least <= found < math.inf)
+
+
+def above_zero(doc: str) -> Metadata:
+    """Take a finite number above 0, as a float."""
+    return number_that(doc, "a number above 0", lambda found: 0 < found < math.inf)
 
 
 def share(doc: str) -> Metadata:
     """Take a number from 0 to 1, as a float: how much of something."""
-    expects = "a number from 0 to 1, such as 0.98 for 98 %"
-    return {"rule": Rule(doc, expects, partial(finite_number, expects=expects, fits=lambda found: 0 <= found <= 1))}
+    return number_that(doc, "a number from 0 to 1, such as 0.98 for 98 %", lambda found: 0 <= found <= 1)
 
 
 def part(doc: str) -> Metadata:
     """Take a number from 0 and below 1, as a float: a part of something."""
-    expects = "a number from 0 and below 1, such as 0.03 for 3 %"
-    return {"rule": Rule(doc, expects, partial(finite_number, expects=expects, fits=lambda found: 0 <= found < 1))}
+    return number_that(doc, "a number from 0 and below 1, such as 0.03 for 3 %", lambda found: 0 <= found < 1)
 
 
 def finite_number(value: object, where: str, expects: str, fits: Callable[[float], bool]) -> float:

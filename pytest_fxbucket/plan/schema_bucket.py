@@ -12,7 +12,7 @@ from pytest_fxbucket.plan.rules import (
     keyword_arguments,
     number,
     one_of,
-    passes_in_order,
+    passes,
     switch,
     whole,
 )
@@ -142,9 +142,10 @@ class Passes:
 
     of: tuple[str, ...] = field(
         default=("manual",),
-        metadata=passes_in_order(
+        metadata=passes(
             'the passes under check, run in this order: `"manual"` is ours, `"torch"` torch\'s; a `callable(gm, '
-            "module_bucket_plans) -> GraphModule` is anybody's; `--fxbucket-pass` runs others instead"
+            "module_bucket_plans) -> GraphModule` is anybody's; `--fxbucket-pass` runs others instead",
+            in_order=True,
         ),
     )
 

@@ -204,4 +204,5 @@ def _path(item: object, where: str) -> Path:
     steps = item.split(".")
     if not all(steps) or "*" in steps[:-1]:
         raise PlanError(f'{where} = {show(item)} is no path; write keys and positions with single dots, as in "0.input_ids"')
+    # isdigit alone takes digits, such as superscripts, that int does not.
     return tuple(int(step) if step.isascii() and step.isdigit() else step for step in steps)

@@ -80,6 +80,14 @@ class ProcessState:
         sys.excepthook = self.excepthook
 
 
+def umask() -> int:
+    """The bits that new files lack."""
+    # It can be read only by setting it.
+    mask = os.umask(0o077)
+    os.umask(mask)
+    return mask
+
+
 def torch_settings_now() -> dict[str, Any]:
     """Torch's settings of process and thread, by name; none while nobody has imported torch."""
     settings = _settings()
@@ -118,9 +126,7 @@ def fresh_state() -> Iterator[None]:
     settings = _settings()
     of_thread = settings.values_of(settings.OF_THREAD) if settings else None
     threads = _threads()
-    # The umask can be read only by setting it.
-    mask = os.umask(0)
-    os.umask(mask)
+    mask = umask()
     reset()
     try:
         with warnings.catch_warnings(), _no_alarm():

@@ -174,16 +174,12 @@ class Controller:
 
 def golden_lines(done: GoldensOutcome, options: Options) -> Iterator[str]:
     """Yield a line for each golden that was written or removed or could not be, and for each that nobody owns."""
-    for path in done.written.paths:
-        yield f"golden written: {options.shown(path)}"
-    for error in done.written.errors:
-        yield f"golden NOT written: {_short(error, options)}"
-    if done.removed is not None:
-        for path in done.removed.paths:
-            yield f"golden removed: {options.shown(path)}"
-        for error in done.removed.errors:
-            yield f"golden NOT removed: {_short(error, options)}"
-    elif done.unowned and done.unowned.orphans:
+    for what, outcome in (("written", done.written), ("removed", done.removed)):
+        if outcome is not None:
+            yield from (f"golden {what}: {options.shown(path)}" for path in outcome.paths)
+            yield from (f"golden NOT {what}: {_short(error, options)}" for error in outcome.errors)
+    # What was removed needs no advice on how to remove it.
+    if done.removed is None and done.unowned and done.unowned.orphans:
         for orphan in done.unowned.orphans:
             yield f"golden that nobody owns: {options.shown(orphan.path)} ({orphan.reason})"
         fails = "every other golden was compared, so this fails the run; " if done.unowned.has_seen_all else ""

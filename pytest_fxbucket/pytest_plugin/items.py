@@ -82,7 +82,15 @@ class PlanFile(pytest.File):
         return broken
 
 
-class BrokenPlan(pytest.Item):
+class InPlanFile(pytest.Item):
+    """An item that is headed with its plan file in failures."""
+
+    def reportinfo(self) -> tuple[Path, int, str]:
+        """Return file, line and heading; the line is 0, not None, which junit and xdist would trip over."""
+        return self.path, 0, f"{parts_of(self.nodeid)[0]}: {self.name}"
+
+
+class BrokenPlan(InPlanFile):
     """The one item of a plan file, or of a row of it, that cannot be loaded, so that other plans still run."""
 
     def __init__(self, *, reason: str, **kwargs: Any) -> None:
@@ -93,18 +101,17 @@ class BrokenPlan(pytest.Item):
         """Fail with the sentence that says what is wrong with the file."""
         pytest.fail(self.reason, pytrace=False)
 
-    def reportinfo(self) -> tuple[Path, int, str]:
-        """Return where the item is from, and what its failure is headed with."""
-        return place(self)
 
-
-class OfPlan(pytest.Item):
+class OfPlan(InPlanFile):
     """Base of a plan's items: each is of one check, whose verdict is the item's outcome."""
 
     def __init__(self, *, plan: Plan, **kwargs: Any) -> None:
         super().__init__(**kwargs)
         self.plan = plan
-        self.check = self.name.partition("[")[0].partition("@")[0].partition(":")[0]
+        # A name is that of the check, then @ranks or :variant, then the row in brackets.
+        self.check, _, variant = self.name.partition("[")[0].partition("@")[0].partition(":")
+        self.variant = variant or BUCKETED
+        """Which of the timed variants it is of."""
         self.verdict: Verdict | None = None
         self._failed_before = False
 
@@ -140,10 +147,6 @@ class OfPlan(pytest.Item):
         if self.verdict is not None and self.verdict.outcome == "skipped":
             pytest.skip(f"{self.name}: {self.verdict.summary}")
 
-    def reportinfo(self) -> tuple[Path, int, str]:
-        """Return where the item is from, and what its failure is headed with."""
-        return place(self)
-
 
 class PlanItem(OfPlan):
     """One check of one plan."""
@@ -159,11 +162,6 @@ class PlanItem(OfPlan):
             return super().repr_failure(excinfo, style)
         excinfo.traceback = excinfo.traceback.cut(path=Path(__file__)).filter(excinfo)
         return super().repr_failure(excinfo, style)
-
-
-def place(item: pytest.Item) -> tuple[Path, int, str]:
-    """Return file, line and heading; the line is 0, not None, which junit and xdist would trip over."""
-    return item.path, 0, f"{parts_of(item.nodeid)[0]}: {item.name}"
 
 
 def plan_file(path: Path, parent: pytest.Collector) -> PlanFile | None:
@@ -249,11 +247,6 @@ class BenchmarkItem(OfPlan, pytest.Function):
         if has_plugin:
             item.add_marker(pytest.mark.benchmark(group=parent.nodeid + (f"[{plan.matrix_id}]" if plan.matrix_id else "")))
         return item
-
-    @property
-    def variant(self) -> str:
-        """Return which of the timed variants the item is of."""
-        return self.name.partition("[")[0].partition("@")[0].partition(":")[2] or BUCKETED
 
     def time(self, benchmark: Any) -> None:
         """Measure, hand the samples to pytest-benchmark, and judge what they are compared with."""

@@ -18,6 +18,7 @@ from pytest_fxbucket.errors import FxbucketError
 from pytest_fxbucket.golden.accept import MODES
 from pytest_fxbucket.pass_names import no_pass
 from pytest_fxbucket.settings import RunSettings
+from pytest_fxbucket.words import one_or_other
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,17 +153,16 @@ def read_options(config: pytest.Config) -> Options:
     )
 
 
-def _is_given(config: pytest.Config, name: str) -> bool:
-    """Say whether the command line has it, even empty."""
-    return config.getoption(f"fxbucket_{name}") is not None
-
-
 def _value(config: pytest.Config, name: str) -> tuple[str, str]:
-    """Return an option's text and the spelling to name in an error."""
+    """Return an option's text and the spelling to name in an error, which tells the command line, even empty, from the ini."""
     given = config.getoption(f"fxbucket_{name}")
     if given is not None:
         return str(given), f"--fxbucket-{name}"
     return str(config.getini(f"fxbucket_{name}")), f"ini fxbucket_{name}"
+
+
+def _is_given(where: str) -> bool:
+    return where.startswith("--")
 
 
 def _switch(config: pytest.Config, name: str) -> bool:
@@ -173,7 +173,7 @@ def _switch(config: pytest.Config, name: str) -> bool:
 
 
 def _pass_name(text: str, where: str) -> str | None:
-    if not text and not where.startswith("--"):
+    if not text and not _is_given(where):
         return None
     if problem := no_pass(text):
         raise pytest.UsageError(f"{where}: {problem}")
@@ -202,7 +202,7 @@ def _is_ci() -> bool:
 
 def _backend(text: str, where: str) -> str | None:
     if text and text not in CHOICES:
-        known = ", ".join(CHOICES[:-1]) + f" or {CHOICES[-1]}"
+        known = one_or_other([*CHOICES])
         raise pytest.UsageError(f"{where}: {text!r} is no backend; expected {known}{_nearest(text, CHOICES)}")
     return text or None
 
@@ -211,10 +211,10 @@ def _report(config: pytest.Config) -> Path | None:
     """Return the folder that pages go to; what would fail when the run ends is refused when it begins."""
     text, where = _value(config, "report")
     if not text:
-        if _is_given(config, "report"):
+        if _is_given(where):
             raise pytest.UsageError(f"{where}: no folder given; expected where to write the pages, e.g. {where}=report")
         return None
-    base = config.invocation_params.dir if _is_given(config, "report") else config.rootpath
+    base = config.invocation_params.dir if _is_given(where) else config.rootpath
     folder = Path(os.path.normpath(base / text))
     nearest = next(path for path in (folder, *folder.parents) if path.exists())
     if not nearest.is_dir():
@@ -241,12 +241,11 @@ def _golden_dir(config: pytest.Config, is_written: bool) -> Path:
 
 def _compare(config: pytest.Config, plans: tuple[Path, ...]) -> str | None:
     text, where = _value(config, "compare")
-    is_given = _is_given(config, "compare")
-    if not text.strip() and (not is_given or str(config.getini("fxbucket_compare")).strip()):
+    if not text.strip() and (not _is_given(where) or str(config.getini("fxbucket_compare")).strip()):
         return None  # an empty value on the command line turns the ini's off
     from pytest_fxbucket.bench.store import compared_with
 
-    base = config.invocation_params.dir if is_given or config.inipath is None else config.inipath.parent
+    base = config.invocation_params.dir if _is_given(where) or config.inipath is None else config.inipath.parent
     try:
         return compared_with(text, where, base, next(iter(plans), config.rootpath / "pytest.ini"))
     except FxbucketError as error:

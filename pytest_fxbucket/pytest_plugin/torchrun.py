@@ -251,6 +251,7 @@ class Torchrun:
         try:
             said = self.meeting.exchange(self._progress.report(), mine.cut(), limit_s=PATIENCE_S)
         except RankError as error:
+            # From here on this process waits for nobody: what is left of its items would hold it up each time.
             self.meeting.end(str(error))
             return {self._member.rank: mine}, [str(error)]
         return cast("dict[int, AgreedOutcome]", said.entries), self._texts(said.missing)
@@ -262,6 +263,7 @@ class Torchrun:
         """Let the report say what was agreed; a failure of this process itself stays as pytest shows it."""
         if not agreed.has_failed:
             return
+        # A failure that reads the same on the rank that is shown is this process's own as well.
         has_own = report.outcome == "failed" and not hasattr(report, "wasxfail")
         if has_own and (
             agreed.rank is None or agreed.rank == self._member.rank or report.longreprtext == "\n".join(agreed.lines[1:])

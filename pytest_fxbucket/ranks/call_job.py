@@ -102,6 +102,7 @@ def _end(state: RankState) -> NoReturn:
         sys.stderr.flush()
     if state.error_type != "SystemExit":
         os._exit(int(state.outcome != "returned"))
+    # As Python takes what sys.exit is given: a number is the status, nothing is 0, any text is 1.
     os._exit(int(state.error) & 0xFF if state.error.lstrip("-").isdigit() else int(state.error not in ("", "None")))
 
 

@@ -124,10 +124,6 @@ class FlightRecords:
         """What ``rank`` wrote since the last clear."""
         return _position(self._records[rank])
 
-    def groups(self, rank: int) -> tuple[RecordedGroup, ...]:
-        """The process groups of ``rank``: the quick look that tells whether all ranks launched the same."""
-        return _groups(self._records[rank])
-
     def acting(self) -> int | None:
         """The rank that the one process of all ranks plays now, or played last; None before the first."""
         number = int(self._records[0].acting)
@@ -152,22 +148,18 @@ class FlightRecords:
 
 def _position(record: _Record) -> RankPosition:
     """What a record says."""
-    # A mark is cut by bytes, which may be in the middle of a character.
     doing, count = record.doing, record.launch_count
+    groups = record.groups[: min(record.group_count, _MOST_GROUPS)]
     return RankPosition(
+        # A mark is cut by bytes, which may be in the middle of a character.
         bytes(record.mark[: min(record.mark_length, MARK_BYTES)]).decode("utf-8", "replace"),
         _launch(record, doing - 1) if doing else None,
         _DOES.get(record.does, "") if doing else "",
-        _groups(record),
+        tuple(
+            RecordedGroup(_members(one.members.decode()), one.launches, one.checksum, one.name.decode("utf-8", "replace"))
+            for one in groups
+        ),
         tuple(_launch(record, number) for number in range(max(0, count - _RING), count)),
-    )
-
-
-def _groups(record: _Record) -> tuple[RecordedGroup, ...]:
-    groups = record.groups[: min(record.group_count, _MOST_GROUPS)]
-    return tuple(
-        RecordedGroup(_members(one.members.decode()), one.launches, one.checksum, one.name.decode("utf-8", "replace"))
-        for one in groups
     )
 
 

@@ -19,7 +19,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from pytest_fxbucket.process.state import reset
+from pytest_fxbucket.process.state import reset, umask
 from pytest_fxbucket.ranks.messages import Job, PoolRequest
 from pytest_fxbucket.ranks.process_groups import nccl
 
@@ -129,7 +129,7 @@ class Interpreter:
             tuple(getattr(sys, name) for name in _OF_SYS),
             threading.excepthook,
             _handlers(),
-            _umask(),
+            umask(),
             sys.getrecursionlimit(),
             (gc.isenabled(), gc.get_threshold()),
         )
@@ -165,12 +165,6 @@ class Interpreter:
 
 def _handlers() -> dict[signal.Signals, Any]:
     return {number: signal.getsignal(number) for number in signal.Signals}
-
-
-def _umask() -> int:
-    mask = os.umask(0o077)
-    os.umask(mask)
-    return mask
 
 
 def _flush(stream: Any) -> None:

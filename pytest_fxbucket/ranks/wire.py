@@ -43,13 +43,8 @@ class _Pickler(pickle.Pickler):
 def pack(value: object) -> list[Buffer]:
     """The pickle of ``value`` and its out-of-band buffers, which share the memory of its tensors. Raises Unpicklable."""
     buffers: list[pickle.PickleBuffer] = []
-    out = io.BytesIO()
-    try:
-        _Pickler(out, protocol=5, buffer_callback=buffers.append).dump(value)
-    except Exception as error:
-        # Picklers raise PicklingError, TypeError, AttributeError, RecursionError, or whatever a __reduce__ raises.
-        raise Unpicklable(f"{type(error).__name__}: {line_of(error)}") from error
-    return [out.getvalue(), *(buffer.raw() for buffer in buffers)]
+    pickled = _pickled(value, buffers.append)
+    return [pickled, *(buffer.raw() for buffer in buffers)]
 
 
 def unpack(buffers: Sequence[Buffer]) -> object:
@@ -65,10 +60,16 @@ def pack_whole(value: object) -> bytes:
 
     Not as PickleBuffers of ``pack``'s memoryviews: CPython crashes when it collects garbage that has both.
     """
+    return _pickled(value, None)
+
+
+def _pickled(value: object, beside: Callable[[pickle.PickleBuffer], object] | None) -> bytes:
+    """The pickle of ``value``; ``beside`` gets the buffers that do not go into it, where there is one."""
     out = io.BytesIO()
     try:
-        _Pickler(out, protocol=5).dump(value)
+        _Pickler(out, protocol=5, buffer_callback=beside).dump(value)
     except Exception as error:
+        # Picklers raise PicklingError, TypeError, AttributeError, RecursionError, or whatever a __reduce__ raises.
         raise Unpicklable(f"{type(error).__name__}: {line_of(error)}") from error
     return out.getvalue()
 

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import os
 import socket
-import subprocess
-import sys
 import uuid
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -19,8 +17,6 @@ from suites.warm.runs import WarmRun, WarmRuns
 
 LIMIT_S = 240
 
-Process = subprocess.Popen[bytes] | WarmRun
-
 
 @dataclass(frozen=True)
 class Done:
@@ -31,18 +27,17 @@ class Done:
     left: list[int]
 
 
-def run(folder: Path, *args: str, **environ: str) -> Done:
-    """Run `pytest args` in `folder` on 2 nodes with 2 processes each; a node that hangs is killed after LIMIT_S seconds."""
+def run(runs: WarmRuns, folder: Path, *args: str, **environ: str) -> Done:
+    """Run `pytest args` in `folder` on 2 nodes with 2 new processes each; a node that hangs is killed after LIMIT_S seconds."""
     token = f"FXBUCKET_SUITE={uuid.uuid4()}"
 
-    def start(node: int, port: int, output: IO[bytes]) -> list[subprocess.Popen[bytes]]:
+    def start(node: int, port: int, output: IO[bytes]) -> list[WarmRun]:
         words = ["--nnodes=2", "--nproc-per-node=2", "--rdzv-backend=c10d", "--rdzv-conf=is_host=0", "--rdzv-id=suite"]
         words += ["--local-addr=127.0.0.1", f"--rdzv-endpoint=127.0.0.1:{port}", "-m", "pytest", *args]
-        command = [sys.executable, "-m", "torch.distributed.run", *words]
         given = {**_outer(), **environ, "FXBUCKET_SUITE": token.partition("=")[2]}
-        return [subprocess.Popen(command, cwd=folder, env=given, stdout=output, stderr=subprocess.STDOUT)]
+        return [runs.start(["-m", "torch.distributed.run", *words], folder, given, output, output)]
 
-    return _both(folder, start, lambda: [pid for pid in started_with(token) if not ends(pid)])
+    return _both(folder, start, lambda: [*runs.left(), *(pid for pid in started_with(token) if not ends(pid))])
 
 
 def run_alone(runs: WarmRuns, folder: Path, *args: str, each: int = 1, **environ: str) -> Done:
@@ -63,7 +58,7 @@ def _outer() -> dict[str, str]:
     return {name: value for name, value in os.environ.items() if not name.startswith(mine)} | {"OMP_NUM_THREADS": "1"}
 
 
-def _both(folder: Path, start: Callable[[int, int, IO[bytes]], Sequence[Process]], left: Callable[[], list[int]]) -> Done:
+def _both(folder: Path, start: Callable[[int, int, IO[bytes]], Sequence[WarmRun]], left: Callable[[], list[int]]) -> Done:
     """Start the processes of each node, which are told the store's port, and wait until all have ended."""
     # The nodes' meeting point: the port is taken before its number is known, so nobody else can have it.
     listener = socket.socket()
@@ -72,7 +67,7 @@ def _both(folder: Path, start: Callable[[int, int, IO[bytes]], Sequence[Process]
     port = listener.getsockname()[1]
     store = dist.TCPStore("127.0.0.1", port, is_master=True, wait_for_workers=False, master_listen_fd=listener.detach())
     outputs = [folder / f"node{node}.output" for node in range(2)]
-    started: list[Process] = []
+    started: list[WarmRun] = []
     for number, path in enumerate(outputs):
         with path.open("ab") as file:
             started += start(number, port, file)

@@ -59,26 +59,18 @@ class TestVerdict:
 
 
 class TestAccept:
-    @pytest.mark.parametrize(
-        ("literal", "mode", "written"),
-        [
-            ("", "new", True),
-            ("", "changed", False),
-            ("old", "new", False),
-            ("old", "changed", True),
-            ("old", "all", True),
-            ("", "all", True),
-        ],
-    )
-    def test_modes_name_empty_and_other_literals(self, user: pytest.Pytester, literal: str, mode: str, written: bool) -> None:
-        write(TEXT, LITERAL=literal)
-        old = SOURCE.read_text()
-        result = run(user, f"--accept={mode}")
-        result.assert_outcomes(passed=int(written), failed=int(not written))
-        assert SOURCE.read_text() == (old.replace(f'"""{literal}"""', '"""\\\none\ntwo\n"""') if written else old)
-        if written:
-            result.stdout.fnmatch_lines(["rewritten: tests/test_x.py (1 expectation)"])
-            run(user).assert_outcomes(passed=1)
+    def test_modes_name_empty_and_other_literals(self, user: pytest.Pytester) -> None:
+        both = TEXT.replace("LITERAL", "") + TEXT.replace("LITERAL", "old").replace("test_text", "test_changed")
+        for mode, named in (("new", ("",)), ("changed", ("old",)), ("all", ("", "old"))):
+            write(both)
+            result = run(user, f"--accept={mode}")
+            result.assert_outcomes(passed=len(named), failed=2 - len(named))
+            result.stdout.fnmatch_lines([f"rewritten: tests/test_x.py ({len(named)} expectation*)"])
+            wanted = both
+            for literal in named:
+                wanted = wanted.replace(f'"""{literal}"""', '"""\\\none\ntwo\n"""')
+            assert SOURCE.read_text() == wanted
+        run(user).assert_outcomes(passed=2)
 
     def test_a_whole_file_of_them_is_rewritten_and_nothing_else_in_it(self, user: pytest.Pytester) -> None:
         write('''\
@@ -167,23 +159,23 @@ b\'\'\')
             ["NOT rewritten: *:2: *by *::test_a and by *::test_b, *; give each its own fxbucket_expect"]
         )
 
-    @pytest.mark.parametrize(
-        ("call", "said"),
-        [
+    def test_what_cannot_be_rewritten_fails_with_its_place(self, user: pytest.Pytester) -> None:
+        rows = (
             ("expected = ''; fxbucket_expect('new', expected)", "is no string literal in the call itself"),
             ("fxbucket_expect('new', '' '')", "is several literals in a row"),
             ("fxbucket_expect('new', f'')", "is no string literal in the call itself"),
             ("fxbucket_expect('n\\u00e9w', '')", "'é' cannot stand in a rewritten literal"),
             ("fxbucket_expect('a\\rb', '')", "cannot be written as a literal that gives it back"),
-        ],
-    )
-    def test_what_cannot_be_rewritten_fails_with_its_place(self, user: pytest.Pytester, call: str, said: str) -> None:
-        write("def test_a(fxbucket_expect):\n    CALL\n", CALL=call)
+        )
+        write("".join(f"def test_{number}(fxbucket_expect):\n    {call}\n" for number, (call, _) in enumerate(rows)))
         old = SOURCE.read_text()
         result = run(user, "--accept")
-        result.assert_outcomes(failed=1)
-        result.stdout.fnmatch_lines([f"E *tests/test_x.py:2: fxbucket_expect: *{said}*"])
-        result.stdout.fnmatch_lines([">   *fxbucket_expect('*", "tests/test_x.py:2: UsageError"])
+        result.assert_outcomes(failed=len(rows))
+        for number, (_, said) in enumerate(rows):
+            place = f"tests/test_x.py:{2 * number + 2}"
+            result.stdout.fnmatch_lines(
+                [">   *fxbucket_expect('*", f"E *{place}: fxbucket_expect: *{said}*", f"{place}: UsageError"]
+            )
         result.stdout.no_fnmatch_line("*pytest_fxbucket/*")
         assert SOURCE.read_text() == old
 
@@ -293,15 +285,15 @@ class TestWorkers:
         run(user, "-n", "1", "--accept").assert_outcomes(passed=1)
         run(user, "-n", "0").assert_outcomes(passed=1)
 
-    def test_several_workers_may_accept_what_is_no_expectation(self, user: pytest.Pytester) -> None:
-        write(TEXT + "def test_golden(fxbucket_golden): assert 'a' == fxbucket_golden('a')\n", LITERAL="")
-        run(user, "-n", "2", "--accept", "-k", "golden").assert_outcomes(passed=1)
-        assert Path("golden/tests/test_x/a.txt").exists()
-
-    def test_who_comes_by_the_fixture_unseen_is_refused_too(self, user: pytest.Pytester) -> None:
-        write('def test_a(request): request.getfixturevalue("fxbucket_expect")("new", "")\n')
+    def test_several_workers_may_accept_what_is_no_expectation_and_refuse_who_comes_by_the_fixture_unseen(
+        self, user: pytest.Pytester
+    ) -> None:
+        golden = "def test_golden(fxbucket_golden): assert 'a' == fxbucket_golden('a')\n"
+        unseen = 'def test_unseen(request): request.getfixturevalue("fxbucket_expect")("new", "")\n'
+        write(TEXT + golden + unseen, LITERAL="")
         old = SOURCE.read_text()
-        result = run(user, "-n", "2", "--accept")
-        result.stdout.fnmatch_lines(["*--fxbucket-accept with 2 workers: tests/test_x.py::test_a uses fxbucket_expect*"])
-        assert result.ret == pytest.ExitCode.TESTS_FAILED
+        result = run(user, "-n", "2", "--accept", "-k", "golden or unseen")
+        result.assert_outcomes(passed=1, failed=1)
+        result.stdout.fnmatch_lines(["*--fxbucket-accept with 2 workers: tests/test_x.py::test_unseen uses fxbucket_expect*"])
+        assert Path("golden/tests/test_x/a.txt").exists()
         assert SOURCE.read_text() == old

@@ -12,6 +12,7 @@ GOOD = [f"plans/good.toml::{check}" for check in CHECKS] + [f"plans/good.toml::{
 PLAIN = [f"plans/plain.toml::{check}" for check in CHECKS]
 BROKEN = ["plans/broken.toml::plan"]
 TEST = "def test_own(): pass\n"
+MARKED = "import pytest\n@pytest.mark.fxbucket_plan({})\ndef test_a(fxbucket_plan): pass\n"
 PLAN_TEST = "def test_plan(fxbucket_plan): assert fxbucket_plan.parallel.dp_shard == 2\n"
 
 
@@ -187,24 +188,19 @@ class TestPlanFixture:
         result.assert_outcomes(passed=2)
         result.stdout.fnmatch_lines(["test_a.py::test_base PASSED*", "test_a.py::test_row PASSED*"])
 
-    @pytest.mark.parametrize(
-        ("mark", "sentence"),
-        [
-            ("fxbucket_plan('plans/good.toml', id='kep')", "*good.toml: no [[][[]matrix]] row has the id 'kep'*keep*"),
-            ("fxbucket_plan('plans/gone.toml')", "*gone.toml: the plan cannot be read*"),
-        ],
-    )
-    def test_a_marker_that_names_nothing_is_one_sentence(self, project: pytest.Pytester, mark: str, sentence: str) -> None:
-        project.makepyfile(test_a=f"import pytest\n@pytest.mark.{mark}\ndef test_a(fxbucket_plan): pass\n")
+    def test_a_marker_that_names_nothing_is_one_sentence(self, project: pytest.Pytester) -> None:
+        project.makepyfile(test_a=MARKED.format("'plans/good.toml', id='kep'"), test_b=MARKED.format("'plans/gone.toml'"))
         result = project.runpytest_inprocess()
-        result.assert_outcomes(errors=1)
-        result.stdout.fnmatch_lines([sentence])
+        result.assert_outcomes(errors=2)
+        row = "*good.toml: no [[][[]matrix]] row has the id 'kep'*keep*"
+        result.stdout.fnmatch_lines([row, "*gone.toml: the plan cannot be read*"])
 
-    @pytest.mark.parametrize("given", ["", "'a', 'b', 'c'", "'a', 'b', 'c', 'd'", "'a', row='b'", "3"])
-    def test_a_marker_with_other_arguments_is_a_sentence_and_no_traceback(self, project: pytest.Pytester, given: str) -> None:
-        project.makepyfile(test_a=f"import pytest\n@pytest.mark.fxbucket_plan({given})\ndef test_a(fxbucket_plan): pass\n")
+    def test_a_marker_with_other_arguments_is_a_sentence_and_no_traceback(self, project: pytest.Pytester) -> None:
+        given = ["", "'a', 'b', 'c'", "'a', 'b', 'c', 'd'", "'a', row='b'", "3"]
+        project.makepyfile(**{f"test_{number}": MARKED.format(one) for number, one in enumerate(given)})
         result = project.runpytest_inprocess()
-        result.stdout.fnmatch_lines(["test_a.py::test_a: expected @pytest.mark.fxbucket_plan(path, id=None)*"])
+        sentence = "test_{}.py::test_a: expected @pytest.mark.fxbucket_plan(path, id=None)*"
+        result.stdout.fnmatch_lines([sentence.format(number) for number in range(len(given))])
         result.stdout.no_fnmatch_line("*plugin.py*")
         assert result.ret == pytest.ExitCode.INTERRUPTED
 

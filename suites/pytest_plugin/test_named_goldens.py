@@ -58,13 +58,15 @@ class TestVerdict:
         result.stdout.fnmatch_lines([f"E *to accept: {COMMAND}changed", "E *+  launch  all_gather layers.1"])
         result.stdout.no_fnmatch_line(f"-* the text is not the one in {GOLDEN} -*")
 
-    @pytest.mark.parametrize(("mode", "passed"), [("new", False), ("changed", True), ("all", True)])
-    def test_modes_are_those_of_plans(self, user: pytest.Pytester, mode: str, passed: bool) -> None:
+    def test_modes_are_those_of_plans(self, user: pytest.Pytester) -> None:
         old = accepted(user)
         make("late=True")
-        run(user, *f"{COMMAND}{mode}".split()[1:]).assert_outcomes(passed=int(passed), failed=int(not passed))
-        run(user).assert_outcomes(passed=int(passed), failed=int(not passed))
-        assert (GOLDEN.read_text() != old) == passed
+        for mode, is_written in (("new", False), ("changed", True), ("all", True)):
+            GOLDEN.write_text(old)
+            result = run(user, *f"{COMMAND}{mode}".split()[1:])
+            result.assert_outcomes(passed=int(is_written), failed=int(not is_written))
+            assert (GOLDEN.read_text() != old) == is_written
+        run(user).assert_outcomes(passed=1)
 
     def test_a_damaged_golden_fails_with_its_sentence(self, user: pytest.Pytester) -> None:
         GOLDEN.write_text(accepted(user)[:-30])
@@ -98,39 +100,35 @@ class TestVerdict:
         result.assert_outcomes(failed=1)
         result.stdout.fnmatch_lines([f"E *the text is the one in {GOLDEN}"])
 
-    @pytest.mark.parametrize(
-        "line", ["assert graph == golden", "assert not graph == golden", "graph == golden", "assert graph != golden"]
-    )
-    def test_a_missing_golden_never_passes_however_it_is_compared(self, user: pytest.Pytester, line: str) -> None:
-        write(
-            """
-            import graphs
-
-            def test_two(fxbucket_golden):
-                graph, golden = graphs.make(), fxbucket_golden("two")
-                LINE
-            """,
-            LINE=line,
-        )
+    def test_a_missing_golden_never_passes_however_it_is_compared(self, user: pytest.Pytester) -> None:
+        lines = ("assert graph == golden", "assert not graph == golden", "graph == golden", "assert graph != golden")
+        head = 'def test_{number}(fxbucket_golden):\n    graph, golden = graphs.make(), fxbucket_golden("two")\n    '
+        write("import graphs\n\n" + "\n\n".join(f"{head.format(number=n)}{line}" for n, line in enumerate(lines)))
         result = run(user)
-        result.assert_outcomes(failed=1)
-        result.stdout.fnmatch_lines([f"*{GOLDEN} is missing; write it with: {COMMAND}new"])
+        result.assert_outcomes(failed=len(lines))
+        said = f"*{GOLDEN} is missing; write it with: pytest tests/test_x.py::test_%d --fxbucket-accept=new"
+        result.stdout.fnmatch_lines([said % number for number in range(len(lines))])
         assert not GOLDEN.exists()
 
 
 class TestNamesAndTexts:
-    @pytest.mark.parametrize("name", ["a/b", "..", ".", ".hidden", "", "é", "a b", "x" * 101])
-    def test_a_name_that_is_no_file_name_is_one_sentence(self, user: pytest.Pytester, name: str) -> None:
-        write("def test_two(fxbucket_golden): assert 'text' == fxbucket_golden(NAME)", NAME=repr(name))
-        result = run(user, "--accept", "--tb=line")
-        result.assert_outcomes(failed=1)
-        result.stdout.fnmatch_lines(["*fxbucket_golden: '*' is no name for a golden; expected at most 100 letters*"])
-        assert not Path("golden").exists()
+    def test_a_name_that_is_no_file_name_is_one_sentence_and_the_longest_is_written(self, user: pytest.Pytester) -> None:
+        wrong, longest = ["a/b", "..", ".", ".hidden", "", "é", "a b", "x" * 101], "x" * 96 + "_.-9"
+        write(
+            """
+            import pytest
 
-    def test_the_longest_name_is_written(self, user: pytest.Pytester) -> None:
-        write("def test_two(fxbucket_golden): assert 'text' == fxbucket_golden('x' * 96 + '_.-9')")
-        run(user, "--accept").assert_outcomes(passed=1)
-        run(user).assert_outcomes(passed=1)
+            @pytest.mark.parametrize("name", NAMES)
+            def test_two(name, fxbucket_golden): assert "text" == fxbucket_golden(name)
+            """,
+            NAMES=repr([*wrong, longest]),
+        )
+        result = run(user, "--accept", "--tb=line")
+        result.assert_outcomes(failed=len(wrong), passed=1)
+        said = "*fxbucket_golden: '{}*' is no name for a golden; expected at most 100 letters*"
+        result.stdout.fnmatch_lines([said.format(name[:20]) for name in wrong])
+        assert [path.name for path in Path("golden/tests/test_x").iterdir()] == [f"{longest}.txt"]
+        run(user).assert_outcomes(failed=len(wrong), passed=1)
 
     def test_parametrized_tests_name_theirs_and_the_command_names_the_case(self, user: pytest.Pytester) -> None:
         write(
@@ -147,54 +145,59 @@ class TestNamesAndTexts:
         run(user, "--accept").assert_outcomes(passed=2)
         assert sorted(path.name for path in Path("golden/tests/test_x").iterdir()) == ["of_a.txt", "of_b.txt"]
 
-    @pytest.mark.parametrize("first", ["same", "other"])
-    def test_two_texts_under_one_name_are_refused_and_nothing_is_written(self, user: pytest.Pytester, first: str) -> None:
-        write("def test_two(fxbucket_golden): assert 'same' == fxbucket_golden('two')")
+    def test_two_texts_under_one_name_are_refused_and_nothing_is_written(self, user: pytest.Pytester) -> None:
+        """By two tests, of which the first may give the text that is there already; or by one, which is named once."""
+        write("def test_two(fxbucket_golden): assert 'same' == fxbucket_golden('one') and 'same' == fxbucket_golden('two')")
         run(user, "--accept").assert_outcomes(passed=1)
-        old = GOLDEN.read_text()
+        folder = GOLDEN.parent
+        old = {path.name: path.read_text() for path in folder.iterdir()}
         write(
             """
             import pytest
 
-            @pytest.mark.parametrize("text", ["FIRST", "third"])
+            @pytest.mark.parametrize("text", ["same", "third"])
+            def test_one(text, fxbucket_golden):
+                assert text == fxbucket_golden("one")
+
+            @pytest.mark.parametrize("text", ["other", "third"])
             def test_two(text, fxbucket_golden):
                 assert text == fxbucket_golden("two")
-            """,
-            FIRST=first,
+
+            def test_both(fxbucket_golden):
+                assert 'a' == fxbucket_golden('three') and 'b' == fxbucket_golden('three')
+            """
         )
         result = run(user, "--accept")
         assert result.ret == pytest.ExitCode.TESTS_FAILED
-        result.assert_outcomes(passed=2)
-        result.stdout.fnmatch_lines(
+        result.assert_outcomes(passed=5)
+        said = "*NOT written: {} was given two texts in one run, by tests/test_x.py::{}, so neither is written; {}"
+        result.stdout.fnmatch_lines_random(
             [
-                f"*NOT written: {GOLDEN} was given two texts in one run, by tests/test_x.py::test_two?{first}? "
-                "and by tests/test_x.py::test_two?third?, so neither is written; put the case into the name"
+                said.format(
+                    folder / "one.txt", "test_one?same? and by tests/test_x.py::test_one?third?", "put the case into the name"
+                ),
+                said.format(
+                    folder / "two.txt", "test_two?other? and by tests/test_x.py::test_two?third?", "put the case into the name"
+                ),
+                said.format(folder / "three.txt", "test_both", "give each text a golden of *"),
             ]
         )
-        assert GOLDEN.read_text() == old
+        assert {path.name: path.read_text() for path in folder.iterdir()} == old
 
-    def test_one_test_that_gives_a_golden_two_texts_is_named_once(self, user: pytest.Pytester) -> None:
-        write("def test_two(fxbucket_golden): assert 'a' == fxbucket_golden('two') and 'b' == fxbucket_golden('two')")
-        result = run(user, "--accept")
-        result.stdout.fnmatch_lines(["*run, by tests/test_x.py::test_two, so neither is written; give each text a golden of *"])
-        assert not GOLDEN.exists()
-
-    @pytest.mark.parametrize(
-        "line",
-        [
+    def test_an_error_shows_its_sentence_and_the_users_line_and_none_of_ours(self, user: pytest.Pytester) -> None:
+        lines = (
             "fxbucket_golden('no name')",
             "fxbucket_golden(3)",
             "assert 3 == fxbucket_golden('two')",
             "assert fxbucket_golden('two') != 3",
             "assert fxbucket_golden('two') == fxbucket_golden('two')",
             "assert 'text' != fxbucket_golden('two')",
-        ],
-    )
-    def test_an_error_shows_its_sentence_and_the_users_line_and_none_of_ours(self, user: pytest.Pytester, line: str) -> None:
-        write("def test_two(fxbucket_golden):\n    LINE\n", LINE=line)
+        )
+        write("".join(f"def test_{number}(fxbucket_golden):\n    {line}\n" for number, line in enumerate(lines)))
         result = run(user)
-        result.assert_outcomes(failed=1)
-        result.stdout.fnmatch_lines([f">   *{line}", "E  *Error: *", "tests/test_x.py:2: *Error"])
+        result.assert_outcomes(failed=len(lines))
+        shown = [[f">   *{line}", "E  *Error: *", f"tests/test_x.py:{2 * n + 2}: *Error"] for n, line in enumerate(lines)]
+        result.stdout.fnmatch_lines([line for part in shown for line in part])
         result.stdout.no_fnmatch_line("*pytest_fxbucket/*")
 
     def test_a_plan_that_owns_the_file_too_is_named(self, user: pytest.Pytester) -> None:
@@ -224,6 +227,7 @@ class TestNamesAndTexts:
         result.stdout.fnmatch_lines(['E *PlanError: *entry "layer.0" matches nothing; did you mean "layers.0" or "layers.1"?'])
         assert "  launch  all_gather layers.0+layers.1\n" in GOLDEN.read_text()
 
+    @pytest.mark.usefixtures("warm")
     def test_a_test_on_ranks_is_told_what_to_do_instead(self, user: pytest.Pytester) -> None:
         write(
             """
@@ -236,7 +240,7 @@ class TestNamesAndTexts:
             def test_inline(fxbucket_expect): pass
             """
         )
-        result = run(user)
+        result = user.runpytest_subprocess()  # which starts the ranks' server
         result.assert_outcomes(failed=2)
         for name in ("fxbucket_golden", "fxbucket_expect"):
             result.stdout.fnmatch_lines([f"*the fixture {name} works in pytest's own process only*; compare in*"])

@@ -102,12 +102,15 @@ class TestPruning:
         pytester.runpytest_inprocess("--fxbucket-prune")
         assert sorted(path.name for path in (goldens / "plans").iterdir()) == ["here.a.b.txt", "here.txt"]
 
-    @pytest.mark.parametrize("text", ["[modle]\n", "not toml", PLAN + "[[matrix]]\nid = 3\n"])
-    def test_a_typo_in_a_plan_never_costs_a_golden(self, pytester: pytest.Pytester, goldens: Path, text: str) -> None:
-        (pytester.mkdir("plans") / "gone.toml").write_text(text)
-        put(goldens / "plans", **{"gone.row": "text", "gone.row.x": "text", "goner": "text"})
+    def test_a_typo_in_a_plan_never_costs_a_golden(self, pytester: pytest.Pytester, goldens: Path) -> None:
+        plans = pytester.mkdir("plans")
+        texts = {"gone": "[modle]\n", "odd": "not toml", "rows": PLAN + "[[matrix]]\nid = 3\n"}
+        kept = [f"{name}{row}" for name in texts for row in ("", ".row", ".row.x")]
+        for name, text in texts.items():
+            (plans / f"{name}.toml").write_text(text)
+        put(goldens / "plans", **dict.fromkeys([*kept, "goner"], "text"))
         pytester.runpytest_inprocess("--fxbucket-prune")
-        assert sorted(path.name for path in (goldens / "plans").iterdir()) == ["gone.row.txt", "gone.row.x.txt", "gone.txt"]
+        assert sorted(path.stem for path in (goldens / "plans").iterdir()) == sorted(kept)
 
     def test_a_golden_that_two_plans_would_own_stays(self, pytester: pytest.Pytester, goldens: Path) -> None:
         plans = pytester.mkdir("plans")
@@ -159,16 +162,12 @@ class TestPruning:
         assert sorted(files(goldens)) == ["test_renamed/one.txt", "test_renamed/two.txt"]
 
 
-# How a test file may come to be run in part, and the goldens that are then not its own
+# How a test file may come to be run in part, and the goldens that are then not its own; the usual ways are tried on workers
 ONLY_ONE = "def test_one(golden):\n    golden('one', 'text\\n')\n"
 MARKED = ONLY_ONE + "\ndef test_other(golden):\n    {}\n"
 PARTS = {
-    "whole": (ONLY_ONE, (), True),
     "whole, no golden at all": ("def test_one(): pass\n", (), True),
-    "deselected": (MARKED.format("pass"), ("-k", "one"), False),
-    "named": (MARKED.format("pass"), ("test_asks.py::test_one",), False),
     "another file's test named": (ONLY_ONE, ("test_asks.py", "test_keeps.py::test_keeps"), True),
-    "skipped": ("import pytest\n" + MARKED.format("pytest.skip('not here')"), (), False),
     "failed": (MARKED.format("assert False"), (), False),
     "stopped before": ("def test_first(): assert False\n" + ONLY_ONE, ("-x", "test_keeps.py", "test_asks.py"), False),
     "not collected": ("assert False\n", ("--continue-on-collection-errors",), False),
@@ -181,24 +180,31 @@ PARTS = {
 
 
 class TestFilesOfTests:
-    @pytest.mark.parametrize(
-        ("case", "workers"),
-        [*((case, ()) for case in PARTS), *((case, ("-n2",)) for case in ("whole", "deselected", "skipped", "named"))],
-    )
-    def test_only_a_file_that_was_run_whole_disowns_a_golden(
-        self, pytester: pytest.Pytester, goldens: Path, case: str, workers: tuple[str, ...]
-    ) -> None:
-        if workers:
-            pytest.importorskip("xdist", reason="-n needs pytest-xdist")
+    @pytest.mark.parametrize("case", PARTS)
+    def test_only_a_file_that_was_run_whole_disowns_a_golden(self, pytester: pytest.Pytester, goldens: Path, case: str) -> None:
         source, args, is_disowned = PARTS[case]
         pytester.makepyfile(test_asks=source, test_keeps="def test_keeps(golden): golden('keeps', 'text\\n')\n")
         put(goldens / "test_keeps", keeps="text")
         (pytester.mkdir("plans") / "here.toml").write_text(PLAN)
-        result = pytester.runpytest_inprocess("--fxbucket-prune", *args, *workers)
+        result = pytester.runpytest_inprocess("--fxbucket-prune", *args)
         assert (goldens / "test_asks" / "two.txt").exists() is not is_disowned
         assert (goldens / "test_keeps" / "keeps.txt").exists()
         if is_disowned:
             result.stdout.fnmatch_lines(["golden removed: golden/test_asks/two.txt"])
+
+    def test_workers_tell_which_files_were_run_whole(self, pytester: pytest.Pytester, goldens: Path) -> None:
+        pytest.importorskip("xdist", reason="-n needs pytest-xdist")
+        skipped = "import pytest\n" + ONLY_ONE + "    pytest.skip('not here')\n"
+        named = ONLY_ONE + "\ndef test_one_more(): pass\n"
+        pytester.makepyfile(test_asks=ONLY_ONE, test_part=MARKED.format("pass"), test_skipped=skipped, test_named=named)
+        for name in ("part", "skipped", "named"):
+            put(goldens / f"test_{name}", one="text", two="text")
+        args = ("test_asks.py", "test_part.py", "test_skipped.py", "test_named.py::test_one", "-k", "one")
+        result = pytester.runpytest_inprocess("--fxbucket-prune", *args, "-n2")
+        result.assert_outcomes(passed=3, skipped=1)
+        left = {path.parent.name for path in goldens.rglob("two.txt")}
+        assert left == {"test_part", "test_skipped", "test_named"}
+        result.stdout.fnmatch_lines(["golden removed: golden/test_asks/two.txt"])
 
     def test_the_reason_names_the_file(self, pytester: pytest.Pytester, goldens: Path) -> None:
         pytester.makepyfile(test_asks=ONLY_ONE)

@@ -37,8 +37,8 @@ RED = {
 }
 
 
-def test_agents_hear_of_a_failure_and_end_nobody_before_the_report(tmp_path: Path) -> None:
-    done = agents.run(project(tmp_path), "test_items.py", "-v", "-k", "sum or body or last", ORDER="own")
+def test_agents_hear_of_a_failure_and_end_nobody_before_the_report(tmp_path: Path, warm_runs: WarmRuns) -> None:
+    done = agents.run(warm_runs, project(tmp_path), "test_items.py", "-v", "-k", "sum or body or last", ORDER="own")
     assert done.statuses == [1, 1]
     assert done.left == []
     reported_once_in_rank_0s_order(done.output, ["test_sum", "test_body", "test_last"])
@@ -113,22 +113,20 @@ def test_other_items_on_one_node_end_the_run_before_it_begins(tmp_path: Path, wa
     assert done.left == []
 
 
-@pytest.mark.usefixtures("warm")
 def test_workers_of_xdist_are_refused(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("xdist", reason="-n needs pytest-xdist")
     numbers = {"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "2", "GROUP_RANK": "0"}
     for name, value in {**numbers, "GROUP_WORLD_SIZE": "1", "MASTER_PORT": "1", "TORCHELASTIC_RUN_ID": "suite"}.items():
         monkeypatch.setenv(name, value)
-    result = pytester.runpytest_subprocess("-n2")
+    result = pytester.runpytest_inprocess("-n2")
     assert result.ret == pytest.ExitCode.USAGE_ERROR
     result.stderr.fnmatch_lines(["ERROR: -n under torchrun: *leave out -n, or torchrun"])
 
 
-@pytest.mark.usefixtures("warm")
 def test_a_part_that_torchrun_did_not_say_is_named(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TORCHELASTIC_RUN_ID", "suite")
     monkeypatch.setenv("RANK", "0")
     monkeypatch.delenv("WORLD_SIZE", raising=False)
-    result = pytester.runpytest_subprocess()
+    result = pytester.runpytest_inprocess()
     assert result.ret == pytest.ExitCode.USAGE_ERROR
     result.stderr.fnmatch_lines(["ERROR: WORLD_SIZE is '' although torchrun started this process; *"])

@@ -119,12 +119,6 @@ def sigint_is_ignored(rank, world, payload):
     return "still here"
 
 
-def sum_of_ones(rank, world, payload):
-    ones = torch.ones(3)
-    dist.all_reduce(ones)
-    return ones.tolist()
-
-
 def parent_of(rank, world, payload):
     return os.getppid()
 

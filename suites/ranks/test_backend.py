@@ -166,6 +166,16 @@ def nvidia(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Callable
     nvidia_smi.cache_clear()
 
 
+# torch itself, which says no more here than whether it has NCCL, is not imported.
+LOADED = """
+import sys, types
+dist = types.SimpleNamespace(is_available=lambda: True, is_nccl_available=lambda: True)
+sys.modules |= {"torch": types.SimpleNamespace(distributed=dist), "torch.distributed": dist}
+from pytest_fxbucket.ranks.machine import loaded_nccl
+print(loaded_nccl())
+"""
+
+
 class TestGpus:
     @pytest.mark.parametrize(
         ("visible", "found"),
@@ -254,12 +264,8 @@ class TestGpus:
         source, library = tmp_path / "nccl.c", tmp_path / "libnccl.so.2"
         source.write_text("int ncclGetVersion(int *version) { *version = 23104; return 0; }\n")
         subprocess.run(["cc", "-shared", "-fPIC", "-Wl,-soname,libnccl.so.2", "-o", library, source], check=True)
-        code = (
-            "import torch.distributed as dist; dist.is_nccl_available = lambda: True\n"
-            "from pytest_fxbucket.ranks.machine import loaded_nccl; print(loaded_nccl())"
-        )
         environment = {**os.environ, "LD_PRELOAD": str(library)}
-        done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
+        done = subprocess.run([sys.executable, "-c", LOADED], env=environment, capture_output=True, text=True, check=True)
         assert done.stdout.strip() == "(2, 31, 4)"
 
     @pytest.mark.parametrize(("status", "runs"), [(0, True), (1, False), (None, False)])

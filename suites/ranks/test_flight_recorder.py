@@ -96,7 +96,7 @@ def test_clear_keeps_the_groups_from_before_settle_and_no_others(records):
 def test_a_group_keeps_its_name(records):
     for name in ("dp_shard", "dp_shard:gather", "ä" * 100):
         flight_recorder.group((0, 1), name)
-    assert [(one.members, one.name[:20]) for one in records.groups(2)] == [
+    assert [(one.members, one.name[:20]) for one in records.read(2).groups] == [
         ((0, 1), name) for name in ("dp_shard", "dp_shard:gather", "ä" * 20)
     ]
 
@@ -106,16 +106,16 @@ def test_a_group_keeps_its_name(records):
 )
 def test_members_survive_as_text(records, ranks):
     flight_recorder.group(ranks)
-    assert records.groups(2)[0].members == ranks
+    assert records.read(2).groups[0].members == ranks
 
 
 @pytest.mark.parametrize("apart", [2, 3])
 def test_a_group_of_many_ranks_has_all_members_or_is_not_recorded(records, apart):
     scattered = (*range(0, 64, apart), 99)
     flight_recorder.group(scattered)
-    assert records.groups(2)[0].members == scattered
+    assert records.read(2).groups[0].members == scattered
     assert flight_recorder.group((*range(0, 1000, apart), 1999)) == -1
-    assert len(records.groups(2)) == 1
+    assert len(records.read(2).groups) == 1
 
 
 def test_a_factor_is_kept_whole_since_ranks_may_differ_in_it(records):

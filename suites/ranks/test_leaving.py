@@ -22,7 +22,7 @@ def test_a_job_that_takes_away_what_others_need_is_green_and_the_next_has_fresh_
     gone = watched(pool.pids)
     assert pool.run(JOBS + "take_away", [what] * WORLD, timeout_s=30) == ["well"] * WORLD
     printed = {}
-    assert pool.run("suites.ranks.jobs:sum_of_ones", [None] * WORLD, timeout_s=30) == [[2.0] * 3] * WORLD
+    assert pool.run("suites.ranks.fault_jobs:healthy", [None] * WORLD, timeout_s=30) == [[2.0] * 3] * WORLD
     pool.run("suites.ranks.jobs:shout", [None] * WORLD, timeout_s=30, on_output=printed.__setitem__)
     assert sorted(printed[1].split("\n")) == ["", "err of 1", "out of 1", "raw"]
     assert gone() == []

@@ -178,7 +178,10 @@ def test_a_rank_that_raises_comes_before_those_that_wait(local):
     assert any(line.startswith("rank 0  is still waiting") for line in failure.table)
 
 
-@pytest.mark.parametrize("fault", [fault for fault in FAULTS if fault.kind == "died"], ids=lambda fault: fault.job)
+# How a process died is told alike for all back ends, and test_faults.py has all ways.
+@pytest.mark.parametrize(
+    "fault", [fault for fault in FAULTS if fault.job in ("exit_at_once", "crash")], ids=lambda fault: fault.job
+)
 def test_a_process_that_dies_names_the_rank_whose_turn_it_was(local, fault):
     failure = fail(local, f"suites.ranks.fault_jobs:{fault.job}", 2)
     assert (failure.kind, failure.rank) == ("died", 2)

@@ -5,8 +5,6 @@ from __future__ import annotations
 import os
 import signal
 import socket
-import subprocess
-import sys
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -18,9 +16,11 @@ import torch.distributed as dist
 
 from pytest_fxbucket.errors import RankError, UsageError
 from pytest_fxbucket.ranks import wire
+from pytest_fxbucket.ranks.stacks import process_state
 from pytest_fxbucket.ranks.torchrun.member import DIFFERENCES, END, HELLO, ITEMS, LEFT, ItemProgress, Member, member_of
 from pytest_fxbucket.ranks.torchrun.rendezvous import Rendezvous, RendezvousLost, RendezvousRound
 from pytest_fxbucket.ranks.torchrun.store import Store
+from suites.warm.runs import WarmRuns
 
 WORLD = 3
 LONG_S = 100.0
@@ -165,22 +165,25 @@ def test_old_words_are_forgotten(port: int, meetings: list[Rendezvous], together
     assert store.num_keys() - before < 50
 
 
-def test_a_killed_process_is_gone_for_all(port: int, together: Callable[..., list[Any]]) -> None:
+def test_a_killed_process_is_gone_for_all(
+    port: int, together: Callable[..., list[Any]], warm_runs: WarmRuns, tmp_path: Path
+) -> None:
     """Rank 2 is a process; the others are threads here."""
-    command = [sys.executable, str(Path(__file__).with_name("meeting_rank.py")), "2", str(WORLD), str(port)]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stdin=subprocess.PIPE, text=True) as process:
+    words = [str(Path(__file__).with_name("meeting_rank.py")), "2", str(WORLD), str(port)]
+    with (tmp_path / "out").open("w") as out:
+        process = warm_runs.start(words, tmp_path, os.environ, out, out)
 
-        def met(rank: int) -> Rendezvous | None:
-            place = Member(rank, WORLD, 0, 1, rank, WORLD, "127.0.0.1", port, False, "suite/0")
-            return Rendezvous(place) if rank < 2 else None
+    def met(rank: int) -> Rendezvous | None:
+        place = Member(rank, WORLD, 0, 1, rank, WORLD, "127.0.0.1", port, False, "suite/0")
+        return Rendezvous(place) if rank < 2 else None
 
-        here = together(met)
-        process.kill()
-        process.wait()
-        told = together(lambda rank: here[rank].exchange("1", rank, limit_s=60) if rank < 2 else None)
-        assert told[:2] == [RendezvousRound({0: 0, 1: 1}, {2: "is gone: its process has ended"})] * 2
-        for one in here[:2]:
-            one.close()
+    here = together(met)
+    process.kill()
+    assert process.wait() == -signal.SIGKILL
+    told = together(lambda rank: here[rank].exchange("1", rank, limit_s=60) if rank < 2 else None)
+    assert told[:2] == [RendezvousRound({0: 0, 1: 1}, {2: "is gone: its process has ended"})] * 2
+    for one in here[:2]:
+        one.close()
 
 
 def test_a_store_that_is_gone_is_an_error_in_one_sentence() -> None:
@@ -249,22 +252,26 @@ def test_a_store_of_ours_listens_where_it_is_looked_for_alone() -> None:
 
 
 SERVER = """
-import sys
+import signal
 import torch.distributed as dist
 store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
 print(store.port, flush=True)
-sys.stdin.read()
+signal.pause()
 """
 
 
-def test_a_store_that_stands_still_is_an_error_after_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
-    with subprocess.Popen([sys.executable, "-c", SERVER], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as server:
-        assert server.stdout is not None
-        port = int(server.stdout.readline())
+def test_a_store_that_stands_still_is_an_error_after_a_while(
+    monkeypatch: pytest.MonkeyPatch, warm_runs: WarmRuns, tmp_path: Path
+) -> None:
+    source, target = os.pipe()
+    with os.fdopen(source) as told, os.fdopen(target, "w") as out:
+        server = warm_runs.start(["-c", SERVER], tmp_path, os.environ, out, out)
+        port = int(told.readline())
         ours = Store(member(0, port, "still/0"))
         ours.note("word", "heard")
-        server.send_signal(signal.SIGSTOP)
-        os.waitid(os.P_PID, server.pid, os.WSTOPPED)
+        os.kill(server.pid, signal.SIGSTOP)
+        while process_state(server.pid) != "T":
+            pass
         monkeypatch.setattr("pytest_fxbucket.ranks.torchrun.store.LIMIT_S", 0.5)
         calls = (
             lambda: ours.has("word"),
@@ -277,8 +284,9 @@ def test_a_store_that_stands_still_is_an_error_after_a_while(monkeypatch: pytest
             for call in calls:
                 with pytest.raises(RankError, match=says):
                     call()
-            server.send_signal(signal.SIGCONT)
+            os.kill(server.pid, signal.SIGCONT)
             monkeypatch.undo()
             assert Store(member(1, port, "still/0")).notes(["word"]) == ["heard"]
         finally:
             server.kill()  # one that stands still is waited for without end
+            server.wait()

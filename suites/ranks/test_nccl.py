@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import socket
-import subprocess
-import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 import torch
@@ -17,6 +17,7 @@ from pytest_fxbucket.ranks import flight_recorder
 from pytest_fxbucket.ranks.messages import PoolRequest
 from pytest_fxbucket.ranks.process_groups import nccl, ordered
 from pytest_fxbucket.ranks.worker import WorkerConfig
+from suites.warm.runs import WarmRuns
 
 PINNED = {
     "NCCL_ALGO": "Ring;allreduce:Tree",
@@ -33,8 +34,8 @@ import torch
 from pytest_fxbucket.ranks.process_groups import nccl
 torch.set_float32_matmul_precision("medium")
 torch.backends.cudnn.benchmark = torch.backends.cudnn.allow_tf32 = True
-nccl.apply("{backend}")
-print(*nccl.record("{backend}"), sep="\\n")
+nccl.apply("nccl")
+print(*nccl.record("nccl"), sep="\\n")
 print("starts CUDA:", torch.cuda.is_initialized())
 """
 
@@ -78,9 +79,8 @@ class TestSettings:
         assert (nccl.settings(backend), nccl.record(backend)) == ({}, ())
         assert torch.get_deterministic_debug_mode() == before
 
-    def test_flags_are_set_recorded_and_start_no_cuda(self) -> None:
-        code = APPLIED.format(backend="nccl")
-        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    def test_flags_are_set_recorded_and_start_no_cuda(self, warm_runs: WarmRuns) -> None:
+        done = warm_runs.run(["-c", APPLIED], Path.cwd(), os.environ)
         lines = done.stdout.splitlines()
         assert {
             "backend=nccl",
@@ -127,7 +127,7 @@ def book(monkeypatch: pytest.MonkeyPatch) -> Iterator[flight_recorder.FlightReco
 
 def said(book: flight_recorder.FlightRecords) -> list[str]:
     launches = book.read(1).launches
-    members = book.groups(1)
+    members = book.read(1).groups
     return [f"{one.what} on {flight_recorder.ranks_text(members[one.group].members)}" for one in launches]
 
 

@@ -12,9 +12,8 @@ LOG_BYTES, KEPT_BYTES = 16 << 20, 1 << 16
 MOST = LOG_BYTES + KEPT_BYTES + 200
 
 
-@pytest.mark.parametrize("backend", ["gloo", "local", "fake"])
-def test_a_loop_that_prints_for_ever_ends_at_its_limit_and_fills_no_disk(pools, tmp_path, backend):
-    pool = pools.get(WORLD, backend)
+def test_a_loop_that_prints_for_ever_ends_at_its_limit_and_fills_no_disk(pools, tmp_path):
+    pool = pools.get(WORLD)
     pool.start()
     with pytest.raises(RankFailure) as caught:
         pool.run(JOBS + "print_for_ever", [None] * WORLD, timeout_s=1, log_dir=tmp_path)

@@ -12,6 +12,7 @@ from pytest_fxbucket.errors import RankError
 from pytest_fxbucket.ranks import mark
 from pytest_fxbucket.ranks.pool import RankFailure
 from pytest_fxbucket.ranks.pools import Pools
+from pytest_fxbucket.ranks.server import _import_torch
 
 JOBS = "suites.ranks.jobs:"
 
@@ -139,21 +140,18 @@ def test_dtensor_takes_no_process_group_of_a_job_before(ranks):
         assert ranks.run(JOBS + "summed_by_dtensor", [groups_before] * 4, timeout_s=30) == [2.0, 2.0, 10.0, 10.0]
 
 
-def test_a_module_to_import_before_that_is_not_there_is_said():
+def test_a_module_to_import_before_that_is_not_there_is_why_the_server_does_not_start():
     """Each rank would import what it is called now, and nobody would see why that takes so long."""
-    pools = Pools(warm=("fixtures.reference.missing.deeper",))
-    try:
-        with pytest.raises(RankError, match=r"could not start: there is no module fixtures\.reference\.missing\.deeper, which"):
-            pools.get(2).start()
-    finally:
-        pools.close()
+    missing = "fixtures.reference.missing.deeper"
+    assert _import_torch([missing]) == f"there is no module {missing}, which it has to import before it forks ranks"
 
 
-def test_ranks_are_forked_when_modules_are_loaded_those_asked_for_and_that_of_a_job_of_ours_but_not_a_users():
+def test_ranks_are_forked_when_modules_are_loaded_those_asked_for_and_that_of_a_job_of_ours_but_not_a_users(watched):
     """However soon the first job comes. What one of them raises is left for the rank whose job needs it.
 
     The server would end with it, and with all ranks; a newer torch without a private name raises AttributeError.
     """
+    before = set(os.listdir("/proc/self/fd"))
     raising, ours, users = "suites.ranks.raises_at_import", "pytest_fxbucket.checks.bitwise.job", "suites.ranks.odd_jobs"
     pools = Pools(warm=(raising, "torch._dynamo"))
     try:
@@ -164,5 +162,19 @@ def test_ranks_are_forked_when_modules_are_loaded_those_asked_for_and_that_of_a_
             pools.get(2).close()
             pools.get(2).start(job=f"{module}:run")
             assert pools.get(2).run(JOBS + "is_loaded", [module] * 2, timeout_s=60) == [loaded] * 2
+        close_ends_all_and_may_be_called_twice(pools, watched, before)
     finally:
         pools.close()
+
+
+def close_ends_all_and_may_be_called_twice(pools, watched, before):
+    """Server and ranks, and it leaves no descriptor but those that were there `before`."""
+    (server, _) = pools.get(2).run(JOBS + "parent_of", [None] * 2, timeout_s=60)
+    gone = watched([server, *pools.get(2).pids])
+    watching = set(os.listdir("/proc/self/fd"))
+    pools.close()
+    assert gone() == []
+    pools.close()
+    assert not os.path.exists(f"/proc/{server}")
+    # those that watch are open still
+    assert len(set(os.listdir("/proc/self/fd")) - before) == 3 < len(watching - before)

@@ -15,7 +15,6 @@ from suites.warm.runs import WarmRuns
 
 ASKS = """
 import atexit, json, os, sys
-import torch
 atexit.register(print, "at exit")
 print(json.dumps([sys.argv, os.getcwd(), os.environ["GIVEN"], sys.path[0], __name__, sys.stdin.read()]))
 sys.exit({status})

@@ -176,7 +176,7 @@ class Expectation:
     def _edit(self, call: ExpectCall, expected: str, text: str) -> Edit:
         sources = self._asking.fx.sources
         path = os.path.realpath(call.file)
-        shown = self._shown(path)
+        shown = shown_in(self._rootdir, path)
         if not Path(path).is_relative_to(self._rootdir):
             raise UsageError(f"{shown}:{call.line}: lies outside rootdir {self._rootdir}, where nothing is rewritten")
         source = sources.read(path, shown)
@@ -203,8 +203,11 @@ class Expectation:
         difference = difference_lines(actual, expected, text, command, self._asking.folder(nodeid.rpartition("::")[2]))
         return [f"the text is not what is expected here{nothing}", *difference]
 
-    def _shown(self, path: str) -> str:
-        return Path(path).relative_to(self._rootdir).as_posix() if Path(path).is_relative_to(self._rootdir) else path
+
+def shown_in(rootdir: Path, name: str) -> str:
+    """The path ``name`` from ``rootdir`` on, if it lies below."""
+    path = Path(name)
+    return path.relative_to(rootdir).as_posix() if path.is_relative_to(rootdir) else name
 
 
 EXPECT = "fxbucket_expect"

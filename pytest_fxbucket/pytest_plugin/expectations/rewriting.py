@@ -12,7 +12,7 @@ import pytest
 from pytest_fxbucket.errors import UsageError
 from pytest_fxbucket.files import digest, locked, not_written, settle, sweep, write_whole
 from pytest_fxbucket.golden.accept import is_one_parametrized, two_texts
-from pytest_fxbucket.pytest_plugin.expectations.inline import EXPECT, Edit
+from pytest_fxbucket.pytest_plugin.expectations.inline import EXPECT, Edit, shown_in
 from pytest_fxbucket.words import counted
 
 if TYPE_CHECKING:
@@ -61,12 +61,12 @@ class EditQueue:
             try:
                 with locked(Path(name).parent):
                     sweep(list(Path(name).parent.iterdir()))
-                    _write(Path(name), self._shown(name), chosen)
+                    _write(Path(name), shown_in(self.rootdir, name), chosen)
                 files.append((Path(name), len(chosen)))
             except UsageError as error:
                 errors.append(str(error))
             except OSError as error:
-                errors.append(not_written(Path(name), self._shown(name), error))
+                errors.append(not_written(Path(name), shown_in(self.rootdir, name), error))
         self._edits.clear()
         return RewriteOutcome(tuple(files), tuple(errors))
 
@@ -83,14 +83,10 @@ class EditQueue:
             tests = (one["test"], other["test"])
             own = "compare with an fxbucket_golden that has the case in its name"
             errors.append(
-                f"{self._shown(one['file'])}:{one['line']}: the expectation was given {two_texts(tests)}, so it is left as it "
-                f"is; {own if is_one_parametrized(tests) else 'give each its own fxbucket_expect'}"
+                f"{shown_in(self.rootdir, one['file'])}:{one['line']}: the expectation was given {two_texts(tests)}, so it is "
+                f"left as it is; {own if is_one_parametrized(tests) else 'give each its own fxbucket_expect'}"
             )
         return [edit for start, edit in first.items() if start not in clashing and _changes(edit)]
-
-    def _shown(self, name: str) -> str:
-        path = Path(name)
-        return path.relative_to(self.rootdir).as_posix() if path.is_relative_to(self.rootdir) else name
 
 
 def _changes(edit: Edit) -> bool:

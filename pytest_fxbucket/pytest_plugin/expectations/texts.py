@@ -39,6 +39,7 @@ def text_of(given: object, run: PlanRun | None = None, entries: Entries | None =
         return text if text.endswith("\n") else text + "\n"
     graphs = _graphs(given)
     step = run.step if run is not None else None
+    # Another step than the plan's brings roles and a mesh of its own, which the plan's would contradict.
     if (own := _own_step(given)) is not None and own is not step:
         return _step_text(own, graphs, None, entries)
     if step is not None and (phases := _as_in(step, graphs)) is not None:

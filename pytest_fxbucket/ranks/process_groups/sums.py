@@ -25,6 +25,7 @@ class ReduceOperation(NamedTuple):
         return self.name.lower() if self.factor is None else f"{self.name.lower()} {float(self.factor):g}"
 
 
+# What makes one addend of two, into ``out``.
 _COMBINE: dict[str, Callable[..., torch.Tensor]] = {
     "SUM": torch.add,
     "AVG": torch.add,
@@ -41,11 +42,6 @@ _COMBINE: dict[str, Callable[..., torch.Tensor]] = {
 _PREMULTIPLIED = frozenset({torch.float32, torch.bfloat16})
 
 
-def combining(operation: ReduceOperation) -> Callable[..., torch.Tensor]:
-    """What makes one addend of two, into ``out``."""
-    return _COMBINE[operation.name]
-
-
 def in_rank_order(
     parts: Sequence[torch.Tensor], operation: ReduceOperation, ranks: Sequence[int] = (), owner: int | None = None
 ) -> torch.Tensor:
@@ -53,7 +49,7 @@ def in_rank_order(
 
     ``ranks`` and ``owner`` make no difference to this order.
     """
-    share, combine = share_of(parts, operation), combining(operation)
+    share, combine = share_of(parts, operation), _COMBINE[operation.name]
     if share is not None:
         parts = [part.mul_(share) for part in parts]
     total = parts[0]
@@ -170,7 +166,7 @@ class RingOrder:
 
         ``owner`` is the place in the group of whoever gets the result; None: all do, as of an all-reduce.
         """
-        combine, share = combining(operation), share_of(parts, operation)
+        combine, share = _COMBINE[operation.name], share_of(parts, operation)
         total = parts[0].clone()
         for channel, begin, end in self._spans(total):
             ring = self.order(channel, ranks)

@@ -87,7 +87,7 @@ class SingleProcessPool(RankPool):
 
         Under ``local`` it is, unless its record has a wait at hand.
         """
-        return bool(where.groups) and where.does != "waits for" if self._takes_turns else rank < acting
+        return bool(where.groups) and not where.waits if self._takes_turns else rank < acting
 
 
 def _by_rank(stack: str) -> dict[int, str]:
