@@ -18,6 +18,8 @@ from pytest_fxbucket.user_code import user_code
 from pytest_fxbucket.words import show
 
 RANKS = 4
+DP_SHARD, RUN_SHARD = 8, 2
+"""Ranks of the job of a library's model, and those that really run of it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +80,12 @@ def _lines(source: PlanSource, bucket: Draft, stages: StagesDraft | None) -> Ite
         yield f"schedule = {to_toml(stages.schedule)}"
         yield from ("", "[step]", f"microbatches = {stages.microbatches or stages.count}")
     yield from ("", *bucket.lines({}))
+
+
+def written_model_lines(module: str) -> Iterator[str]:
+    """``[model]`` whose factory, batches and loss are all in ``module``, which init writes, too."""
+    yield "[model]"
+    yield from (f'{key} = "{module}:{name}"' for key, name in (("factory", "build"), ("batch", "batch"), ("loss", "loss")))
 
 
 def override_lines(selectors: Sequence[str]) -> Iterator[str]:
