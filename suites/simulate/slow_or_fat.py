@@ -69,21 +69,9 @@ def untouched(gm: fx.GraphModule) -> None:
 
 
 @spoiled
-def prefetch_lost_in_one_layer(gm: fx.GraphModule) -> None:
-    launch = gathers(gm)[L2]
-    wait_of(launch).prepend(launch)
-
-
-@spoiled
 def gather_waited_for_early(gm: fx.GraphModule) -> None:
     launch = gathers(gm)[L2]
     launch.append(wait_of(launch))
-
-
-@spoiled
-def all_waited_for_at_once(gm: fx.GraphModule) -> None:
-    for launch in (*gathers(gm), *reductions(gm)):
-        launch.append(wait_of(launch))
 
 
 @spoiled
@@ -135,10 +123,3 @@ def gathers_kept(gm: fx.GraphModule) -> None:
     ours = gathers(gm)
     for again, kept in zip(ours[BACK:], (L2, L1, L0), strict=True):
         read_from(again, {again: ours[kept], wait_of(again): wait_of(ours[kept])})
-
-
-@spoiled
-def all_gathers_of_backward_in_forward(gm: fx.GraphModule) -> None:
-    place = wait_of(gathers(gm)[L2])
-    for launch in gathers(gm)[BACK:]:
-        launch_at(place, launch)

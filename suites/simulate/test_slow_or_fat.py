@@ -74,15 +74,12 @@ PLANS = {
 }
 """Keys that are right and cost time or memory: the item that is red, the bucket and reason it names, and what it says."""
 PASSES = {
-    "prefetch_lost_in_one_layer": ("overlap", "forward all_gather layers.2", LATE),
     "gather_waited_for_early": ("overlap", "forward all_gather layers.2", EARLY),
-    "all_waited_for_at_once": ("overlap", "backward reduce_scatter layers.1", EARLY),
     "gather_of_the_last_layer_first": ("overlap", "forward all_gather layers.0", f"forward all_gather layers.2{FLIES}"),
     "gathered_again_for_one_reader": ("overlap", "forward all_gather layers.1 #2", LATE),
     "reductions_behind_the_optimizer": ("overlap", "backward reduce_scatter layers.2", LATE),
     "packs_copied_twice": ("memory", "backward reduce_scatter layers.2", "communication"),
     "gathers_kept": ("memory", "forward all_gather layers.0", "gathered"),
-    "all_gathers_of_backward_in_forward": ("memory", "backward all_gather layers.0", "gathered"),
 }
 """The same of passes, by name."""
 
