@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -195,6 +196,10 @@ class PlanProblem:
     looks_at_values: bool = False
     where: str = ""
     """In which size or flavor of a model that has several."""
+
+    def of_size(self, where: str, folder: Path) -> PlanProblem:
+        """The problem in one of several sizes, in words that do not name the temporary ``folder`` of the plan's module."""
+        return replace(self, sentence=self.sentence.replace(f"{folder}{os.sep}", ""), where=where)
 
     def to_override(self, modules: Mapping[str, type], overridden: Collection[str]) -> str:
         """The selector that overrides the module that looks at values; empty if none does, or if it is in ``overridden``."""

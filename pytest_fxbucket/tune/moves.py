@@ -196,7 +196,8 @@ def _parted(plan: Plan, facts: StepFacts) -> Iterator[PlanMove]:
 
 def _of_entries(plan: Plan, before: Sequence[Entry], after: Sequence[Entry], says: str, merges: bool) -> PlanMove:
     helps = frozenset({_LITTLE, _LATE} if merges else {_BUSY, "memory"})
-    return PlanMove(_bucket(plan, plan=with_stars(plan, before, after)), says, helps)
+    bucket = replace(plan.bucket, plan=with_stars(plan, before, after))
+    return PlanMove(replace(plan, bucket=bucket), says, helps)
 
 
 def _named(entries: Sequence[Entry]) -> str:
