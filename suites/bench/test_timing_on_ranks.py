@@ -15,7 +15,7 @@ from pytest_fxbucket.bench.stats import Pacing
 from pytest_fxbucket.bench.step_time import worlds_of
 from pytest_fxbucket.bench.timeline.marks import IN_ONE_CALL
 from pytest_fxbucket.errors import BenchmarkError
-from pytest_fxbucket.plan.load import load_plans, parse_plans
+from pytest_fxbucket.plan.load import parse_plans
 from pytest_fxbucket.plan.schema_checks import Benchmark
 from pytest_fxbucket.plan_on_mesh import PlanOnMesh, mesh_of
 from pytest_fxbucket.ranks.failure import RankFailure
@@ -25,6 +25,7 @@ from pytest_fxbucket.settings import RunSettings
 from pytest_fxbucket.step.portable import decode, digest
 from suites.bench.timing_jobs import Clocked
 from suites.plans.llama import llama
+from suites.simulate.allocations import small
 
 PLAN = llama("layers = 2, dim = 16") + '[optimizer]\nfactory = "torch.optim:AdamW"\n'
 ROOT = Path(__file__).parents[2]
@@ -224,7 +225,7 @@ def test_a_plan_that_crosses_iterations_is_timed_with_launches_of_the_steady_gra
 
 
 def test_a_step_with_state_that_a_transformation_added_is_timed(pools: Pools) -> None:
-    plan = load_plans(ROOT / "fixtures/plans/averaged.toml")[0]
+    plan = small("averaged")
     world = PlanOnMesh(plan, mesh_of(plan), "manual", lambda _: None)
     tasks = tasks_of(worlds_of(world, Benchmark()), Pacing(0.01, 0.5))
     for found in pools.get(2, "gloo:plain").run("suites.bench.timing_jobs:trained", tasks, timeout_s=60):
