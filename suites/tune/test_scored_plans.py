@@ -55,9 +55,9 @@ class OfPrefetch(PlanSimulator):
 def test_gathers_that_are_never_ahead_are_found_to_be_where_memory_does_not_hold_the_search_back() -> None:
     plan = plan_of(STARS + "[overlap]\nprefetch = 0\n")
     scorer = OfPrefetch(plan, on(plan), lambda _: None)
-    found = search(plan, scorer, inf)
-    (as_it_is,) = simulated_ranks(anew(plan), on(plan))
-    (proposed,) = simulated_ranks(anew(found.plan), on(plan))
+    found, world = search(plan, scorer, inf), anew(plan)
+    (as_it_is,) = simulated_ranks(world, on(plan))
+    (proposed,) = simulated_ranks(world.under(found.plan), on(plan))
     assert found.first.seconds == as_it_is.timeline.seconds
     assert found.score.seconds == proposed.timeline.seconds < found.first.seconds
     assert (found.score.peak_bytes, found.score.exposed) == (proposed.timeline.peak_bytes, proposed.timeline.exposed)
