@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from pytest_fxbucket.captured_plan import CapturedPlan
 from pytest_fxbucket.passes.registry import Bucketed
 from pytest_fxbucket.plan_on_mesh import PlanOnMesh
 from pytest_fxbucket.step.graph_sequence import as_one, is_handed_on
@@ -19,30 +20,36 @@ def as_run(world: PlanOnMesh) -> PlanOnMesh:
     return _AsOne(world) if is_handed_on(world.step(0)) else world
 
 
-class _AsOne(PlanOnMesh):
-    """The graphs of ``parts``, captured and passed there, one behind the other."""
+class _CapturedAsOne(CapturedPlan):
+    """The graphs of ``parts``, as captured there, one behind the other."""
 
-    def __init__(self, parts: PlanOnMesh) -> None:
-        super().__init__(parts.plan, parts.mesh, parts.pass_name, parts.say, parts.seconds, parts.causes, parts.hidden_forwards)
-        self.parts = parts
+    def __init__(self, parts: CapturedPlan) -> None:
+        super().__init__(parts.plan, parts.mesh, parts.say, parts.causes)
+        self._parts = parts
 
     def step(self, rank: int) -> StepGraph:
         """The unbucketed step."""
         if rank not in self._steps:
-            self._steps[rank] = as_one(self.parts.step(rank))
+            self._steps[rank] = as_one(self._parts.step(rank))
         return self._steps[rank]
+
+
+class _AsOne(PlanOnMesh):
+    """The graphs of ``parts``, captured and passed there, one behind the other."""
+
+    def __init__(self, parts: PlanOnMesh) -> None:
+        super().__init__(_CapturedAsOne(parts.captured), parts.pass_name, parts.seconds)
+        self._parts = parts
 
     def versions(self, rank: int) -> StepVersions:
         """What ``rank`` runs."""
         if rank not in self._versions:
-            step, passed = self.step(rank), self.parts.passed(rank)
-            final = as_one(self.parts.step(rank), {p: (one.bucketed.root, one.bucketed.graph) for p, one in passed.items()})
+            step, passed = self.step(rank), self._parts.passed(rank)
+            final = as_one(self._parts.step(rank), {p: (one.bucketed.root, one.bucketed.graph) for p, one in passed.items()})
             modules = tuple(dict.fromkeys(name for one in passed.values() for name in one.bucketed.modules))
             module = final.graphs["joint"]
             with fake_mesh(self.mesh, rank):
-                looked = self._look(
-                    "joint", final, Bucketed(module.graph, module, None, modules), self._readings(step)["joint"]
-                )
-            graphs = {"joint": looked}
+                before = self.captured.readings(step)["joint"]
+                graphs = {"joint": self.look("joint", final, Bucketed(module.graph, module, None, modules), before)}
             self._versions[rank] = StepVersions(step, (), step, graphs, (), final, graphs)
         return self._versions[rank]

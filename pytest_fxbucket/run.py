@@ -176,12 +176,13 @@ class PlanRun:
 
     def _on(self, *, run: bool) -> PlanOnMesh:
         from pytest_fxbucket.capture.last_step import LastStep
+        from pytest_fxbucket.captured_plan import CapturedPlan
         from pytest_fxbucket.plan_on_mesh import PlanOnMesh, mesh_of
 
         # Other rows of the matrix can use the step on the real mesh, whose place the smaller mesh of a run must not take.
         last = LastStep() if run or self._last is None else self._last
         mesh, name = mesh_of(self.plan, run=run), self._settings.pass_name or self.plan.pass_name
-        return PlanOnMesh(self.plan, mesh, name, self._say, causes=self._said, last=last)
+        return PlanOnMesh(CapturedPlan(self.plan, mesh, self._say, causes=self._said, last=last), name)
 
     def _its_code(self) -> AbstractContextManager[None]:
         return user_code(folders_of(self.plan.path, self._settings.rootdir))

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from pytest_fxbucket.bench.measure import digests
 from pytest_fxbucket.bench.timeline.marks import BUCKETED, COMPUTE, UNBUCKETED, ActivityMark, marks_of
 from pytest_fxbucket.bench.timeline.spans import span_name
+from pytest_fxbucket.captured_plan import CapturedPlan
 from pytest_fxbucket.errors import SimulationError
 from pytest_fxbucket.plan_on_mesh import PlanOnMesh, mesh_of
 from pytest_fxbucket.simulate.calibrate import CalibratedCluster, MeasuredStretch, calibrate
@@ -39,7 +40,7 @@ def calibrated_by(path: Path, world: PlanOnMesh, cluster: Cluster) -> Calibrated
     about = trace.get("otherData")
     if isinstance(about, Mapping) and "variant" in about:
         mesh = mesh_of(world.plan, run=True)
-        ran = world if mesh == world.mesh else PlanOnMesh(world.plan, mesh, world.pass_name, world.say)
+        ran = world if mesh == world.mesh else PlanOnMesh(CapturedPlan(world.plan, mesh, world.say), world.pass_name)
         step, stretches = _of_report(path, trace, str(about["variant"]), ran, cluster)
         if about.get("graphs", "") not in ("", " ".join(digests(str(about["variant"]), ran, 0))):
             raise SimulationError(

@@ -83,11 +83,12 @@ def _side(asked: Mapping[str, Any], stack: ExitStack) -> TimedSide:
     pools.start()
     stack.enter_context(first_on_path(folders))
     backend = _backend(plan, asked["backend"])  # it may refuse, which is best known before the step is traced
+    from pytest_fxbucket.captured_plan import CapturedPlan
     from pytest_fxbucket.joined_step import as_run
     from pytest_fxbucket.plan_on_mesh import PlanOnMesh, mesh_of
 
     pass_name = plan.pass_name if asked.get("as_planned") else asked["pass"]
-    world = as_run(PlanOnMesh(plan, mesh_of(plan, run=True), pass_name, lambda _: None))
+    world = as_run(PlanOnMesh(CapturedPlan(plan, mesh_of(plan, run=True)), pass_name))
     return TimedSide(world, asked["variant"], backend, pools, folders)
 
 

@@ -153,7 +153,7 @@ def _record(world: PlanOnMesh, measured: Measured, backend: str, commit: tuple[s
         warmup_rounds=series.warmup_rounds,
         is_stable=series.is_stable,
         has_priority=series.has_priority,
-        capture_s=world.seconds.get("capture", 0.0),
+        capture_s=world.captured.seconds.get("capture", 0.0),
         pass_s=world.seconds.get("pass", 0.0),
         graphs=measured.graphs,
         pipeline=measured.pipeline,

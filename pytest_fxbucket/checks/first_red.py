@@ -63,6 +63,7 @@ def first_red(passes: int, final: Verdict, behind: Callable[[int], Verdict]) -> 
 def _behind(check: Check, context: Context, pass_name: str) -> Verdict:
     """The check's verdict with only ``pass_name`` run; a failed one if the check cannot look at the result."""
     world = context.world.by_pass(pass_name)
+    # Where both meshes are equal they are one world here too, so that its graphs are made and read once.
     same = context.run_world is context.world
     run_world = world if same or not check.on_ranks else context.run_world.by_pass(pass_name)
     folder = context.folder.beside("behind")

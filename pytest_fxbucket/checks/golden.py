@@ -27,6 +27,7 @@ def run(context: Context) -> Verdict:
             never = "nothing: a schedule must be the same on every rank"
             lines = mismatch_lines(text, other, never, context.folder.file("golden.diff"))
             return failed("golden", f"the schedule of rank {rank} is not that of rank 0", lines)
+    # The schedule of a pass that is not the plan's own is compared with the golden, and never written over it.
     ours = world.pass_name == context.plan.pass_name
     may_write = ours and context.accept_golden is not None and accepts(context.settings.accept, path)
     context.on_compare(path)

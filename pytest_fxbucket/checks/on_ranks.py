@@ -14,7 +14,6 @@ from pytest_fxbucket.ranks.launch import available_memory
 from pytest_fxbucket.step.iterations import CROSSING
 
 if TYPE_CHECKING:
-    from pytest_fxbucket.artifacts import Folder
     from pytest_fxbucket.backends import BackendChoice
     from pytest_fxbucket.checks.context import Context
     from pytest_fxbucket.plan_on_mesh import PlanOnMesh
@@ -33,16 +32,6 @@ class OnRanks:
     def world(self) -> PlanOnMesh:
         """The plan at the size that ranks run."""
         return self.context.run_world
-
-    @property
-    def name(self) -> str:
-        """Of the plan, for people."""
-        return self.context.name
-
-    @property
-    def folder(self) -> Folder:
-        """What a failure leaves to look at."""
-        return self.context.folder
 
     @property
     def backend(self) -> str:
@@ -67,19 +56,16 @@ class OnRanks:
         entries = plan.traced.may_be_idle if plan.traced else ()
         return parameters_of(entries, names, step.modules, f"{plan.path}: {self.idle_key}", "trainable parameters")
 
-    def say(self, message: str) -> None:
-        """Tell people what is being waited for."""
-        self.context.say(message)
-
     def ask(self, job: str, tasks: Sequence[object], check: str) -> list[Any]:
         """What ``job`` (``module:function``) gives for each rank's task. Raises RankError and RankFailure as a pool's run."""
-        return self.context.pools.get(self.world.size, self.backend, self.context.plan.run.ranks_per_gpu).run(
+        context = self.context
+        return context.pools.get(self.world.size, self.backend, context.plan.run.ranks_per_gpu).run(
             job,
             tasks,
-            timeout_s=self.context.plan.run.timeout_s,
-            paths=[str(path) for path in self.context.paths],
-            log_dir=self.folder.make(),
-            what=f"{check} of {self.name}",
+            timeout_s=context.plan.run.timeout_s,
+            paths=[str(path) for path in context.paths],
+            log_dir=context.folder.make(),
+            what=f"{check} of {context.name}",
         )
 
 

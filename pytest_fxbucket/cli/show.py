@@ -47,9 +47,10 @@ def shown(plan: Plan, pass_name: str, text_of: TextOf, rank: int = 0) -> str:
         raise UsageError(f"--rank {rank} is not there; {plan.path} has ranks 0 to {plan.world_size - 1}")
     name = name_of(plan)
     with working_on(plan, name) as say:
+        from pytest_fxbucket.captured_plan import CapturedPlan
         from pytest_fxbucket.plan_on_mesh import PlanOnMesh, mesh_of
 
-        return text_of(PlanOnMesh(plan, mesh_of(plan), pass_name, say), rank, name)
+        return text_of(PlanOnMesh(CapturedPlan(plan, mesh_of(plan), say), pass_name), rank, name)
 
 
 def golden_file(world: PlanOnMesh, rank: int, name: str) -> str:

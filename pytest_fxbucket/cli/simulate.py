@@ -50,11 +50,12 @@ def run(options: Namespace) -> int:
     asked = on_world(plan, options.world)
     name, pass_name = name_of(plan), options.pass_name or plan.pass_name
     with working_on(plan, name) as say:
+        from pytest_fxbucket.captured_plan import CapturedPlan
         from pytest_fxbucket.plan_on_mesh import PlanOnMesh, mesh_of
         from pytest_fxbucket.simulate.of_plan import in_schedule, simulated_ranks, unbucketed
 
         cluster, calibrated = cluster_asked(plan, options.cluster), None
-        world = PlanOnMesh(plan, mesh_of(plan), pass_name, say)
+        world = PlanOnMesh(CapturedPlan(plan, mesh_of(plan), say), pass_name)
         # A trace was measured on the plan's own mesh, so the cluster is fitted there before --world changes the mesh.
         if options.calibrate is not None:
             from pytest_fxbucket.bench.calibrated import calibrated_by
@@ -62,7 +63,7 @@ def run(options: Namespace) -> int:
             calibrated = calibrated_by(options.calibrate, world, cluster)
             cluster = replace(calibrated.cluster, name=f"{cluster.name} as in {options.calibrate.name}")
         if asked != plan:
-            plan, world = asked, PlanOnMesh(asked, mesh_of(asked), pass_name, say)
+            plan, world = asked, PlanOnMesh(CapturedPlan(asked, mesh_of(asked), say), pass_name)
         sides = [(one, unbucketed(world, one.ranks[0], cluster)) for one in simulated_ranks(world, cluster, believed=True)]
         scheduled = in_schedule(world, cluster)
         if options.save is not None:

@@ -39,7 +39,7 @@ class Eager(OnRanks):
     def verdict(self) -> Verdict:
         """Run both. Raises what capture and passes raise, and RankError for ranks that cannot be had."""
         plan, world = self.world.plan, self.world
-        if missing := lacking(plan, world.step(0), world.resolution, world.rounding):
+        if missing := lacking(plan, world.step(0), world.resolution, world.captured.rounding):
             return skipped("eager", missing)
         if (how := world.final_step(0).pipelined) and how.ties and not plan.eager.factory:
             (fqn, stages), *_ = how.ties
@@ -49,14 +49,15 @@ class Eager(OnRanks):
                 "an [eager] factory of yours may do as they do",
             )
         if plan.run.reduce == "ring" and BACKENDS[self.backend].has_own_sums:
-            return skipped("eager", 'NCCL adds round rings of its own; [run] reduce = "ring" is for gloo and local')
+            return skipped("eager", 'NCCL adds in an order of its own; [run] reduce = "ring" is for gloo and local')
         if BACKENDS[self.backend].gpus and any(map(attends_otherwise, world.step(0).graphs.values())):
             return skipped(
                 "eager",
                 "on a GPU the model's attention is another kernel than in the graph, which is traced on the CPU; write "
                 'attention out, or use run.backend = "gloo"',
             )
-        refuse_too_large(world.step(0).parameters, 2 * world.size, self.name, "eager")
+        # Each rank has the model twice: the graph's, and that of torch's own step.
+        refuse_too_large(world.step(0).parameters, 2 * world.size, self.context.name, "eager")
         try:
             seen = self._run_ranks()
             lines = list(self._problems(seen))
@@ -87,11 +88,12 @@ class Eager(OnRanks):
         own = world.plan.eager
         plan = replace(world.plan, eager=replace(own, rounds_otherwise=(*own.rounds_otherwise, *stated)))
         graphs = [task_of(world, "joint", rank, self.backend) for rank in range(world.size)]
+        # A run that follows a step, or tries a reason out, takes steps again that were reported already.
         pipe, removed = self.pipe if localise is None and not stated else "", tuple(removed_state(world))
         unread = _unread(world.step(0)) if world.plan.pipeline is not None else ()
         idle = frozenset(self.may_be_idle())
         tasks = [EagerTask(plan, graph, localise, removed, idle, unread, pipe, self.steady) for graph in graphs]
-        self.say(f"waiting for {world.size} ranks to run {steps_of(world)} steps, and as many of {self._torchs}")
+        self.context.say(f"waiting for {world.size} ranks to run {steps_of(world)} steps, and as many of {self._torchs}")
         return cast("list[EagerOutcome]", self.ask("pytest_fxbucket.eager.job:run", tasks, "eager"))
 
     def _problems(self, seen: Sequence[EagerOutcome]) -> Iterator[str]:

@@ -15,7 +15,7 @@ from torch import Tensor
 from pytest_fxbucket.capture.batch import batch_of, microbatches, split_of
 from pytest_fxbucket.capture.from_plan import import_model
 from pytest_fxbucket.capture.parallel.context_parallel import cut_sequences
-from pytest_fxbucket.checks.bitwise.job import BitwiseTask, TensorDifference, compare, final_run, graphs_of
+from pytest_fxbucket.checks.bitwise.job import BitwiseTask, TensorDifference, compare, final_run, graphs_of, what_of
 from pytest_fxbucket.checks.bitwise.judge import difference_line
 from pytest_fxbucket.checks.bitwise.localise import bits_digest, run_with_digests
 from pytest_fxbucket.compat import pytree
@@ -285,15 +285,15 @@ def _by_key(ours: StepRun, took: StepOutcome) -> Left:
 def _compare(found: EagerOutcome, rank: int, step: int, ours: Left, theirs: Left, task: EagerTask) -> None:
     """Compare losses, gradients, parameters, buffers and state; note what the graph lacks, and gradients that it alone has."""
     graph, removed = task.graph, task.removed
-    words = {"grad": "gradient", "param": "parameter"}
     for key, value in theirs.items():
         role, fqn = key
+        what = what_of(role, role)
         if key in ours:
             found.compared += 1
             mine = own_rows(ours[key], fqn, rank, graph)
-            found.differences += compare(step, rank, words.get(role, role), fqn, value, mine)
+            found.differences += compare(step, rank, what, fqn, value, mine)
         elif fqn not in removed:
-            found.lacking.append(f"the graph has no {words.get(role, role)} {fqn}")
+            found.lacking.append(f"the graph has no {what} {fqn}")
     for (role, fqn), value in ours.items():
         # Where eager leaves .grad as it is, the graph of a called module has zeros. That is right for parameters that may be
         # idle.

@@ -62,6 +62,7 @@ def wrap(model: nn.Module, plan: Plan, mesh: Mesh, *, reused: Collection[str], w
     mode = plan.parallel.mode
     along = mesh.data_parallel("dp_replicate" if mode == "replicate" else "dp_shard")
     dims = ("pp", *(("dp_replicate",) if mode == "hybrid_shard" else ()), along, "tp")
+    # torch is asked for the dimension that it shards or copies over, so that is there even if it is one rank.
     sizes = {name: mesh.degree(name) for name in dims if name == along or mesh.degree(name) > 1}
     devices = init_device_mesh(torch.device(device()).type, tuple(sizes.values()), mesh_dim_names=tuple(sizes))
     # tp first: FSDP2 shards what tp leaves to this rank.

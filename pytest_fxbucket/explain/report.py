@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from pytest_fxbucket.captured_plan import CapturedPlan
 from pytest_fxbucket.cost.cluster import cluster_of
 from pytest_fxbucket.errors import CaptureError
 from pytest_fxbucket.graph.buckets import gathered_lives, peak_bytes
@@ -260,7 +261,7 @@ class Explanation:
 
 def explanation_of(plan: Plan, pass_name: str, say: Callable[[str], None]) -> Explanation:
     """Run ``pass_name`` on ``plan`` as rank 0 of its mesh, on fake process groups. Raises what capture and passes raise."""
-    world = PlanOnMesh(plan, mesh_of(plan), pass_name, say)
+    world = PlanOnMesh(CapturedPlan(plan, mesh_of(plan), say), pass_name)
     step, places = world.step(0), world.mesh.ranks(0, "pp") if plan.pipeline else (0,)
     by_report = all(one.bucketed.report is not None for rank in places for one in world.passed(rank).values())
     if not by_report and not step.has_roles:

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from pytest_fxbucket.errors import FxbucketError, GoldenError
 from pytest_fxbucket.files import Snapshot, files_below, locked, not_written, obstacle, settle, sweep, write_whole
-from pytest_fxbucket.golden.store import FORMAT, GoldenStore, format_of
+from pytest_fxbucket.golden.store import FORMAT, GoldenStore, check_not_newer, format_of, parse
 
 MODES = ("new", "changed", "all")
 
@@ -42,8 +42,6 @@ class AcceptQueue:
 
     def add(self, path: Path, text: str) -> None:
         """Queue the whole file ``text`` that GoldenStore.render gave for ``path``; GoldenError if it is damaged."""
-        from pytest_fxbucket.golden.store import parse
-
         # Damage is said here, where it is known who gave the text, and not at the end of the run.
         parse(text, str(path))
         if self.pending.setdefault(path, text) != text:
@@ -121,7 +119,6 @@ def _accepting_alone(start: Snapshot | None) -> Iterator[None]:
 
 def _write(path: Path, text: str, mode: str | None, start: Snapshot | None) -> bool:
     """Write one golden; False if it is there already or no golden is to be written. Raises GoldenError and OSError."""
-    from pytest_fxbucket.golden.store import check_not_newer
 
     def check() -> None:
         if start is not None and (change := start.change(path)):

@@ -103,13 +103,12 @@ class Judge:
 
     def _with(self, spoiling: Spoiling, mutant: Mutant) -> Context:
         own = self.context
-        # A plan has two sizes, the real mesh and the one that ranks run; where they differ, each has a broken copy of its own.
-        on_ranks = spoiling.world(own.run_world)
-        world = on_ranks if own.world is own.run_world else Spoiling(own.world, mutant).world(own.world)
         run = replace(
             own.plan.run, timeout_s=min(own.plan.run.timeout_s, _LONGEST_S), steps=max(own.plan.run.steps, FEWEST_STEPS)
         )
-        on_ranks.plan = replace(own.plan, run=run)
+        # A plan has two sizes, the real mesh and the one that ranks run; where they differ, each has a broken copy of its own.
+        on_ranks = spoiling.world(own.run_world, replace(own.plan, run=run))
+        world = on_ranks if own.world is own.run_world else Spoiling(own.world, mutant).world(own.world)
         return replace(
             own,
             plan=on_ranks.plan,

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import copy
 import random
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from difflib import unified_diff
 from itertools import zip_longest
 from typing import TYPE_CHECKING
@@ -13,13 +13,16 @@ from typing import TYPE_CHECKING
 from pytest_fxbucket.errors import FxbucketError
 from pytest_fxbucket.mutate.operator import BrokenGraph, Form, Operator, SeenGraph, Site
 from pytest_fxbucket.passes.registry import Bucketed
+from pytest_fxbucket.plan_on_mesh import PlanOnMesh
 from pytest_fxbucket.step.portable import own_copy
 
 if TYPE_CHECKING:
     from torch import fx
 
-    from pytest_fxbucket.plan_on_mesh import PlanOnMesh
-    from pytest_fxbucket.step.roles import Phase
+    from pytest_fxbucket.passes.result import Passed
+    from pytest_fxbucket.plan.schema import Plan
+    from pytest_fxbucket.step.roles import Phase, StepGraph
+    from pytest_fxbucket.transforms.step_versions import StepVersions
 
 
 class CannotMakeError(FxbucketError):
@@ -63,6 +66,48 @@ def mutants_of(world: PlanOnMesh, operators: Sequence[Operator], seed: int) -> l
     return [mutant for turn in zip_longest(*by_operator) for mutant in turn if mutant is not None]
 
 
+Spoil = Callable[[int, "Phase", Bucketed], Bucketed]
+"""(rank, phase, graph) to the graph that is taken in its place."""
+
+
+class SpoiledPlan(PlanOnMesh):
+    """``base`` with graphs changed by ``spoil``: those that the pass returned, or the ``final`` ones that ranks run."""
+
+    def __init__(self, base: PlanOnMesh, spoil: Spoil, *, final: bool = False, plan: Plan | None = None) -> None:
+        super().__init__(base.captured, base.pass_name, base.seconds)
+        self._base, self._spoil, self._is_final, self._plan = base, spoil, final, plan or base.plan
+
+    @property
+    def plan(self) -> Plan:
+        """The plan that is asked."""
+        return self._plan
+
+    def versions(self, rank: int) -> StepVersions:
+        """As of any plan, with changed graphs."""
+        self._base.versions(rank)  # Not within the process groups of this one.
+        return super().versions(rank)
+
+    def make_versions(self, rank: int) -> StepVersions:
+        """Those of the base; graphs that the pass returned go through the transformations behind it, too."""
+        if not self._is_final:
+            return super().make_versions(rank)
+        versions = self._base.versions(rank)
+        made = {phase: self._spoil(rank, phase, one.bucketed) for phase, one in versions.final.items()}
+        step = replace(versions.final_step, graphs={phase: one.graph_module for phase, one in made.items()})
+        final = {phase: self.look(phase, step, one, versions.final[phase].before, final=True) for phase, one in made.items()}
+        return replace(versions, final_step=step, final=final)
+
+    def through_pass(self, step: StepGraph, rank: int) -> dict[Phase, Passed]:
+        """What the base's pass returned, changed."""
+        readings = self.captured.readings(step)
+        made = {phase: self._spoil(rank, phase, one.bucketed) for phase, one in self._base.passed(rank).items()}
+        return {phase: self.look(phase, step, one, readings[phase]) for phase, one in made.items()}
+
+    def ranks_alike(self) -> list[tuple[list[int], Mapping[Phase, Passed]]]:
+        """Each rank may be changed otherwise."""
+        return self.distinct()
+
+
 class Spoiling:
     """Breaks ``mutant`` in the graphs of every rank that has its place."""
 
@@ -76,9 +121,9 @@ class Spoiling:
         self.changed: tuple[fx.Graph, fx.Graph] | None = None
         """The first graph that was broken, before and after."""
 
-    def world(self, of: PlanOnMesh) -> PlanOnMesh:
-        """What ``of`` is with the mutant in place."""
-        return of.spoiled(self, final=self._mutant.form == "final")
+    def world(self, of: PlanOnMesh, plan: Plan | None = None) -> PlanOnMesh:
+        """What ``of`` is with the mutant in place, and asked as ``plan`` says, which may have another ``[run]``."""
+        return SpoiledPlan(of, self, final=self._mutant.form == "final", plan=plan)
 
     def __call__(self, rank: int, phase: Phase, bucketed: Bucketed) -> Bucketed:
         """The graph that ``rank`` runs instead of ``bucketed``. Raises CannotMakeError."""

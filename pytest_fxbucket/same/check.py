@@ -73,16 +73,16 @@ class SameProgram:
         for why in dict.fromkeys(left.values()):
             names = [name for name, reason in left.items() if reason == why]
             yield f"left to bitwise: {some(names)}, since {why}"
-        if world.rounding:
-            yield f"compared with the step behind {world.rounding[-1]}"
+        if world.captured.rounding:
+            yield f"compared with the step behind {world.captured.rounding[-1]}"
         if crosses(world):
             yield f"left to bitwise: what {world.versions(0).after[-1].name} moves to the next iteration"
         if world.plan.pipeline is not None:
             yield "a microbatch through all stages stands for that of the whole model; left to bitwise: their sum"
         if added := [name for one in found for name in one.added]:
-            how = f"compared from behind {self.world.stages.before[-1].name} on" if self._has_given else "not compared"
+            how = f"compared from behind {self.world.captured.stages.before[-1].name} on" if self._has_given else "not compared"
             yield f"{how}: {some(list(dict.fromkeys(added)))}, which only one of the graphs has"
-        yield from dict.fromkeys(world.hidden_forwards)
+        yield from (*world.captured.hidden_forwards, *world.hidden_forwards)
 
     def _sets(self) -> list[list[int]]:
         """Ranks that are looked at, in sets whose graphs need to be compared only once."""
@@ -94,7 +94,9 @@ class SameProgram:
             for _, one in graphs:
                 one.refuse_unreadable()
             digests = tuple((phase, one.digest) for phase, one in graphs)
-            groups = self._members(rank, [g.graph for g in self._before(rank).graphs.values()] + self._graphs(rank))
+            compared_graphs = [module.graph for module in self._before(rank).graphs.values()]
+            compared_graphs += [side.graph for side in self._finals(rank).values()]
+            groups = self._members(rank, compared_graphs)
             alike = tuple(sorted((name, min(n for n, r in groups.items() if r == ranks)) for name, ranks in groups.items()))
             found.setdefault((digests, alike, id(self.world.step(rank))), []).append(rank)
         return list(found.values())
@@ -102,9 +104,6 @@ class SameProgram:
     def _before(self, rank: int) -> StepGraph:
         """The step that the graphs are compared with; for pipeline stages the same stages before the pass."""
         return self.world.versions(rank).step if self.world.plan.pipeline is not None else self.world.reference(rank)
-
-    def _graphs(self, rank: int) -> list[fx.Graph]:
-        return [side.graph for side in self._finals(rank).values()]
 
     def _members(self, rank: int, graphs: Sequence[fx.Graph]) -> dict[str, tuple[int, ...]]:
         with fake_mesh(self.world.mesh, rank):
@@ -131,7 +130,7 @@ class SameProgram:
     @property
     def _has_given(self) -> bool:
         """Whether the pass was given another step than the captured one, for example one with state of its own."""
-        return bool(self.world.stages.before) and self.world.plan.pipeline is None
+        return bool(self.world.captured.stages.before) and self.world.plan.pipeline is None
 
     def _since_given(self, phase: Phase, rank: int) -> GraphComparison:
         """What the pass made, compared with the step that it was given, which may have more than the captured one."""
@@ -142,8 +141,11 @@ class SameProgram:
     def _graphs_compared(self, step: StepGraph, after: GraphSide, phase: Phase, rank: int) -> GraphComparison:
         module = step.graphs[phase]
         before = _side(module.graph, module, step, phase)
+        return self._sides_compared(before, after, rank, f"as rank {rank} of {self.world.size}")
+
+    def _sides_compared(self, before: GraphSide, after: GraphSide, rank: int, where: str) -> GraphComparison:
         before, after = (replace(side, members=self._members(rank, [side.graph])) for side in (before, after))
-        self.world.say(f"comparing expressions of {len(after.graph.nodes)} nodes as rank {rank} of {self.world.size}")
+        self.world.say(f"comparing expressions of {len(after.graph.nodes)} nodes {where}")
         return compared(self.table, before, after, self._walked)
 
     def _together(self) -> GraphComparison | None:
@@ -159,10 +161,8 @@ class SameProgram:
         microbatch, outputs = world.staged.microbatch, world.together.outputs
         whole, parted = world.together.whole, world.together.graph_module
         assert whole is not None
-        self.world.say(f"comparing expressions of {len(parted.graph.nodes)} nodes in {world.staged.pipelined.stages} stages")
         before, after = (GraphSide(module.graph, module, microbatch.inputs, outputs, {}) for module in (whole, parted))
-        before, after = (replace(side, members=self._members(0, [side.graph])) for side in (before, after))
-        return compared(self.table, before, after, self._walked)
+        return self._sides_compared(before, after, 0, f"in {world.staged.pipelined.stages} stages")
 
     def _lines(self, found: GraphComparison) -> Iterator[str]:
         yield from (difference_text(self.table, one) for one in found.differences)

@@ -207,12 +207,11 @@ def const_of(value: Any) -> Any:
 
 
 def _left(node: fx.Node, effects: Effects) -> str:
-    if node.op in ("call_module", "call_method"):
-        return f"{node.target} {effects.barrier}"
     if effects.joins:
         return f"{node.target} puts one storage in another's place"
     if isinstance(node.target, torch._ops.OpOverload) and node.target._schema.name in _OF_MEMORY:
         return f"{node.target} sees how memory lies"
+    # What a higher-order operator does is in its subgraphs, which are among its arguments.
     if isinstance(node.target, torch._ops.HigherOrderOperator) or not effects.barrier:
         return ""
     return f"{node.target} {effects.barrier}"

@@ -9,7 +9,7 @@ from torch import fx
 
 from pytest_fxbucket.graph.ops import returned
 from pytest_fxbucket.same.check import difference_text, waste_text
-from pytest_fxbucket.same.step import GraphComparison, GraphSide, compared
+from pytest_fxbucket.same.step import GraphSide, compared
 from pytest_fxbucket.same.table import ExpressionTable
 from pytest_fxbucket.step.roles import Value
 
@@ -19,17 +19,12 @@ Members = Mapping[str, tuple[int, ...]]
 def problems(before: fx.GraphModule, after: fx.GraphModule, members: Members) -> list[str]:
     """Where ``after`` is not the same as ``before``, a sentence each; ``members`` has the ranks of each process group."""
     table = ExpressionTable()
-    found = comparison_of(table, before, after, members)
+    found = compared(table, _side(before, members), _side(after, members), {})
     return [
         *(difference_text(table, one) for one in found.differences),
         *map(waste_text, found.waste),
         *(f"left: {name}, {why}" for name, why in found.left.items()),
     ]
-
-
-def comparison_of(table: ExpressionTable, before: fx.GraphModule, after: fx.GraphModule, members: Members) -> GraphComparison:
-    """What comes of comparing ``after`` with ``before`` in terms of ``table``."""
-    return compared(table, _side(before, members), _side(after, members), {})
 
 
 def _side(module: fx.GraphModule, members: Members) -> GraphSide:

@@ -103,9 +103,11 @@ class Walk:
         elif node.op != "output":
             self._compute(node, self._context.operator(node))
 
-    def _begin(self, node: fx.Node, key: Key) -> None:
+    def _begin(self, node: fx.Node, key: Key) -> int:
+        """The number of ``key``, for which ``node`` stands from now on."""
         self._made[node] = number = self._number(key, node)
         self._learn(number, node.meta.get("val"))
+        return number
 
     def _as_it_is(self, node: fx.Node) -> None:
         source = next(iter(inputs_of(node)))
@@ -155,21 +157,15 @@ class Walk:
     def _compute(self, node: fx.Node, operator: OperatorEffect) -> None:
         said = self._arguments(node, operator)
         if operator.is_plain:
-            self._made[node] = number = self._number((operator.label, *said), node)
-            self.computed[number] += 1
-            self._learn(number, node.meta.get("val"))
+            self.computed[self._begin(node, (operator.label, *said))] += 1
             return
         said = (*said, *self._moment(operator))
         # A foreach is told member by member, so that a pass may split or join it.
         parts = _members(said) if operator.by_member else None
         numbers: tuple[int, ...] = ()
-        if parts is None:
-            number = self._number((operator.label, *said), node)
-        else:
+        if parts is not None:
             numbers = self._items[node] = tuple(self._number((operator.label, *part), node) for part in parts)
-            number = self._number((LIST, *numbers), node)
-        self._made[node] = number
-        self._learn(number, node.meta.get("val"))
+        number = self._begin(node, (operator.label, *said) if parts is None else (LIST, *numbers))
         if operator.left:
             self._context.table.left.setdefault(number, operator.left)
         if not operator.moves:  # Data that is moved twice is no waste: packing is the pass's own business.
@@ -226,9 +222,7 @@ class Walk:
         sent = self._launching.sent_whole(node, operator)
         if sent is not None:
             said = (self._launching.elements(sent, node), *said[1:])
-        number = self._number((operator.label, *said, *self._moment(operator)), node)
-        self._made[node] = number
-        self._learn(number, node.meta.get("val"))
+        number = self._begin(node, (operator.label, *said, *self._moment(operator)))
         self._launching.note(members, number)
         self._act(node, operator, number)
         if sent is not None:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from pytest_fxbucket.capture.names import single_selectors
+from pytest_fxbucket.captured_plan import CapturedPlan
 from pytest_fxbucket.errors import PlanError
 from pytest_fxbucket.plan.pass_consistency import entries_of
 from pytest_fxbucket.plan.schema import Plan
@@ -96,7 +97,7 @@ class PlanSimulator:
 
     def _captured(self, plan: Plan) -> PlanOnMesh:
         begin = time.monotonic()
-        world = PlanOnMesh(plan, mesh_of(plan), plan.pass_name, self.say)
+        world = PlanOnMesh(CapturedPlan(plan, mesh_of(plan), self.say), plan.pass_name)
         world.step(0), world.resolution
         self._capturing = max(self._capturing, time.monotonic() - begin)
         return world
@@ -136,7 +137,8 @@ class PlanSimulator:
         """
         world = self._first
         assert world is not None  # the start is scored first
-        step, (reading,) = world.step(0), world.captured_reading(0).values()
+        step = world.step(0)
+        (reading,) = world.captured.readings(step).values()
         fqns = [parameter.fqn for parameter in step.parameters]
         try:
             entries = entries_of(plan, fqns, step.modules, step.aliases).entries

@@ -15,6 +15,7 @@ from pytest_fxbucket.bench.staged_tasks import pipeline_facts
 from pytest_fxbucket.bench.step_time import StepTime
 from pytest_fxbucket.bench.timeline.marks import Kind, Span
 from pytest_fxbucket.bench.timeline.spans import chrome_trace, idle_share, lane_of, measured_bubble, rows_of
+from pytest_fxbucket.captured_plan import CapturedPlan
 from pytest_fxbucket.plan.load import parse_plans
 from pytest_fxbucket.plan.schema_checks import Benchmark
 from pytest_fxbucket.plan_on_mesh import PlanOnMesh, mesh_of
@@ -111,7 +112,7 @@ def test_the_record_says_how_stages_ran_and_the_summary_what_was_idled(timed: tu
 
 
 def test_of_a_schedule_by_the_book_its_formula_is_on_record() -> None:
-    facts = pipeline_facts(PlanOnMesh(ONE_EACH, mesh_of(ONE_EACH), "manual", lambda _: None), {})
+    facts = pipeline_facts(PlanOnMesh(CapturedPlan(ONE_EACH, mesh_of(ONE_EACH)), "manual"), {})
     assert facts is not None
     assert (facts["schedule"], facts["bubble_by_book"]) == ("1F1B", 0.2)
 

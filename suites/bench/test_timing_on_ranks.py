@@ -14,6 +14,7 @@ from pytest_fxbucket.bench.measure import SETS, TRACED_STEPS, digests, measure, 
 from pytest_fxbucket.bench.stats import Pacing
 from pytest_fxbucket.bench.step_time import worlds_of
 from pytest_fxbucket.bench.timeline.marks import IN_ONE_CALL
+from pytest_fxbucket.captured_plan import CapturedPlan
 from pytest_fxbucket.errors import BenchmarkError
 from pytest_fxbucket.plan.load import parse_plans
 from pytest_fxbucket.plan.schema_checks import Benchmark
@@ -226,7 +227,7 @@ def test_a_plan_that_crosses_iterations_is_timed_with_launches_of_the_steady_gra
 
 def test_a_step_with_state_that_a_transformation_added_is_timed(pools: Pools) -> None:
     plan = small("averaged")
-    world = PlanOnMesh(plan, mesh_of(plan), "manual", lambda _: None)
+    world = PlanOnMesh(CapturedPlan(plan, mesh_of(plan)), "manual")
     tasks = tasks_of(worlds_of(world, Benchmark()), Pacing(0.01, 0.5))
     for found in pools.get(2, "gloo:plain").run("suites.bench.timing_jobs:trained", tasks, timeout_s=60):
         averaged, alone = found  # type: ignore[misc]  # jobs give objects

@@ -17,6 +17,7 @@ from pytest_fxbucket.bench.measure import tasks_of
 from pytest_fxbucket.bench.stats import Pacing
 from pytest_fxbucket.bench.step_time import worlds_of
 from pytest_fxbucket.bench.timeline.marks import IN_ONE_CALL, UNBUCKETED
+from pytest_fxbucket.captured_plan import CapturedPlan
 from pytest_fxbucket.cost.cluster import cluster_of
 from pytest_fxbucket.plan.load import parse_plans
 from pytest_fxbucket.plan.schema_checks import Benchmark
@@ -64,7 +65,7 @@ def _simulated(ranks: int, size: Size) -> str:
 def _world(ranks: int, size: Size, more: str = "") -> PlanOnMesh:
     text = size.text(ranks) + MOVED.format(half=size.layers // 2, last=size.layers - 1) + more
     (plan,) = parse_plans(text, ROOT / "plan.toml")
-    return PlanOnMesh(plan, mesh_of(plan), "manual", lambda _: None)
+    return PlanOnMesh(CapturedPlan(plan, mesh_of(plan)), "manual")
 
 
 def _row(pools: Pools, ranks: int, size: Size, budget_s: float) -> Iterator[str]:

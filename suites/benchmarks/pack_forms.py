@@ -16,6 +16,7 @@ import torch
 import torch.distributed as dist
 from torch import fx
 
+from pytest_fxbucket.captured_plan import CapturedPlan
 from pytest_fxbucket.checks.bitwise.check import task_of
 from pytest_fxbucket.checks.bitwise.job import BitwiseTask
 from pytest_fxbucket.passes.new_nodes import NodeMaker
@@ -116,7 +117,7 @@ def measure(pools: Pools, dim: int, turns: int) -> list[list[float]]:
     """Seconds of each turn in each form, and unbucketed."""
     text = llama(f"layers = 2, dim = {dim}", RANKS)
     plans = [parse_plans(f'{text}packer = "{form}"\n', Path("pack_forms.toml"))[0] for form in FORMS]
-    worlds = [PlanOnMesh(plan, shard_mesh(RANKS), "manual", lambda _: None) for plan in plans]
+    worlds = [PlanOnMesh(CapturedPlan(plan, shard_mesh(RANKS)), "manual") for plan in plans]
     payloads = [(turns, [task_of(world, "joint", rank, "gloo") for world in worlds]) for rank in range(RANKS)]
     told = pools.get(RANKS, "gloo").run("suites.benchmarks.pack_forms:job", payloads, timeout_s=600)
     return [[max(times) for times in zip(*form, strict=True)] for form in zip(*told, strict=True)]

@@ -23,6 +23,7 @@ from unittest import mock
 
 from torch import fx
 
+from pytest_fxbucket.captured_plan import CapturedPlan
 from pytest_fxbucket.checks.promises.expectations import promise_of
 from pytest_fxbucket.checks.promises.kept import audit
 from pytest_fxbucket.compat.c10d import fake_world
@@ -70,7 +71,7 @@ class Graphs:
 
     def __init__(self, layers: int) -> None:
         self.layers, self.plan = layers, plan_of(layers)
-        self.world = PlanOnMesh(self.plan, shard_mesh(RANKS), "manual", lambda _: None)
+        self.world = PlanOnMesh(CapturedPlan(self.plan, shard_mesh(RANKS)), "manual")
         self.step = self.world.step(0)
         self.gm = self.step.graphs["joint"]
 

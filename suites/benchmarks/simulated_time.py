@@ -23,6 +23,7 @@ from pytest_fxbucket.bench.calibrated import stretches_of
 from pytest_fxbucket.bench.measure import tasks_of
 from pytest_fxbucket.bench.stats import Pacing
 from pytest_fxbucket.bench.timeline.marks import UNBUCKETED, marks_of
+from pytest_fxbucket.captured_plan import CapturedPlan
 from pytest_fxbucket.plan.load import parse_plans
 from pytest_fxbucket.plan_on_mesh import PlanOnMesh, mesh_of
 from pytest_fxbucket.ranks.pools import Pools
@@ -102,7 +103,7 @@ def worlds_of(size: Size) -> dict[str, PlanOnMesh]:
 def _world(size: Size, prefetch: int = 1, cap_mb: float = 0) -> PlanOnMesh:
     text = llama(f"layers = {size.layers}, dim = {size.dim}", RANKS)
     (plan,) = parse_plans(f"{text}cap_mb = {cap_mb}\n[overlap]\nprefetch = {prefetch}\n", ROOT / "plan.toml")
-    return PlanOnMesh(plan, mesh_of(plan), "manual", lambda _: None)
+    return PlanOnMesh(CapturedPlan(plan, mesh_of(plan)), "manual")
 
 
 def step_of(name: str, world: PlanOnMesh) -> StepGraph:

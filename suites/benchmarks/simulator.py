@@ -12,6 +12,7 @@ from pathlib import Path
 import torch
 from torch import fx
 
+from pytest_fxbucket.captured_plan import CapturedPlan
 from pytest_fxbucket.cost.cluster import Cluster, Link
 from pytest_fxbucket.plan.load import parse_plans
 from pytest_fxbucket.plan_on_mesh import PlanOnMesh, mesh_of
@@ -78,7 +79,7 @@ def main() -> None:
 def of_a_plan() -> None:
     """Print what comes behind the capture of the plan, part by part, as the command does it."""
     (plan,) = parse_plans(PLAN, Path(__file__).parents[2] / "p.toml")
-    world = PlanOnMesh(plan, mesh_of(plan), "manual", lambda _: None)
+    world = PlanOnMesh(CapturedPlan(plan, mesh_of(plan)), "manual")
     captured = clock(lambda: world.step(0))
     parts = {
         "pass and reading": clock(lambda: world.versions(0)),

@@ -23,6 +23,7 @@ from pytest_fxbucket.bench.measure import tasks_of
 from pytest_fxbucket.bench.stats import Pacing, Samples, ratio_of
 from pytest_fxbucket.bench.step_time import worlds_of
 from pytest_fxbucket.bench.timeline.marks import BUCKETED
+from pytest_fxbucket.captured_plan import CapturedPlan
 from pytest_fxbucket.plan.load import parse_plans
 from pytest_fxbucket.plan.schema_checks import Benchmark
 from pytest_fxbucket.plan_on_mesh import PlanOnMesh, mesh_of
@@ -87,7 +88,7 @@ def row(*cells: str) -> str:
 
 def _row(pools: Pools, ranks: int, size: Size, budget_s: float) -> Iterator[str]:
     (plan,) = parse_plans(size.text(ranks), ROOT / "plan.toml")
-    world = PlanOnMesh(plan, mesh_of(plan), "manual", lambda _: None)
+    world = PlanOnMesh(CapturedPlan(plan, mesh_of(plan)), "manual")
     tasks = tasks_of(worlds_of(world, Benchmark(against=("torch",))), Pacing(budget_s / SETS, 0.0))
     payload = _payload(world)
     beside_fsdp2 = [Beside(task, payload) for task in tasks]

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from pytest_fxbucket.captured_plan import CapturedPlan
 from pytest_fxbucket.plan.load import load_plans
 from pytest_fxbucket.plan.schema import Plan
 from pytest_fxbucket.plan_on_mesh import PlanOnMesh, mesh_of
@@ -39,7 +40,7 @@ def changed(name: str, **parallel: Any) -> Plan:
 
 
 def step_of(plan: Plan) -> StepGraph:
-    return PlanOnMesh(plan, mesh_of(plan), "manual", lambda _: None).step(0)
+    return PlanOnMesh(CapturedPlan(plan, mesh_of(plan)), "manual").step(0)
 
 
 def payload_of(plan: Plan, step: StepGraph, **changes: Any) -> dict[str, Any]:

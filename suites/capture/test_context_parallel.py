@@ -17,10 +17,11 @@ from torch.utils import checkpoint as torch_checkpoint
 from torch.utils.checkpoint import checkpoint
 
 from fixtures.models import llama, llama_sdpa
-from pytest_fxbucket import plan_on_mesh
+from pytest_fxbucket import captured_plan
 from pytest_fxbucket.capture.from_plan import capture_plan
 from pytest_fxbucket.capture.parallel import ring_attention, sequence_parallel
 from pytest_fxbucket.capture.parallel.context_parallel import AttentionToAll
+from pytest_fxbucket.captured_plan import CapturedPlan
 from pytest_fxbucket.checks.verdict import Verdict
 from pytest_fxbucket.compat.modules import on_in_backward
 from pytest_fxbucket.eager.context_parallel import WholeSequence
@@ -76,7 +77,7 @@ def of_whole_sequences(plan: Plan) -> Steps:
 
 def distance(plan: Plan, pools: Pools) -> float:
     """The largest difference of losses, and of gradients as a share of the largest element."""
-    world, parts = PlanOnMesh(plan, mesh_of(plan), "manual", print), plan.parallel.cp
+    world, parts = PlanOnMesh(CapturedPlan(plan, mesh_of(plan), print), "manual"), plan.parallel.cp
     ranks = run_each(pools, "parity_jobs:graph_steps", [payload_of(plan, world.step(rank), steps=STEPS) for rank in range(4)])
     off = 0.0
     for number, (losses, gradients) in enumerate(of_whole_sequences(plan)):
@@ -122,7 +123,7 @@ def test_of_a_wrong_capture_eager_is_red(
 
 
 def test_ranks_that_all_send_to_the_second_one_are_found(checked: Checked, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(plan_on_mesh, "at_place", lambda step, mesh, rank: step)
+    monkeypatch.setattr(captured_plan, "at_place", lambda step, mesh, rank: step)
     verdict = checked(RING, "collectives")
     assert verdict.outcome == "failed"
     assert re.fullmatch(

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from pytest_fxbucket.capture.last_step import LastStep, as_traced
+from pytest_fxbucket.captured_plan import CapturedPlan
 from pytest_fxbucket.plan.load import load_plans
 from pytest_fxbucket.plan.schema import Plan
 from pytest_fxbucket.plan.schema_checks import Run
@@ -88,7 +89,7 @@ def test_a_transformation_does_not_trace_an_update_again(tmp_path):
 def test_the_next_row_has_the_last_step_as_it_was_traced(tmp_path):
     last, plans = LastStep(), plans_of(tmp_path, "bucket.cap_mb = 0.01")
     first, second, third = (
-        PlanOnMesh(plan, mesh_of(plan), "manual", lambda _: None, last=last)
+        PlanOnMesh(CapturedPlan(plan, mesh_of(plan), last=last), "manual")
         for plan in (*plans, replace(plans[0], run=Run(seed=1)))
     )
     before = digest(encode_module(first.step(0).graphs["joint"]))

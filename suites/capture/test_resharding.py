@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from pytest_fxbucket.capture.from_plan import capture_plan
+from pytest_fxbucket.captured_plan import CapturedPlan
 from pytest_fxbucket.checks.promises.expectations import promise_of
 from pytest_fxbucket.checks.promises.kept import audit
 from pytest_fxbucket.errors import PlanError
@@ -74,13 +75,13 @@ def test_a_table_that_names_no_entry_is_told_with_the_plans_name() -> None:
 def test_what_stays_gathered_hides_the_first_gather_of_backward() -> None:
     """Launched where the head's backward begins, as FSDP2's root prefetches the last layer; without a prefetch where it was."""
     one = plan(None, *ENTRIES)
-    passed = PlanOnMesh(one, mesh_of(one), "manual", lambda _: None).passed(0)["joint"].reading
+    passed = PlanOnMesh(CapturedPlan(one, mesh_of(one)), "manual").passed(0)["joint"].reading
     first = next(b for b in passed.buckets if b.kind == "all_gather" and b.direction == "backward")
     assert first.fqns[0].startswith("layers.2")
     head = [where for where, direction, fqn in passed.computes if direction == "backward" and fqn.startswith("head")]
     assert first.launch < min(head) <= max(head) < (first.wait or 0)
     late = replace(one, overlap=replace(one.overlap, prefetch=0))
-    passed = PlanOnMesh(late, mesh_of(late), "manual", lambda _: None).passed(0)["joint"].reading
+    passed = PlanOnMesh(CapturedPlan(late, mesh_of(late)), "manual").passed(0)["joint"].reading
     first = next(b for b in passed.buckets if b.kind == "all_gather" and b.direction == "backward")
     head = [where for where, direction, fqn in passed.computes if direction == "backward" and fqn.startswith("head")]
     assert max(head) < first.launch
@@ -88,7 +89,7 @@ def test_what_stays_gathered_hides_the_first_gather_of_backward() -> None:
 
 def problems(traced: Plan, promised: Any) -> list[str]:
     """What an audit for ``promised`` finds in the step of ``traced``."""
-    world = PlanOnMesh(traced, mesh_of(traced), "manual", lambda _: None)
+    world = PlanOnMesh(CapturedPlan(traced, mesh_of(traced)), "manual")
     other = replace(traced, parallel=replace(traced.parallel, reshard_after_forward=promised))
     promise = promise_of(other, world.step(0).parameters, world.resolution, world.members)
     found = audit(promise, world.reading(0)["joint"], world.passed(0)["joint"].reading)

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from pytest_fxbucket.capture.last_step import LastStep
 from pytest_fxbucket.checks.verdict import Verdict
 from pytest_fxbucket.plan.entries import parse_entries
 from pytest_fxbucket.plan.schema import Plan
@@ -28,13 +29,28 @@ PLAN = Plan(
 )
 
 
-@pytest.fixture
-def bitwise(pools: Pools, tmp_path: Path) -> Callable[..., Verdict]:
-    """Run it, or another check; ``model`` has changes of [model], ``settings`` of RunSettings, other keywords of the plan."""
+@pytest.fixture(scope="module")
+def last_step() -> LastStep:
+    """Plans that trace the same, one after another, are captured once."""
+    return LastStep()
 
-    def run(check: str = "bitwise", model: Mapping[str, Any] = {}, settings: Mapping[str, Any] = {}, **change: Any) -> Verdict:
+
+@pytest.fixture
+def bitwise(pools: Pools, tmp_path: Path, last_step: LastStep) -> Callable[..., Verdict]:
+    """Run it, or another check; ``model`` has changes of [model], ``settings`` of RunSettings, other keywords of the plan.
+
+    ``anew``: the step is captured by itself, as where a test changes capture.
+    """
+
+    def run(
+        check: str = "bitwise",
+        model: Mapping[str, Any] = {},
+        settings: Mapping[str, Any] = {},
+        anew: bool = False,
+        **change: Any,
+    ) -> Verdict:
         plan = replace(PLAN, model=replace(MODEL, **model), **change)
         given = RunSettings(Path(__file__).parent, tmp_path / "golden", tmp_path / "artifacts")
-        return PlanRun(plan, replace(given, **settings), pools).check(check)
+        return PlanRun(plan, replace(given, **settings), pools, last_step=LastStep() if anew else last_step).check(check)
 
     return run

@@ -6,6 +6,7 @@ import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
+from pytest_fxbucket.captured_plan import CapturedPlan
 from pytest_fxbucket.golden.store import render
 from pytest_fxbucket.plan.load import load_plans
 from pytest_fxbucket.plan.schema import Plan
@@ -37,7 +38,7 @@ class SmallLlama:
     @classmethod
     def make(cls, folder: Path, pools: Pools, ranks: int = 4) -> SmallLlama:
         plan = load_plans(make_project(folder, ranks))[0]
-        made = cls(plan, pools, PlanOnMesh(plan, mesh_of(plan), "manual", print))
+        made = cls(plan, pools, PlanOnMesh(CapturedPlan(plan, mesh_of(plan), print), "manual"))
         made.captured.reading(0)
         return made
 
@@ -45,10 +46,7 @@ class SmallLlama:
         folder = self.plan.path.parent
         settings = RunSettings(folder, folder / "golden", folder / "artifacts", pass_name, accept=accept)
         run = PlanRun(self.plan, settings, self.pools, accept_golden=write_golden)
-        had = self.captured
-        world = PlanOnMesh(self.plan, had.mesh, pass_name, print, _steps=had._steps, _sent=had._sent)
-        world.__dict__["_read"] = had._read
-        run.__dict__["_mesh_world"] = world
+        run.__dict__["_mesh_world"] = self.captured.by_pass(pass_name)
         return run
 
 

@@ -4,23 +4,31 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
+from pytest_fxbucket.captured_plan import CapturedPlan
 from pytest_fxbucket.checks.verdict import Verdict
 from pytest_fxbucket.errors import PassError
 from pytest_fxbucket.plan.schema import Plan
 from pytest_fxbucket.plan.schema_checks import Checks
-from pytest_fxbucket.plan.schema_model import Parallel, Pipeline, Step
+from pytest_fxbucket.plan.schema_model import Model, Parallel, Pipeline, Step
 from pytest_fxbucket.plan_on_mesh import PlanOnMesh, mesh_of
 from pytest_fxbucket.ranks.pools import Pools
 from pytest_fxbucket.run import PlanRun
 from pytest_fxbucket.settings import RunSettings
+from suites.checks.conftest import PLAN as MLP
 from suites.passes import adversaries
-from suites.plans.llama import LLAMA, plan_of
 
-PLAN = replace(plan_of(LLAMA, "adversaries.toml"), checks=Checks(golden=False))
-STAGES = replace(PLAN, parallel=Parallel(dp_shard=2, pp=2), pipeline=Pipeline(cuts=("layers.0",)), step=Step(microbatches=2))
+OF_MLP = "suites.checks.bitwise_models"
+PLAN = replace(
+    MLP,
+    path=Path(__file__).parents[2] / "adversaries.toml",
+    model=Model(f"{OF_MLP}:build", f"{OF_MLP}:batch", {}, f"{OF_MLP}:loss"),
+    checks=Checks(golden=False),
+)
+STAGES = replace(PLAN, parallel=Parallel(dp_shard=2, pp=2), pipeline=Pipeline(cuts=("up",)), step=Step(microbatches=3))
 Ran = Callable[..., PlanRun]
 
 
@@ -28,7 +36,7 @@ Ran = Callable[..., PlanRun]
 def ran(pools: Pools, tmp_path_factory: pytest.TempPathFactory) -> Ran:
     """A pass behind the plan's step, which is captured once."""
     folder = tmp_path_factory.mktemp("adversaries")
-    captured = {id(plan): PlanOnMesh(plan, mesh_of(plan), "manual", print) for plan in (PLAN, STAGES)}
+    captured = {id(plan): PlanOnMesh(CapturedPlan(plan, mesh_of(plan), print), "manual") for plan in (PLAN, STAGES)}
 
     def run(name: str, plan: Plan = PLAN) -> PlanRun:
         name = f"{adversaries.__name__}:{name}"

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from pytest_fxbucket.captured_plan import CapturedPlan
 from pytest_fxbucket.checks.verdict import Verdict
 from pytest_fxbucket.plan.load import parse_plans
 from pytest_fxbucket.plan_on_mesh import PlanOnMesh, mesh_of
@@ -49,7 +50,7 @@ def asked(pools: Pools, tmp_path_factory: pytest.TempPathFactory) -> Asked:
     """A check of the plan, or of its row on tensor parallel ranks, behind our pass and others; captured once each."""
     folder = tmp_path_factory.mktemp("any")
     plans = {plan.matrix_id: plan for plan in parse_plans(PLAN, HERE / "any.toml")}
-    worlds = {row: PlanOnMesh(plan, mesh_of(plan), "manual", lambda _: None) for row, plan in plans.items()}
+    worlds = {row: PlanOnMesh(CapturedPlan(plan, mesh_of(plan)), "manual") for row, plan in plans.items()}
 
     def run(check: str, *passes: str, row: str | None = None, peak_max_gb: float | None = None) -> Verdict:
         plan = plans[row]

@@ -96,13 +96,13 @@ def test_copies_that_part_are_red_though_both_runs_are_equally_wrong(
         return gradient
 
     monkeypatch.setattr(Sharded, "_over_copies", forgets_the_copies)
-    verdict = bitwise(parallel=HYBRID)
+    verdict = bitwise(parallel=HYBRID, anew=True)
     assert verdict.outcome == "failed"
     assert verdict.lines == (
         "ranks 0 and 2 hold copies of scale.weight, up.weight, up.bias and 1 more, which differ after the last step: "
         "their gradients were not reduced alike",
     )
-    still = bitwise(optimizer=STILL, parallel=HYBRID)
+    still = bitwise(optimizer=STILL, parallel=HYBRID, anew=True)
     assert any(line.startswith("ranks 0 and 2 hold copies of") for line in still.lines)
 
 
@@ -114,5 +114,5 @@ def test_ranks_of_one_batch_with_other_losses_are_red(bitwise: Callable[..., Ver
     }
     assert bitwise(**plan).outcome == "passed"
     monkeypatch.setattr("pytest_fxbucket.capture.parallel.tensor_parallel.summed", lambda part, group: part.clone())
-    lines = bitwise(**plan).lines
+    lines = bitwise(**plan, anew=True).lines
     assert any(line.startswith("ranks 0 and 1 have one batch, since tp parts them, but other losses") for line in lines)

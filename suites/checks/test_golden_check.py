@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from pytest_fxbucket.captured_plan import CapturedPlan
 from pytest_fxbucket.errors import GoldenError
 from pytest_fxbucket.plan.factories import first_on_path
 from pytest_fxbucket.plan.load import load_plans
@@ -21,7 +22,7 @@ ROOT = Path(__file__).parents[2]
 
 
 def told(folder: Path) -> str:
-    world = PlanOnMesh(load_plans(folder / "small.toml")[0], shard_mesh(4), "manual", lambda _: None)
+    world = PlanOnMesh(CapturedPlan(load_plans(folder / "small.toml")[0], shard_mesh(4)), "manual")
     captured = f"{digest(world.unbucketed(0, 'joint'))} {world.step(0).inputs} {world.step(0).modules}"
     return "=====\n".join([text_of(world, 0, "x"), text_of(world, 3, "x"), captured]) + world.passed(0)["joint"].digest
 
@@ -69,7 +70,7 @@ def test_a_group_whose_ranks_nobody_knows_has_no_golden(tmp_path: Path) -> None:
     (tmp_path / "p.toml").write_text(
         '[graph]\nfactory = "halves_of_a_mesh:step"\n[parallel]\ndp_shard = 4\n[bucket]\nplan = ["a"]\n'
     )
-    world = PlanOnMesh(load_plans(tmp_path / "p.toml")[0], shard_mesh(4), "manual", lambda _: None)
+    world = PlanOnMesh(CapturedPlan(load_plans(tmp_path / "p.toml")[0], shard_mesh(4)), "manual")
     with (
         first_on_path([tmp_path]),
         pytest.raises(GoldenError, match=r"all_gather .* runs on process group"),

@@ -143,7 +143,11 @@ def one_more(graph: fx.Graph) -> None:
         (one_more, "all_reduce on group group_p moves 64 bytes, 32 before the pass"),
         (swapped_shards, "compute read_a reads or makes b.parameter, a.parameter before the pass"),
         (turned_ranks, "aten.neg.default (read_a) reads gathered bytes that are no parameter in its order: a.parameter"),
-        (early_reader, "_c10d_functional.all_gather_into_tensor.default (launch_a) is read by aten.neg.default (neg_default)"),
+        (
+            early_reader,
+            "_c10d_functional.all_gather_into_tensor.default (launch_a) is read by aten.neg.default (neg_default) without "
+            "waiting for it",
+        ),
         (early_wait, "the graph is not in order: wait_a stands before launch_a, which it needs"),
     ],
 )

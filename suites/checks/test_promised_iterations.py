@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from functools import cache
+
 import pytest
 
-from pytest_fxbucket.checks.promises.iterations import hidden_by_nothing, iteration_problems
+from pytest_fxbucket.checks.promises.iterations import ReadPhase, hidden_by_nothing, iteration_problems
+from pytest_fxbucket.step.portable import own_copy
+from pytest_fxbucket.step.roles import StepGraph
 from suites.checks.moved_graphs import BROKEN
 from suites.graph.whole_steps import Kind, WholeStep
 from suites.transforms.moved_steps import bucketed, moved, phased
@@ -24,35 +29,47 @@ SAID = {
 }
 
 
-def problems(change: str, kind: Kind = "foreach") -> list[str]:
-    before, after = bucketed(WholeStep("abcd", kind)), moved(bucketed(WholeStep("abcd", kind)), ENTRIES)
-    if change:
-        BROKEN[change](after)
-    graphs = {phase: phased(after, phase) for phase in after.graphs}
-    return iteration_problems(ENTRY_OF, phased(before, "joint"), graphs)
+@cache
+def whole(kind: Kind) -> StepGraph:
+    return bucketed(WholeStep("abcd", kind))
+
+
+@cache
+def before(kind: Kind) -> ReadPhase:
+    return phased(whole(kind), "joint")
+
+
+def moved_by(entries: list[str], kind: Kind = "foreach") -> StepGraph:
+    """The step of which ``entries`` are updated a call late."""
+    step = whole(kind)
+    return moved(replace(step, graphs={phase: own_copy(one) for phase, one in step.graphs.items()}), entries)
+
+
+def problems(after: StepGraph, kind: Kind = "foreach") -> list[str]:
+    return iteration_problems(ENTRY_OF, before(kind), {phase: phased(after, phase) for phase in after.graphs})
 
 
 @pytest.mark.parametrize("kind", ["fused", "foreach", "plain"])
 def test_nothing_is_said_of_what_keeps_its_promise(kind: Kind) -> None:
-    assert problems("", kind) == []
+    assert problems(moved_by(ENTRIES, kind), kind) == []
 
 
 @pytest.mark.parametrize("change", SAID)
 def test_what_is_broken_is_said(change: str) -> None:
-    found = problems(change)
+    after = moved_by(ENTRIES)
+    BROKEN[change](after)
+    found = problems(after)
     assert SAID[change] in found, "\n".join(found)
 
 
 def test_an_entry_that_is_read_first_is_hidden_by_nothing() -> None:
-    after = moved(bucketed(WholeStep("abcd")), ["a", "d"])
+    after = moved_by(["a", "d"])
     entry_of = {"a.w": "a", "a.b": "a", "d.w": "d", "d.b": "d"}
     assert hidden_by_nothing(entry_of, phased(after, "steady")) == ["a"]
 
 
 def test_an_entry_that_did_not_move_is_said() -> None:
-    after = moved(bucketed(WholeStep("abcd")), ["d"])
-    graphs = {phase: phased(after, phase) for phase in after.graphs}
-    found = iteration_problems(ENTRY_OF, phased(bucketed(WholeStep("abcd")), "joint"), graphs)
+    found = problems(moved_by(["d"]))
     assert "graph setup launches the backward reduce_scatter of c.w, c.b once, expected never" in found
     assert "graph setup updates param c.w" in found
     assert "graph cleanup does not update param c.w" in found

@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 import pytest
 
+from pytest_fxbucket.capture.last_step import LastStep
 from pytest_fxbucket.errors import FxbucketError
 from pytest_fxbucket.plan.load import load_plans
 from pytest_fxbucket.plan.schema import Plan, keys
@@ -70,7 +71,7 @@ memory = { peak_max_gb = 1e-9 }
 )
 H100 = '[cluster]\npreset = "h100-sxm"\n'
 SIMULATED = MODEL + H100
-LARGE = llama("") + H100
+LARGE = llama("layers = 2, dim = 64") + H100
 AUTO = 'overlap.schedule = "auto"'
 
 
@@ -238,6 +239,12 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
+def last_step() -> LastStep:
+    """Rows that trace the same, one after another, are captured once, as those of a file are."""
+    return LastStep()
+
+
+@pytest.fixture(scope="module")
 def firsts() -> dict[tuple[str, str, str], str]:
     """What was seen of first rows, by plan, row and where it was looked."""
     return {}
@@ -245,7 +252,7 @@ def firsts() -> dict[tuple[str, str, str], str]:
 
 @pytest.mark.parametrize(("table", "key"), PARAMETERS)
 def test_a_second_value_is_seen(
-    table: str, key: str, folder: Path, firsts: dict[tuple[str, str, str], str], pools: Pools
+    table: str, key: str, folder: Path, firsts: dict[tuple[str, str, str], str], pools: Pools, last_step: LastStep
 ) -> None:
     case = CASES[table, key]
     path = folder / "plan.toml"
@@ -260,8 +267,8 @@ def test_a_second_value_is_seen(
     _, first, second = load_plans(path)
     known = case.base, both, case.sees
     if known not in firsts:
-        firsts[known] = seen(run_of(first, pools, folder), case.sees)
-    run = run_of(second, pools, folder)
+        firsts[known] = seen(run_of(first, pools, folder, last_step), case.sees)
+    run = run_of(second, pools, folder, last_step)
     one, two = firsts[known], seen(run, case.sees)
     assert one != two
     assert case.words in two
@@ -270,8 +277,9 @@ def test_a_second_value_is_seen(
         assert seen(run, "audit").startswith("passed\n")
 
 
-def run_of(plan: Plan, pools: Pools, folder: Path) -> PlanRun:
-    return PlanRun(plan, RunSettings(Path(__file__).parent, folder / "golden", folder / "artifacts"), pools)
+def run_of(plan: Plan, pools: Pools, folder: Path, last_step: LastStep) -> PlanRun:
+    settings = RunSettings(Path(__file__).parent, folder / "golden", folder / "artifacts")
+    return PlanRun(plan, settings, pools, last_step=last_step)
 
 
 def seen(run: PlanRun, what: str) -> str:

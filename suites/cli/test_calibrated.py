@@ -15,6 +15,7 @@ from pytest_fxbucket.bench.calibrated import calibrated_by
 from pytest_fxbucket.bench.measure import digests
 from pytest_fxbucket.bench.timeline.marks import UNBUCKETED, Span, marks_of
 from pytest_fxbucket.bench.timeline.spans import chrome_trace, to_json
+from pytest_fxbucket.captured_plan import CapturedPlan
 from pytest_fxbucket.cost.cluster import preset_text
 from pytest_fxbucket.errors import SimulationError
 from pytest_fxbucket.plan.load import load_plans
@@ -34,7 +35,7 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> PlanOnMesh:
     path = tmp_path_factory.mktemp("plan") / "plan.toml"
     path.write_text(f'{llama("layers = 1, dim = 16", 4)}\n[cluster]\npreset = "cpu-gloo"\n')
     (plan,) = load_plans(path)
-    return PlanOnMesh(plan, mesh_of(plan), "manual", lambda _: None)
+    return PlanOnMesh(CapturedPlan(plan, mesh_of(plan)), "manual")
 
 
 def clocked(world: PlanOnMesh, variant: str) -> list[Span]:
@@ -89,7 +90,7 @@ def test_a_trace_of_a_report_is_of_the_mesh_that_ranks_run_and_of_its_sizes(
     path = tmp_path / "plan.toml"
     path.write_text(f'{MODEL}\n[run]\nworld = {{ dp_shard = 2 }}\n[cluster]\npreset = "cpu-gloo"\n')
     (plan,) = load_plans(path)
-    ran = PlanOnMesh(plan, mesh_of(plan, run=True), "manual", lambda _: None)
+    ran = PlanOnMesh(CapturedPlan(plan, mesh_of(plan, run=True)), "manual")
     graphs = " ".join(digests("bucketed", ran, 0))
     trace = written(tmp_path / "step.trace.json", clocked(ran, "bucketed"), variant="bucketed", graphs=graphs)
     asked = ["simulate", str(path), "--calibrate", str(trace)]

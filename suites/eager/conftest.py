@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from pytest_fxbucket.capture.last_step import LastStep
 from pytest_fxbucket.checks.verdict import Verdict
 from pytest_fxbucket.plan.schema import Plan
 from pytest_fxbucket.ranks.pools import Pools
@@ -14,14 +15,19 @@ from pytest_fxbucket.settings import RunSettings
 from suites.eager.eager_net import ROOT, Run, plan_of
 
 
-@pytest.fixture
-def run(pools: Pools, tmp_path: Path) -> Run:
-    """run(plan or its text, check="eager") -> its verdict; of one plan always the same capture."""
-    known: dict[int, PlanRun] = {}
+@pytest.fixture(scope="module")
+def last_step() -> LastStep:
+    """Plans that trace the same, one after another, are captured once."""
+    return LastStep()
 
-    def verdict(plan: Plan | str, check: str = "eager") -> Verdict:
+
+@pytest.fixture
+def run(pools: Pools, tmp_path: Path, last_step: LastStep) -> Run:
+    """run(plan or its text, check="eager") -> its verdict; ``anew``: captured by itself, as where a test changes capture."""
+
+    def verdict(plan: Plan | str, check: str = "eager", anew: bool = False) -> Verdict:
         plan = plan_of(plan) if isinstance(plan, str) else plan
-        one = known.setdefault(id(plan), PlanRun(plan, RunSettings(ROOT, tmp_path / "golden", tmp_path), pools))
-        return one.check(check)
+        settings = RunSettings(ROOT, tmp_path / "golden", tmp_path)
+        return PlanRun(plan, settings, pools, last_step=LastStep() if anew else last_step).check(check)
 
     return verdict

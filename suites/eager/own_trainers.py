@@ -17,16 +17,13 @@ class Right:
     """The step of eager_net's plan, but for clipping, microbatches and groups, which those tests leave out."""
 
     def __init__(self, mesh: Mapping[str, int]) -> None:
-        self.model = self.build()
+        self.model = Net()
         policy = MixedPrecisionPolicy(torch.bfloat16, torch.float32)
         devices = init_device_mesh("cpu", (mesh["dp_shard"],))
         for layer in self.model.layers:
             fully_shard(layer, mesh=devices, mp_policy=policy)
         fully_shard(self.model, mesh=devices, mp_policy=policy)
         self.optimizers = [torch.optim.AdamW(self.model.parameters(), lr=0.03125)]
-
-    def build(self) -> nn.Module:
-        return Net()
 
     def backward(self, batch: dict[str, Tensor]) -> Tensor:
         value = loss(self.model(batch["tokens"]), batch)
@@ -42,22 +39,6 @@ class AnotherLoss(Right):
         value = 2 * loss(self.model(batch["tokens"]), batch)
         value.backward()
         return value.detach()
-
-
-class OtherNames(Right):
-    def build(self) -> nn.Module:
-        model = Net()
-        model.out = model.head
-        del model.head
-        model.forward = None
-        return model
-
-
-class OtherShapes(Right):
-    def build(self) -> nn.Module:
-        model = Net()
-        model.head = nn.Linear(8, 12)
-        return model
 
 
 class Raises(Right):

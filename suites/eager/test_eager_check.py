@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import fx
 
+from pytest_fxbucket.captured_plan import CapturedPlan
 from pytest_fxbucket.eager.reasons import lacking
 from pytest_fxbucket.pipeline.captured import StagedStep
 from pytest_fxbucket.plan.entries import parse_entries
@@ -73,11 +74,6 @@ def test_bits_that_part_by_design_are_red_with_the_reason_and_green_once_it_is_s
     assert words in stated.summary
 
 
-def test_a_reason_that_is_stated_and_not_there_is_red(run: Run) -> None:
-    verdict = run(plan_of("Twice", LAYERS, f'{LATE}[eager]\nrounds_otherwise = ["reused_unit"]\n', ", times = 1"))
-    assert verdict.lines == ('[eager] rounds_otherwise states "reused_unit", but the model has no such thing; take it out',)
-
-
 def test_what_torch_compile_wraps_runs_as_it_is_on_both_sides(run: Run) -> None:
     verdict = run(plan_of("CompiledPart", '["a", "b"]', TWO))
     assert verdict, verdict
@@ -110,9 +106,6 @@ def test_a_reduce_dtype_that_is_left_out_means_another_dtype_from_torch_2_15_on(
     else:
         assert verdict.outcome == "failed"
         assert verdict.lines[-1].startswith("reduce_dtype is left out: a plan reduces in the gradient's dtype then, FSDP2 from")
-    for written in ("bfloat16", "float32"):
-        tables = f'{TWO}param_dtype = "bfloat16"\nreduce_dtype = "{written}"\n'
-        assert run(plan_of("Twice", LAYERS, tables, ", times = 1"))
 
 
 def test_what_torch_cannot_step_is_skipped_with_what_torch_says(run: Run) -> None:
@@ -133,37 +126,26 @@ def test_a_parameter_without_a_gradient_is_none_for_ddp_either(run: Run) -> None
     assert "torch's DistributedDataParallel" in verdict.summary
 
 
-def test_zeros_for_what_torch_leaves_without_a_gradient_are_right_where_it_may_be_idle(run: Run) -> None:
+def test_of_what_may_be_idle_zeros_are_right_where_torch_has_no_gradient_and_an_update_that_it_leaves_out_is_red(
+    run: Run,
+) -> None:
+    """Weights decay in the graph; the last expert of each layer is idle, that of the first may be."""
     idle = row_of("fixtures/plans/override.toml", "idle")
     assert idle.model is not None
-    found = run(idle)
-    assert found, found
-    asked = run(replace(idle, model=replace(idle.model, may_be_idle=parse_entries(["layers.0.moe.experts.3"], "test"))))
-    assert asked.outcome == "failed"
-    assert asked.lines == tuple(f"torch's own step has no gradient layers.1.moe.experts.3.w{i}.weight" for i in (1, 2))
-
-
-def test_an_update_that_torch_leaves_out_is_red_also_of_what_may_be_idle(run: Run) -> None:
-    """Weights decay in the graph."""
-    idle = row_of("fixtures/plans/override.toml", "idle")
-    verdict = run(replace(idle, optimizer=(Optimizer("torch.optim:AdamW", {"lr": 0.01, "weight_decay": 0.1}),)))
+    may_be = replace(idle.model, may_be_idle=parse_entries(["layers.0.moe.experts.3"], "test"))
+    verdict = run(replace(idle, model=may_be, optimizer=(Optimizer("torch.optim:AdamW", {"lr": 0.01, "weight_decay": 0.1}),)))
     assert verdict.outcome == "failed"
-    assert verdict.lines[0].startswith("step 0, rank 0: parameter layers.0.moe.experts.3.w1.weight")
+    assert verdict.lines[:2] == tuple(f"torch's own step has no gradient layers.1.moe.experts.3.w{i}.weight" for i in (1, 2))
+    assert verdict.lines[2].startswith("step 0, rank 0: parameter layers.0.moe.experts.3.w1.weight")
 
 
 UNREAD = '["a", "b", "rest"]'
 STAGES = f'{TWO}pp = 2\n[pipeline]\ncuts = ["a"]\n[step]\nmicrobatches = 2\n[optimizer]\nfactory = "torch.optim:AdamW"\n'
 
 
-def test_what_no_stage_reads_is_in_no_graph_and_stays_as_it_is(run: Run) -> None:
-    verdict = run(plan_of("Unread", UNREAD, STAGES))
-    assert verdict, verdict
-    changed = run(plan_of("Unread", UNREAD, STAGES, ", late = true"))
-    assert changed.outcome == "failed"
-    assert changed.lines[0].startswith("step 0, rank 0: buffer steps: 1 of 1 elements differ")
-
-
-def test_a_buffer_that_a_stage_reads_and_its_graph_has_lost_is_red(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_no_stage_reads_stays_as_it_is_and_what_a_stage_reads_is_in_its_graph(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
     right = StagedStep.of_rank
 
     def constant(at: int, graph: fx.Graph) -> None:
@@ -182,8 +164,9 @@ def test_a_buffer_that_a_stage_reads_and_its_graph_has_lost_is_red(run: Run, mon
         return step
 
     monkeypatch.setattr(StagedStep, "of_rank", without_factor)
-    verdict = run(plan_of("Unread", UNREAD, STAGES))
-    assert "the graph has no buffer b.factor" in verdict.lines
+    verdict = run(plan_of("Unread", UNREAD, STAGES, ", late = true"), anew=True)
+    assert verdict.lines[0] == "the graph has no buffer b.factor"
+    assert verdict.lines[1].startswith("step 0, rank 0: buffer steps: 1 of 1 elements differ")
 
 
 def test_an_eager_step_that_does_not_end_says_which(run: Run) -> None:
@@ -206,7 +189,7 @@ LACKING = {
 @pytest.fixture(scope="module")
 def any_world() -> PlanOnMesh:
     plan = small_plan()
-    return PlanOnMesh(plan, mesh_of(plan), "manual", print)
+    return PlanOnMesh(CapturedPlan(plan, mesh_of(plan), print), "manual")
 
 
 @pytest.mark.parametrize("case", LACKING)
@@ -217,15 +200,24 @@ def test_what_torch_has_no_step_for_is_named(case: str, any_world: PlanOnMesh) -
     assert words in said
 
 
+TWO_DTYPES = f"""
+[model]
+factory = "suites.checks.effects_models:of_two_dtypes"
+batch = "suites.checks.bitwise_models:batch"
+loss = "suites.checks.bitwise_models:loss"
+[bucket]
+plan = ["scale+up+down"]
+{TWO}
+"""
 LACKING_ONCE_CAPTURED = {
-    "a unit of two dtypes": ("fixtures/plans/gpt.toml", None, "tokens+positions+norm+output has float32 and float64"),
-    "sums that round": ("fixtures/plans/duplicates.toml", "added", "add_before_reducing"),
+    "a unit of two dtypes": (small_plan(TWO_DTYPES), "entry scale+up+down has bfloat16 and float32"),
+    "sums that round": (row_of("fixtures/plans/duplicates.toml", "added"), "add_before_reducing"),
 }
 
 
 @pytest.mark.parametrize("case", LACKING_ONCE_CAPTURED)
 def test_what_torch_has_no_step_for_is_skipped_by_name(case: str, run: Run) -> None:
-    path, row, words = LACKING_ONCE_CAPTURED[case]
-    verdict = run(row_of(path, row))
+    plan, words = LACKING_ONCE_CAPTURED[case]
+    verdict = run(plan)
     assert verdict.outcome == "skipped"
     assert words in verdict.summary

@@ -2,9 +2,24 @@
 
 from __future__ import annotations
 
-import pytest
+from collections.abc import Callable
+from typing import Any
 
-from suites.eager.eager_net import HEAD, Run
+import pytest
+import torch
+from torch import nn
+
+from pytest_fxbucket.eager.job import _whole as whole
+from pytest_fxbucket.eager.trainer import EagerStep, OtherModelError
+from suites.eager.eager_net import HEAD, Net, Run
+
+
+class TrainerOf:
+    """As much of a trainer as is looked at where no step is taken: it has no ``backward`` and no ``update``."""
+
+    def __init__(self, model: nn.Module, optimizer: type[torch.optim.Optimizer], **options: Any) -> None:
+        self.model = model
+        self.optimizers = [optimizer(model.parameters(), **options)]
 
 
 def text(name: str) -> str:
@@ -32,8 +47,6 @@ def test_another_step_is_red_and_led_to_its_place(run: Run) -> None:
 
 
 NOT_ONE = {
-    "OtherNames": "the trainer's model has no parameter head.weight; it has embed.weight, layers.0.norm.weight, ",
-    "OtherShapes": "the trainer's parameter head.weight is float32 (12, 8), where the plan's is float32 (16, 8)",
     "Raises": "it raised ValueError: no such batch",
     "nothing": "[eager] factory gave a Linear without model, optimizers, backward, update",
 }
@@ -45,3 +58,47 @@ def test_what_is_no_such_trainer_is_one_sentence(name: str, run: Run) -> None:
     assert verdict.outcome == "failed"
     (line,) = verdict.lines
     assert line.startswith(f"the trainer suites.eager.own_trainers:{name}: {NOT_ONE[name]}")
+
+
+def other_names(model: nn.Module) -> None:
+    model.out = model.head
+    del model.head
+
+
+def other_shapes(model: nn.Module) -> None:
+    model.head = nn.Linear(8, 12)
+
+
+OTHERS: dict[Callable[[nn.Module], None], str] = {
+    other_names: "the trainer's model has no parameter head.weight; it has embed.weight, layers.0.norm.weight, ",
+    other_shapes: "the trainer's parameter head.weight is float32 (12, 8), where the plan's is float32 (16, 8)",
+}
+
+
+@pytest.mark.parametrize("change", OTHERS, ids=lambda change: change.__name__)
+def test_a_trainer_of_another_model_is_one_sentence(change: Callable[[nn.Module], None]) -> None:
+    model = Net()
+    change(model)
+    with pytest.raises(OtherModelError) as caught:
+        EagerStep(TrainerOf(model, torch.optim.SGD), updates=True).begin(whole(Net()))  # type: ignore[arg-type]
+    assert str(caught.value).startswith(OTHERS[change])
+
+
+# What a trainer's optimizers leave to torch, which decides otherwise on a GPU, is decided as on the CPU.
+
+
+@pytest.mark.parametrize(
+    ("options", "foreach"), [({}, False), ({"foreach": True}, True), ({"foreach": False}, False), ({"fused": True}, None)]
+)
+def test_one_parameter_after_another_unless_it_says_otherwise(options: dict[str, Any], foreach: bool | None) -> None:
+    trainer = TrainerOf(nn.Linear(2, 2), torch.optim.AdamW, **options)
+    EagerStep(trainer, updates=True)  # type: ignore[arg-type]
+    (group,) = trainer.optimizers[0].param_groups
+    assert (group["foreach"], bool(group["fused"])) == (foreach, "fused" in options)
+
+
+def test_an_optimizer_that_knows_of_no_such_thing_is_left_alone() -> None:
+    trainer = TrainerOf(nn.Linear(2, 2), torch.optim.LBFGS)
+    before = dict(trainer.optimizers[0].param_groups[0])
+    EagerStep(trainer, updates=True)  # type: ignore[arg-type]
+    assert trainer.optimizers[0].param_groups[0] == before

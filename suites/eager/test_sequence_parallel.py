@@ -76,7 +76,7 @@ def test_a_wrong_capture_is_red(
     of: object, name: str, wrong: Callable[..., torch.Tensor], check: str, words: str, run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(of, name, wrong)
-    verdict = run(text(), check)
+    verdict = run(text(), check, anew=True)
     assert verdict.outcome == "failed"
     assert words in "\n".join(verdict.lines), verdict.lines
 

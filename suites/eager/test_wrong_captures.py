@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from pytest_fxbucket import plan_on_mesh
+from pytest_fxbucket import captured_plan
 from pytest_fxbucket.capture.from_plan import capture_plan
 from pytest_fxbucket.plan.load import load_plans
 from pytest_fxbucket.plan.schema import Plan
@@ -55,7 +55,7 @@ def test_a_wrong_capture_is_red(
     fault: Fault, row: str | None, words: tuple[str, ...], plan: Plan, run: Run, right: Capture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     capture_wrongly(monkeypatch, right, fault)
-    verdict = run(plan)
+    verdict = run(plan, anew=True)
     assert verdict.outcome == "failed"
     # One row has a trainer of its own.
     assert row == "backward" or verdict.summary == "the bucketed step is not shown to be that of torch's FSDP2"
@@ -65,11 +65,11 @@ def test_a_wrong_capture_is_red(
 
 def test_what_compares_two_graphs_finds_them_wrong_alike(run: Run, right: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
     capture_wrongly(monkeypatch, right, gelu_by_tanh)
-    assert run(plan_of(), "bitwise").outcome == "passed"
+    assert run(plan_of(), "bitwise", anew=True).outcome == "passed"
 
 
 def capture_wrongly(monkeypatch: pytest.MonkeyPatch, right: Capture, fault: Fault) -> None:
     def wrong(plan: Plan, mesh: Mesh, rank: int) -> StepGraph:
         return faulty(right(plan, mesh, rank), fault)
 
-    monkeypatch.setattr(plan_on_mesh, "capture_plan", wrong)
+    monkeypatch.setattr(captured_plan, "capture_plan", wrong)

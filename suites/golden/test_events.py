@@ -131,21 +131,13 @@ def test_a_broadcast_says_whose_bytes_it_sends() -> None:
 
 
 F32, BF16, BYTE = torch.float32, torch.bfloat16, torch.uint8
-MIXED = Bucket(
-    kind="all_gather",
-    op="",
-    group="0",
+MIXED = replace(
+    launch(0, 1),
     dtype=BYTE,
     numel=32,
     bytes=32,
     parts=2,
     members=(Member("a.w", 0, 2, 23, F32), Member("a.b", 8, 4, 7, BF16)),
-    direction="forward",
-    launch=0,
-    wait=1,
-    first_use=2,
-    backward_use=None,
-    node="launch",
 )
 
 

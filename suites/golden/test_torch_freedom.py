@@ -6,30 +6,30 @@ import heapq
 import pickle
 import random
 from collections.abc import Iterable
-from pathlib import Path
 
 import pytest
 from torch import fx
 
+from pytest_fxbucket.captured_plan import CapturedPlan
 from pytest_fxbucket.golden.schedule import schedule_of
 from pytest_fxbucket.golden.text import golden_text
 from pytest_fxbucket.graph.collectives import is_wait, launch_kind, read_launch
 from pytest_fxbucket.graph.compute import computes
 from pytest_fxbucket.graph.order import order_of
 from pytest_fxbucket.graph.reading import read_graph
-from pytest_fxbucket.plan.load import load_plans
+from pytest_fxbucket.plan.schema import Plan
 from pytest_fxbucket.plan_on_mesh import PlanOnMesh
 from pytest_fxbucket.step.mesh import shard_mesh
 from pytest_fxbucket.step.roles import StepGraph
-
-ROOT = Path(__file__).parents[2]
+from suites.plans.llama import llama, plan_of
+from suites.plans.traced import TRACED
 
 
 class Saved:
     """The bucketed graph of a plan, to be saved, loaded, and changed as another torch might have made it."""
 
-    def __init__(self, plan: str) -> None:
-        world = PlanOnMesh(load_plans(ROOT / plan)[0], shard_mesh(4), "manual", lambda _: None)
+    def __init__(self, plan: Plan) -> None:
+        world = PlanOnMesh(CapturedPlan(plan, shard_mesh(4)), "manual")
         self.step: StepGraph = world.step(0)
         self.entry_of = world.entry_of
         passed = world.passed(0)["joint"].bucketed
@@ -56,7 +56,10 @@ def marks(node: fx.Node) -> dict[str, object]:
     return {key: node.meta[key] for key in kept if key in node.meta}
 
 
-@pytest.fixture(scope="module", params=["fixtures/plans/llama.toml", "fixtures/plans/traced.toml"])
+PLANS = {"llama": plan_of(llama("layers = 2, dim = 32", 4), "llama.toml"), "traced": plan_of(TRACED, "traced.toml")}
+
+
+@pytest.fixture(scope="module", params=PLANS.values(), ids=PLANS.keys())
 def saved(request: pytest.FixtureRequest) -> Saved:
     return Saved(request.param)
 

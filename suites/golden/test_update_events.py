@@ -51,13 +51,11 @@ def test_the_norm_to_clip_by_is_the_optimizers() -> None:
 
 def test_layers_that_are_updated_alike_are_folded() -> None:
     step = WholeStep("abcdefgh", kind="fused")
-    numbers = {one.fqn: f"layers.{step.layers.index(one.fqn[0])}" for one in step.held}
-    whole = schedule_of(passed(step).after, numbers, {"0": "dp_shard"})
-    text = golden_text("x.toml", [], {"joint": whole})
-    assert "  update  layers.{i" in text
-    numbers = {fqn: entry.removeprefix("layers.") for fqn, entry in numbers.items()}
-    text = golden_text("x.toml", [], {"joint": schedule_of(passed(step).after, numbers, {"0": "dp_shard"})})
-    assert "  update  {i" in text
+    after = passed(step).after
+    for name, folded in (("layers.{}", "  update  layers.{i"), ("{}", "  update  {i")):
+        entry_of = {one.fqn: name.format(step.layers.index(one.fqn[0])) for one in step.held}
+        text = golden_text("x.toml", [], {"joint": schedule_of(after, entry_of, {"0": "dp_shard"})})
+        assert folded in text
 
 
 def test_the_diff_says_that_updates_became_ready() -> None:

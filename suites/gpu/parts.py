@@ -189,13 +189,14 @@ def asked(pools: Pools, rig: Rig, job: str, ranks: int, payload: object) -> list
     from pytest_fxbucket.bench.measure import tasks_of
     from pytest_fxbucket.bench.stats import Pacing
     from pytest_fxbucket.bench.step_time import worlds_of
+    from pytest_fxbucket.captured_plan import CapturedPlan
     from pytest_fxbucket.plan_on_mesh import PlanOnMesh, mesh_of
 
     (plan, *_) = load_plans(rig.step)
     payloads: list[object] = [payload] * ranks
     if ranks > 1:
         plan = at_world(plan, ranks) or plan
-        world = PlanOnMesh(plan, mesh_of(plan, run=True), "manual", lambda _: None)
+        world = PlanOnMesh(CapturedPlan(plan, mesh_of(plan, run=True)), "manual")
         payloads = [(task, payload) for task in tasks_of(worlds_of(world, Benchmark()), Pacing(1.0, 0.0), traced_steps=1)]
     return pools.get(ranks, rig.backend).run(job, payloads, timeout_s=rig.limit_s, paths=[str(ROOT)])
 

@@ -10,11 +10,12 @@ from functools import partial
 from typing import NamedTuple
 
 from pytest_fxbucket.graph.order import order_of
+from pytest_fxbucket.mutate.mutant import Spoil
 from pytest_fxbucket.passes.arrange import arranged, relink
 from pytest_fxbucket.passes.keep_order import without_kept_order
 from pytest_fxbucket.passes.registry import Bucketed
 from pytest_fxbucket.plan.schema import Plan
-from pytest_fxbucket.plan_on_mesh import PlanOnMesh, Spoil
+from pytest_fxbucket.plan_on_mesh import PlanOnMesh
 from pytest_fxbucket.step.roles import Phase
 
 ORDERS = 3

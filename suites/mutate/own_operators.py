@@ -57,7 +57,8 @@ def by_rank(seen: SeenGraph) -> Iterator[Site]:
 def _scale(broken: BrokenGraph) -> None:
     output = broken.graph.output_node()
     made = output.all_input_nodes[0]
-    output.replace_input_with(made, broken.before(output, aten.mul.Tensor, made, broken.rank))  # type: ignore[attr-defined]
+    rank: int = broken.rank  # type: ignore[attr-defined]  # A broken graph is of every rank: this is the error to be told.
+    output.replace_input_with(made, broken.before(output, aten.mul.Tensor, made, rank))
 
 
 def nowhere(seen: SeenGraph) -> Iterator[Site]:

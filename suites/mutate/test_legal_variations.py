@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from pytest_fxbucket.mutate.mutant import SpoiledPlan
 from pytest_fxbucket.ranks.pools import Pools
 from suites.mutate.broken_plans import BrokenPlan
 from suites.mutate.legal import ORDERS, variations
@@ -45,7 +46,7 @@ def test_only_audit_is_red_and_it_is_true(pools: Pools, tmp_path: Path) -> None:
     as_it_is = BrokenPlan(f"{tmp_path}/plan.toml", pools, tmp_path)
     seen = dict[str, str]()
     for variation in variations(as_it_is.world):
-        varied = as_it_is.world.spoiled(variation.spoil)
+        varied = SpoiledPlan(as_it_is.world, variation.spoil)
         red = [check for check in ("collectives", "same", "bitwise") if not as_it_is.said_of(check, varied)]
         assert not red, variation.name
         seen[variation.name] = "\n".join(as_it_is.said_of("audit", varied).lines)

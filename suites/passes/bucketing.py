@@ -11,6 +11,7 @@ from typing import Any
 from torch import fx
 
 from pytest_fxbucket.capture.from_plan import capture_plan
+from pytest_fxbucket.captured_plan import CapturedPlan
 from pytest_fxbucket.graph import collectives
 from pytest_fxbucket.graph.buckets import Bucket as Launched
 from pytest_fxbucket.graph.buckets import GraphAnalysis
@@ -82,9 +83,9 @@ def _taken(table: type[Any], options: dict[str, Any]) -> dict[str, Any]:
 def world_of(case: str, **options: Any) -> PlanOnMesh:
     """``case`` through our pass; the step is traced once for all options of [bucket] and [overlap]."""
     plan = plan_of(case, **options)
-    world = PlanOnMesh(plan, mesh_of(plan), "manual", lambda _: None)
+    world = PlanOnMesh(CapturedPlan(plan, mesh_of(plan)), "manual")
     parallel = {key: value for key, value in options.items() if key in Parallel.__dataclass_fields__}
-    world._steps[0] = _traced(case, tuple(sorted(parallel.items())))
+    world.captured._steps[0] = _traced(case, tuple(sorted(parallel.items())))
     return world
 
 

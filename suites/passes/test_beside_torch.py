@@ -18,7 +18,6 @@ from pytest_fxbucket.fuzz.rank_job import FuzzCase
 from pytest_fxbucket.graph.buckets import GraphAnalysis
 from pytest_fxbucket.passes import manual_overlap_bucketing
 from pytest_fxbucket.plan import PlanError
-from pytest_fxbucket.plan_on_mesh import PlanOnMesh
 from pytest_fxbucket.ranks.pools import Pools
 from pytest_fxbucket.step.portable import digest, encode, encode_module
 from suites.passes.bucketing import world_of
@@ -113,9 +112,7 @@ def digest_on(function: Any, parting: Parting, before: fx.GraphModule, rank: int
 @pytest.mark.parametrize("case", ["tied", "linears", "normed", "uneven", "late", "twice"])
 def test_where_both_are_right_buckets_and_order_are_the_same(case: str) -> None:
     ours = world_of(case, reshard_after_forward=False)  # otherwise torch's merges both directions
-    torchs = PlanOnMesh(ours.plan, ours.mesh, "torch", ours.say)
-    torchs._steps.update(ours._steps)
-    schedules = [schedule(world.passed(0)["joint"].reading) for world in (ours, torchs)]
+    schedules = [schedule(world.passed(0)["joint"].reading) for world in (ours, ours.by_pass("torch"))]
 
     assert schedules[0] == schedules[1]
     assert len(schedules[0]) < len(schedule(ours.reading(0)["joint"]))

@@ -5,13 +5,13 @@ from __future__ import annotations
 import re
 import sys
 from collections.abc import Iterator, Sequence
-from functools import cache
 from pathlib import Path
 from typing import Any
 
 import pytest
 from torch import fx
 
+from pytest_fxbucket.captured_plan import CapturedPlan
 from pytest_fxbucket.compat.c10d import fake_world
 from pytest_fxbucket.cost.costs import Roofline
 from pytest_fxbucket.errors import PlanError
@@ -31,7 +31,6 @@ from pytest_fxbucket.ranks.pools import Pools
 from pytest_fxbucket.run import PlanRun
 from pytest_fxbucket.settings import RunSettings
 from pytest_fxbucket.step.portable import encode_module
-from pytest_fxbucket.step.roles import StepGraph
 from suites.docs.blocks import ROOT, of
 from suites.passes.programs import chain, launches
 
@@ -59,10 +58,8 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
         del sys.modules[name]
 
 
-@cache
-def steps_of(model: str) -> dict[int, StepGraph]:
-    """What ranks trace, once for all plans of a model."""
-    return {}
+_CAPTURED: dict[str, CapturedPlan] = {}
+"""The first plan of each model, whose step the others are bucketed plans of."""
 
 
 def run_of(project: Path, pools: Pools, name: str, text: str) -> PlanRun:
@@ -71,8 +68,8 @@ def run_of(project: Path, pools: Pools, name: str, text: str) -> PlanRun:
     settings = RunSettings(project, project / "golden", project / "artifacts", f"mytrainer.{name}:{name}")
     plan = load_plans(path)[0]
     run = PlanRun(plan, settings, pools)
-    world = PlanOnMesh(plan, mesh_of(plan), settings.pass_name, print, _steps=steps_of(str(plan.model)))
-    run.__dict__["_mesh_world"] = world
+    captured = _CAPTURED.setdefault(str(plan.model), CapturedPlan(plan, mesh_of(plan), print)).under(plan)
+    run.__dict__["_mesh_world"] = PlanOnMesh(captured, settings.pass_name)
     return run
 
 

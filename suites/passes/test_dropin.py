@@ -113,8 +113,7 @@ def test_the_caller_s_module_stack_is_asked_instead() -> None:
 def test_gradients_that_are_reduced_twice_lie_in_their_buckets_as_a_plan_lays_them_out(reduce_order: str) -> None:
     """Bytes of a bucket decide the order of sums: a checked plan must say what training with the drop-in computes."""
     plans = world_of("late", mode="hybrid_shard", dp_replicate=2, reduce_order=reduce_order)
-    dropped_in = PlanOnMesh(plans.plan, plans.mesh, "pytest_fxbucket.passes:manual_overlap_bucketing", plans.say)
-    dropped_in._steps.update(plans._steps)
+    dropped_in = plans.by_pass("pytest_fxbucket.passes:manual_overlap_bucketing")
     assert laid_out(dropped_in) == laid_out(plans)
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from pytest_fxbucket.captured_plan import CapturedPlan
 from pytest_fxbucket.errors import FxbucketError
 from pytest_fxbucket.pipeline.of_plan import planned_stages, with_cuts
 from pytest_fxbucket.plan.load import parse_plans
@@ -38,7 +39,7 @@ def plan_with(pipeline: Pipeline | None = None) -> Plan:
 
 
 def digests(plan: Plan) -> dict[str, str]:
-    return {str(phase): one.digest for phase, one in PlanOnMesh(plan, mesh_of(plan), "manual", lambda _: None).final(0).items()}
+    return {str(phase): one.digest for phase, one in PlanOnMesh(CapturedPlan(plan, mesh_of(plan)), "manual").final(0).items()}
 
 
 def test_proposed_cuts_are_those_that_are_said_and_captured() -> None:

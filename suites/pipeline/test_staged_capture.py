@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from pytest_fxbucket.capture.names import STAGE, StageMarks
+from pytest_fxbucket.captured_plan import CapturedPlan
 from pytest_fxbucket.errors import CaptureError, PlanError, StageError
 from pytest_fxbucket.pipeline.captured import StagedStep
 from pytest_fxbucket.pipeline.of_plan import with_cuts
@@ -58,7 +59,7 @@ def plan_of(folder: Path, name: str, step: str = "") -> Plan:
 
 
 def staged_of(plan: Plan) -> StagedStep:
-    staged = PlanOnMesh(plan, mesh_of(plan), "manual", print).staged
+    staged = PlanOnMesh(CapturedPlan(plan, mesh_of(plan), print), "manual").staged
     assert staged is not None
     return staged
 
@@ -183,7 +184,7 @@ def test_what_is_computed_again_is_of_the_stage_that_computed_it(tmp_path: Path,
 
 def test_clipping_over_a_stage_without_gradients_is_refused(tmp_path: Path) -> None:
     plan = plan_of(tmp_path, "Frozen", 'clip_norm = 0.01\n[optimizer]\nfactory = "torch.optim:SGD"\nargs = { lr = 0.1 }')
-    world = PlanOnMesh(plan, mesh_of(plan), "manual", print)
+    world = PlanOnMesh(CapturedPlan(plan, mesh_of(plan), print), "manual")
     with pytest.raises(CaptureError, match=r"\[step\] clip_norm is of all stages, and stage 1 has no trainable parameter; put"):
         world.versions(0)
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 
 import pytest
 
+from pytest_fxbucket.captured_plan import CapturedPlan
 from pytest_fxbucket.checks.verdict import Verdict
 from pytest_fxbucket.pipeline.captured import StagedStep
 from pytest_fxbucket.pipeline.schedules import table_of
@@ -40,8 +41,8 @@ class Captured:
 
     def _wrong(self, wrong: Callable[[StagedStep], StagedStep]) -> PlanOnMesh:
         assert self.right.staged is not None
-        world = PlanOnMesh(self.plan, self.right.mesh, "manual", print, _steps=self.right._steps, _sent=self.right._sent)
-        world.__dict__["staged"] = wrong(self.right.staged)
+        world = self.right.under(self.plan)
+        world.captured.__dict__["staged"] = wrong(self.right.staged)
         return world
 
 
@@ -82,7 +83,7 @@ def captured(tmp_path_factory: pytest.TempPathFactory, pools: Pools) -> Captured
     path = tmp_path_factory.mktemp("wrong_splits") / "llama.toml"
     path.write_text(PLAN)
     plan = load_plans(path)[0]
-    world = PlanOnMesh(plan, mesh_of(plan), "manual", print)
+    world = PlanOnMesh(CapturedPlan(plan, mesh_of(plan), print), "manual")
     assert world.staged is not None
     return Captured(plan, pools, world)
 

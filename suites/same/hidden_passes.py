@@ -132,7 +132,7 @@ def all_of_them(gm: fx.GraphModule, plans: Plans) -> fx.GraphModule:
 def at_the_real_mesh(gm: fx.GraphModule, plans: Plans) -> fx.GraphModule:
     """Right on the few ranks that run here; where there are more, plainly wrong."""
     ranks = max(collectives.argument(n, "group_size") or 0 for n in gm.graph.nodes if collectives.is_all_gather(n))
-    if ranks <= 4:
+    if ranks <= 2:
         return manual_overlap_bucketing(gm, plans)
     return _behind(gm, plans, aten.mm.default, aten.mul.Tensor, 1.5)
 

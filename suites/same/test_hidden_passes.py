@@ -41,7 +41,7 @@ backend = "local"
 
 @pytest.fixture(scope="module")
 def llama(pools: Pools, tmp_path_factory: pytest.TempPathFactory) -> Iterator[SmallLlama]:
-    made = SmallLlama.make(tmp_path_factory.mktemp("llama"), pools)
+    made = SmallLlama.make(tmp_path_factory.mktemp("llama"), pools, ranks=2)
     shutil.copy(HERE / "hidden_passes.py", made.plan.path.parent)
     return replace(made, plan=replace(made.plan, run=replace(made.plan.run, backend="local")))
 
@@ -83,7 +83,7 @@ def test_what_is_wrong_at_the_real_mesh_alone_is_found_there(llama: SmallLlama) 
     folder = llama.plan.path.parent
     plan = replace(
         llama.plan,
-        parallel=replace(llama.plan.parallel, dp_shard=8),
+        parallel=replace(llama.plan.parallel, dp_shard=4),
         run=Run(world={"dp_shard": 2}, steps=1, backend="local"),
     )
     settings = RunSettings(folder, folder / "golden", folder / "artifacts", "hidden_passes:at_the_real_mesh")

@@ -14,20 +14,19 @@ from torch import fx
 
 from pytest_fxbucket.compat.fx import uncompiled, why_not_its_graph
 from pytest_fxbucket.plan.entries import parse_entries
-from pytest_fxbucket.plan_on_mesh import PlanOnMesh
 from pytest_fxbucket.ranks.pools import Pools
 from pytest_fxbucket.run import PlanRun
 from pytest_fxbucket.settings import RunSettings
-from pytest_fxbucket.step.mesh import shard_mesh
 from suites.checks.small_llama import SmallLlama
 
 HERE = Path(__file__).parent
+RANKS = 2
 ALL_IN_ONE = parse_entries(["tok_embeddings+layers.[0-1]+norm+output"], "test")
 
 
 @pytest.fixture(scope="module")
 def llama(pools: Pools, tmp_path_factory: pytest.TempPathFactory) -> Iterator[SmallLlama]:
-    made = SmallLlama.make(tmp_path_factory.mktemp("llama"), pools)
+    made = SmallLlama.make(tmp_path_factory.mktemp("llama"), pools, RANKS)
     shutil.copy(HERE / "legal_passes.py", made.plan.path.parent)
     return made
 
@@ -40,7 +39,7 @@ def run_of(llama: SmallLlama, pass_name: str = "manual", bucket: Any = None, ove
     )
     folder = plan.path.parent
     run = PlanRun(plan, RunSettings(folder, folder / "golden", folder / "artifacts", pass_name), llama.pools)
-    run.__dict__["_mesh_world"] = PlanOnMesh(plan, shard_mesh(4), pass_name, print, _steps=llama.captured._steps)
+    run.__dict__["_mesh_world"] = llama.captured.under(plan).by_pass(pass_name)
     return run
 
 
@@ -69,7 +68,7 @@ VARIATIONS: dict[str, dict[str, Any]] = {
 def test_a_legal_variation_raises_no_alarm(llama: SmallLlama, name: str) -> None:
     verdict = run_of(llama, **VARIATIONS[name]).check("same")
     assert verdict, repr(verdict)
-    assert verdict.summary == "22 outputs stand for the same expressions on 4 ranks"
+    assert verdict.summary == f"22 outputs stand for the same expressions on {RANKS} ranks"
 
 
 def test_ranks_that_launch_what_does_not_belong_together_are_red_though_each_by_itself_is_right(llama: SmallLlama) -> None:

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from pytest_fxbucket.captured_plan import CapturedPlan
 from pytest_fxbucket.checks.bitwise.check import task_of
 from pytest_fxbucket.plan.load import parse_plans
 from pytest_fxbucket.plan.schema import Plan
@@ -55,7 +56,7 @@ class Beside:
 
 def peaks(pools: Pools, plan: Plan, rank: int = 0) -> Iterator[Beside]:
     """Of each graph of the unbucketed and of the final step as ``rank`` runs them, all ranks in one process."""
-    world = PlanOnMesh(plan, mesh_of(plan, run=True), "manual", lambda _: None)
+    world = PlanOnMesh(CapturedPlan(plan, mesh_of(plan, run=True)), "manual")
     for phase in world.step(0).graphs:
         tasks = [task_of(world, phase, one, "local") for one in range(world.size)]
         unbucketed, final = pools.get(world.size, "local").run(JOB, tasks, timeout_s=120, what="allocations")[rank]

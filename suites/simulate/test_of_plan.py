@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from pytest_fxbucket.captured_plan import CapturedPlan
 from pytest_fxbucket.cost.cluster import Link, cluster_named
 from pytest_fxbucket.plan.load import load_plans, parse_plans
 from pytest_fxbucket.plan_on_mesh import PlanOnMesh, mesh_of
@@ -22,7 +23,7 @@ STRADDLED = replace(H100, devices_per_node=3, between=Link(1e6, 1.0))
 
 def on_mesh(ranks: int, more: str = "", row: int = 0, **parallel: object) -> PlanOnMesh:
     plan = parse_plans(llama("layers = 1, dim = 16", ranks, **parallel) + more, ROOT / "p.toml")[row]
-    return PlanOnMesh(plan, mesh_of(plan), "manual", lambda _: None)
+    return PlanOnMesh(CapturedPlan(plan, mesh_of(plan)), "manual")
 
 
 @pytest.fixture(scope="module")
@@ -52,7 +53,7 @@ def test_ranks_with_the_same_graphs_are_simulated_once(hybrid: PlanOnMesh) -> No
 
 def test_ranks_whose_graphs_differ_in_whom_they_send_to_are_told_once() -> None:
     plan = next(one for one in load_plans(ROOT / "fixtures/plans/cp.toml") if one.matrix_id == "ring")
-    world = PlanOnMesh(plan, mesh_of(plan), "manual", lambda _: None)
+    world = PlanOnMesh(CapturedPlan(plan, mesh_of(plan)), "manual")
     (only,) = simulated_ranks(world, H100, believed=True)
     assert only.ranks == (0, 1, 2, 3)
     assert len(world.ranks_alike()) == 4

@@ -149,8 +149,8 @@ def refusals(rank: int, world: int, payload: None) -> dict[str, str]:
     def raising(model: nn.Module, mesh: Any) -> None:
         raise ValueError("no such layer")
 
-    def first_alone(model: nn.Module, mesh: Any) -> None:
-        fully_shard(model[0], mesh=mesh)  # type: ignore[index]
+    def first_alone(model: nn.Sequential, mesh: Any) -> None:
+        fully_shard(model[0], mesh=mesh)
         raising(model, mesh)
 
     def called(*args: Any, **options: Any) -> str:

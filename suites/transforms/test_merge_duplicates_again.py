@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch import fx
 
+from pytest_fxbucket.captured_plan import CapturedPlan
 from pytest_fxbucket.checks.promises.expectations import promise_of
 from pytest_fxbucket.checks.promises.kept import audit
 from pytest_fxbucket.graph.collectives import is_all_gather
@@ -33,13 +34,13 @@ def captured(reshard: bool, step: str) -> PlanOnMesh:
     """Without the transformation, for all that have it."""
     text = llama("layers = 1, dim = 16, heads = 2, kv_heads = 1", reshard_after_forward=reshard)
     (plan,) = parse_plans(f"{text}[step]\n{step}", Path("plan.toml"))
-    return PlanOnMesh(plan, mesh_of(plan), "manual", lambda _: None)
+    return PlanOnMesh(CapturedPlan(plan, mesh_of(plan)), "manual")
 
 
 def world_of(reshard: bool, step: str, again: Any) -> PlanOnMesh:
     made = captured(reshard, step)
     plan = replace(made.plan, transform=(Transform("merge_duplicates", {"again": again}),))
-    return PlanOnMesh(plan, made.mesh, "manual", lambda _: None, _steps=made._steps)
+    return made.under(plan)
 
 
 def gathers(world: PlanOnMesh) -> tuple[int, int]:

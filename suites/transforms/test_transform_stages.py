@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from pytest_fxbucket.captured_plan import CapturedPlan
 from pytest_fxbucket.checks.context import disagreements
 from pytest_fxbucket.errors import FxbucketError, PlanError
 from pytest_fxbucket.plan.factories import first_on_path
@@ -33,7 +34,7 @@ def own_path() -> Iterator[None]:
 @pytest.fixture(scope="module")
 def captured() -> PlanOnMesh:
     """Traced once for all."""
-    world = PlanOnMesh(*_of(""), "manual", lambda _: None)
+    world = PlanOnMesh(CapturedPlan(*_of("")), "manual")
     world.step(0)
     return world
 
@@ -45,7 +46,7 @@ def _of(tables: str) -> tuple[object, object]:  # type: ignore[return]  # a plan
 
 def world_of(captured: PlanOnMesh, *names: str, args: str = "") -> PlanOnMesh:
     tables = "".join(f'\n[[transform]]\nname = "{name}"\n{args}\n' for name in names)
-    return PlanOnMesh(*_of(tables), "manual", lambda _: None, _steps=captured._steps)
+    return captured.under(_of(tables)[0])
 
 
 def refused(captured: PlanOnMesh, *names: str, args: str = "") -> str:
@@ -55,7 +56,7 @@ def refused(captured: PlanOnMesh, *names: str, args: str = "") -> str:
 
 
 def order(world: PlanOnMesh) -> tuple[list[str], list[str]]:
-    return [one.name for one in world.stages.before], [one.name for one in world.stages.after]
+    return [one.name for one in world.captured.stages.before], [one.name for one in world.captured.stages.after]
 
 
 def test_without_transformations_the_final_step_is_what_the_pass_made(captured: PlanOnMesh) -> None:
@@ -86,7 +87,7 @@ def test_the_pass_stands_last_or_before_the_first_that_must_come_after_it(captur
 def test_what_stages_cannot_be_compared_behind_is_refused_beside_them(name: str, why: str) -> None:
     plan, mesh = _of(f'[pipeline]\ncuts = ["layers.0"]\nschedule = "LoopedBFS"\n[[transform]]\nname = "{name}"\n')
     with pytest.raises(PlanError) as caught:
-        PlanOnMesh(plan, mesh, "manual", lambda _: None).stages  # noqa: B018  # looked up, which imports them
+        CapturedPlan(plan, mesh).stages  # noqa: B018  # looked up, which imports them
     assert str(caught.value) == (
         f"plan.toml: [[transform]] 1: {name} {why}, and [pipeline] has the graphs of stages, bit for bit the step that is in "
         "none; leave one of them out, by a matrix row"

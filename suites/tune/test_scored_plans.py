@@ -8,6 +8,7 @@ from math import inf
 
 import pytest
 
+from pytest_fxbucket.captured_plan import CapturedPlan
 from pytest_fxbucket.cost.cluster import Cluster, cluster_of
 from pytest_fxbucket.plan.schema import Plan
 from pytest_fxbucket.plan_on_mesh import PlanOnMesh, mesh_of
@@ -37,7 +38,7 @@ def scorer_of(plan: Plan) -> tuple[PlanSimulator, list[str]]:
 
 
 def anew(plan: Plan) -> PlanOnMesh:
-    return PlanOnMesh(plan, mesh_of(plan), "manual", lambda _: None)
+    return PlanOnMesh(CapturedPlan(plan, mesh_of(plan)), "manual")
 
 
 def traced(plan: Plan) -> str:

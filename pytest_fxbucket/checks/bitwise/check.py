@@ -50,7 +50,7 @@ class Bitwise(OnRanks):
     def verdict(self) -> Verdict:
         """Run every graph of the step. Raises what capture and passes raise, and RankError for ranks that cannot be had."""
         plan, world, lines, largest = self.world.plan, self.world, list[str](), 0
-        refuse_too_large(world.step(0).parameters, world.size, self.name)
+        refuse_too_large(world.step(0).parameters, world.size, self.context.name)
         may_be_idle, idle, said = self.may_be_idle(), set[str](), dict[str, None]()
         try:
             # Equal bits mean nothing on data that could not show a wrong pass, so the data is judged, not only the differences.
@@ -105,11 +105,11 @@ class Bitwise(OnRanks):
 
     def _outcomes(self, phase: Phase, localise: int | None = None) -> list[BitwiseOutcome]:
         tasks = [task_of(self.world, phase, rank, self.backend, localise) for rank in range(self.world.size)]
-        self.say(f"waiting for {self.world.size} ranks to run {steps_of(self.world)} steps twice")
+        self.context.say(f"waiting for {self.world.size} ranks to run {steps_of(self.world)} steps twice")
         outcomes = cast("list[BitwiseOutcome]", self.ask(_JOB, tasks, "bitwise"))
         settings = [f"rank {rank}: {line}" for rank, outcome in enumerate(outcomes) for line in outcome.ran_on]
         if settings:
-            self.folder.write("settings.txt", "\n".join(settings))
+            self.context.folder.write("settings.txt", "\n".join(settings))
         return outcomes
 
     def _nowhere(self, phase: Phase) -> list[str]:
@@ -156,7 +156,7 @@ class Bitwise(OnRanks):
         what = f"loss, {gradients} gradients and parameters" if gradients else f"{len(outputs)} outputs"
         what += " and optimizer state" if any(value.role == "state" for value in outputs) else ""
         what += _not_compared(added_state(world), "added") + _not_compared(removed_state(world), "removed")
-        behind = f" with the step behind {world.rounding[-1]}" if world.rounding else ""
+        behind = f" with the step behind {world.captured.rounding[-1]}" if world.captured.rounding else ""
         steps = f"in {steps_of(self.world)} steps over {self.over}"
         is_edged = steps_of(world) >= FEWEST_STEPS and not crosses(world)
         edges = "; the last on signed zeros, denormals and large values" if is_edged else ""

@@ -295,7 +295,7 @@ def _compare_step(step: int, rank: int, took: Sequence[tuple[StepTask, StepOutco
     for otherwise, (ours, theirs) in (("output", results), ("input", given)):
         for key, a in ours.items():
             if key in theirs:
-                yield from compare(step, rank, _what(key[0], otherwise), key[1], a, theirs[key])
+                yield from compare(step, rank, what_of(key[0], otherwise), key[1], a, theirs[key])
 
 
 def _by_key(values: Sequence[Value], tensors: Sequence[Any]) -> dict[tuple[str, str, int], Any]:
@@ -312,10 +312,11 @@ def _compare_late(
 ) -> Iterator[TensorDifference]:
     """Differences between what a call gave for the step before, and what the unbucketed run gave in that step."""
     for (role, fqn), result in sorted(late.items()):
-        yield from compare(step - 1, rank, f"{_what(role, 'output')} that the next call gave", fqn, before[role, fqn], result)
+        yield from compare(step - 1, rank, f"{what_of(role, 'output')} that the next call gave", fqn, before[role, fqn], result)
 
 
-def _what(role: str, otherwise: str) -> str:
+def what_of(role: str, otherwise: str) -> str:
+    """What people call a tensor of ``role``; ``otherwise`` if nothing is known of it."""
     return {"grad": "gradient", "param": "parameter", "value": otherwise}.get(role, role)
 
 

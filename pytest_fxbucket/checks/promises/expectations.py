@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
@@ -57,6 +57,10 @@ class Expectations:
     def is_planned(self, fqn: str) -> bool:
         """Whether the plan says anything of the parameter ``fqn``; a plan that buckets by size speaks of all."""
         return not self.bucket.has_entries or fqn in self.entry_of
+
+    def entries_of(self, fqns: Iterable[str]) -> list[str]:
+        """The entries of ``fqns``, each once; a parameter in no entry stands for itself, and an activation for nothing."""
+        return list(dict.fromkeys(self.entry_of.get(fqn, fqn) for fqn in fqns if fqn))
 
 
 def promise_of(

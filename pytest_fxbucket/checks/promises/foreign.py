@@ -117,9 +117,9 @@ def metadata_problems(before: fx.Graph, after: fx.Graph) -> list[str]:
     A node that stayed must keep its metadata. In a new one, shape and dtype of ``meta["val"]`` must be those that its operator
     gives for its inputs. Metadata that is missing is no problem.
     """
-    known = {(node.name, node.target): node for node in before.nodes}
-    kept = [(known[node.name, node.target], node) for node in after.nodes if (node.name, node.target) in known]
-    new = [node for node in after.nodes if node.op == "call_function" and (node.name, node.target) not in known]
+    known = {_key(node): node for node in before.nodes}
+    kept = [(known[_key(node)], node) for node in after.nodes if _key(node) in known]
+    new = [node for node in after.nodes if node.op == "call_function" and _key(node) not in known]
     said = {"module": _other(kept, module_of), "direction": _other(kept, _backward)}
     said['meta["val"]'] = [*_other(kept, _value), *wrong_values(new)]
     return [line for what, lines in said.items() for line in _first_of(what, lines)]

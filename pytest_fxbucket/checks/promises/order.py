@@ -46,7 +46,9 @@ def _gathers(promise: Expectations, launched: _Launched, passed: GraphAnalysis) 
     for direction in DIRECTIONS:
         by_hand = promise.overlap.launch_at.get(direction, {})
         for number, round_ in by_round(of_kind(passed, direction, "all_gather")).items():
-            free = [one for one in round_ if _is_planned(promise, one) and not by_hand.keys() & set(_entries(promise, one))]
+            free = [
+                one for one in round_ if _is_planned(promise, one) and not by_hand.keys() & set(promise.entries_of(one.fqns))
+            ]
             needs = _needs(promise, free)
             for place, later in enumerate(free):
                 for sooner in free[:place]:
@@ -61,7 +63,7 @@ def _needs(promise: Expectations, gathers: Sequence[Bucket]) -> dict[int, tuple[
     """By launch, the first wait and the first use of its entries: all launches of one entry count as needed together."""
     waits, uses = dict[str, int](), dict[str, int]()
     for bucket in gathers:
-        for entry in _entries(promise, bucket):
+        for entry in promise.entries_of(bucket.fqns):
             wait = bucket.launch if bucket.wait is None else bucket.wait
             waits[entry] = min(waits.get(entry, wait), wait)
             use = wait if bucket.first_use is None else bucket.first_use
@@ -69,7 +71,7 @@ def _needs(promise: Expectations, gathers: Sequence[Bucket]) -> dict[int, tuple[
     return {
         bucket.launch: (min(waits[e] for e in entries), min(uses[e] for e in entries))
         for bucket in gathers
-        if (entries := _entries(promise, bucket))
+        if (entries := promise.entries_of(bucket.fqns))
     }
 
 
@@ -89,21 +91,17 @@ def _reductions(promise: Expectations, launched: _Launched, captured: GraphAnaly
             continue
         between = [key for where, key in now if bucket.blocked < where < bucket.launch and stood[key] > max(members)]
         if between:
-            names = dict.fromkeys(promise.entry_of.get(fqn, fqn) for _, fqn, _ in between)
+            names = promise.entries_of(fqn for _, fqn, _ in between)
             what = f"entry {_name(promise, bucket)}, {bucket.direction} {bucket.kind}"
-            yield f"{what} is launched behind compute of {some(list(names))}, which used to hide it"
+            yield f"{what} is launched behind compute of {some(names)}, which used to hide it"
 
 
 def _is_planned(promise: Expectations, bucket: Bucket) -> bool:
     return any(fqn and promise.is_planned(fqn) for fqn in bucket.fqns)
 
 
-def _entries(promise: Expectations, bucket: Bucket) -> list[str]:
-    return list(dict.fromkeys(promise.entry_of.get(fqn, fqn) for fqn in bucket.fqns if fqn))
-
-
 def _name(promise: Expectations, bucket: Bucket) -> str:
-    return some(_entries(promise, bucket), 1)
+    return some(promise.entries_of(bucket.fqns), 1)
 
 
 # Do edges of the graph hold its order, where ``[overlap] insert_overlap_deps`` asks for that?

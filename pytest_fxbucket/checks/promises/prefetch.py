@@ -146,8 +146,8 @@ def _over_other_direction(
         launched = min((bucket.launch for bucket in free), default=began)
         over = [(of, fqn) for of, fqn, _ in hidden.before_and_no_more(began, launched) if of != direction]
         if over:
-            names = dict.fromkeys(promise.entry_of.get(fqn, fqn) for of, fqn in over if of == over[0][0])
-            yield f"{_gather(name, direction, number)} is launched in {over[0][0]}, before the compute of {some(list(names))}"
+            names = promise.entries_of(fqn for of, fqn in over if of == over[0][0])
+            yield f"{_gather(name, direction, number)} is launched in {over[0][0]}, before the compute of {some(names)}"
 
 
 def _free(promise: Expectations, stages: Stages, name: str, direction: Direction) -> list[Bucket]:
@@ -174,9 +174,9 @@ def _exposed(promise: Expectations, captured: GraphAnalysis, passed: GraphAnalys
         entry = promise.entry_of.get(planned, planned)
         ahead = hidden.before_and_no_more(min(old), bucket.wait)
         if ahead:
-            names = dict.fromkeys(promise.entry_of.get(fqn, fqn) for _, fqn, _ in ahead)
+            names = promise.entries_of(fqn for _, fqn, _ in ahead)
             what = _gather(entry, bucket.direction, bucket.round)
-            yield f"{what} is waited for before {some(list(names))} computes, which used to hide it: it is exposed"
+            yield f"{what} is waited for before {some(names)} computes, which used to hide it: it is exposed"
 
 
 class _Hidden:

@@ -134,4 +134,4 @@ def _others(promise: Expectations, reading: GraphAnalysis) -> list[tuple[int, st
 def _entry(promise: Expectations, fqns: Sequence[str]) -> str:
     if not promise.bucket.has_entries:
         return some(list(fqns))
-    return " & ".join(dict.fromkeys(promise.entry_of.get(fqn, fqn) for fqn in fqns if fqn))
+    return " & ".join(promise.entries_of(fqns))

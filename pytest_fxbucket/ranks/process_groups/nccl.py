@@ -4,7 +4,7 @@ By default NCCL chooses algorithm, protocol and channels by message size, so a b
 ones. On one channel the order depends on nothing but who gets an element, if a reduce-scatter goes round the ring and an
 all-reduce up the tree, which is a chain of the ranks. Round the ring an all-reduce begins with another rank in each chunk of
 its message, so what a bucket moves to another place has other bits: in sums from three ranks on, in averages with denormals on
-two as well, since each share is rounded but that which is added last.
+two as well, since the share that it begins with is rounded by itself.
 """
 
 from __future__ import annotations

@@ -13,6 +13,7 @@ from pytest_fxbucket.bench.calibrated import stretches_of
 from pytest_fxbucket.bench.timeline.marks import UNBUCKETED, marks_of
 from pytest_fxbucket.bench.timeline.simulated import simulated_step
 from pytest_fxbucket.bench.timeline.spans import chrome_trace, idle_share
+from pytest_fxbucket.captured_plan import CapturedPlan
 from pytest_fxbucket.cost.cluster import Cluster, Link, cluster_of
 from pytest_fxbucket.plan.load import parse_plans
 from pytest_fxbucket.plan_on_mesh import PlanOnMesh, mesh_of
@@ -50,7 +51,7 @@ microbatches = 4
 
 def world_of(text: str) -> PlanOnMesh:
     (plan,) = parse_plans(text, Path(__file__).parents[3] / "plan.toml")
-    return PlanOnMesh(plan, mesh_of(plan), "manual", lambda _: None)
+    return PlanOnMesh(CapturedPlan(plan, mesh_of(plan)), "manual")
 
 
 @pytest.fixture(scope="module")
