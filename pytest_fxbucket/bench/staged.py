@@ -11,18 +11,14 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.distributed as dist
 
+from pytest_fxbucket.bench.timed_graphs import ready_graphs
 from pytest_fxbucket.bench.timeline.marks import Span
 from pytest_fxbucket.bench.timeline.spans import lane_of
 from pytest_fxbucket.bench.timeline.traced_steps import shared_begins, since, spans_of, with_clocks
-from pytest_fxbucket.capture.from_plan import import_model
-from pytest_fxbucket.checks.devices import place
 from pytest_fxbucket.compat.pipelining import Transfer, watched_waits
-from pytest_fxbucket.graph.groups import ensure_twins
 from pytest_fxbucket.pipeline.running import PipelinedRun, PipelinedTask
 from pytest_fxbucket.ranks import device, mark
-from pytest_fxbucket.step.mesh import make_groups
 from pytest_fxbucket.step.pipelined import UPDATE, stage_of
-from pytest_fxbucket.step.portable import decode, digest, encode_module
 from pytest_fxbucket.step_runner import StepOutcome, StepTask, placed, state_and_batches, update
 
 if TYPE_CHECKING:
@@ -118,14 +114,7 @@ class StagedVariant:
     def __init__(self, name: str, rank: int, task: StagedTask) -> None:
         self.name = name
         self._rank, self._task, self._pipelined = rank, task, task.pipelined[name]
-        if task.model is not None:
-            import_model(task.model, task.where)  # it may register operators that the graphs call
-        self._graphs = {one.phase: decode(one.graph) for one in self._pipelined.graphs}
-        self.digests = tuple(digest(encode_module(graph)) for graph in self._graphs.values())
-        make_groups(task.mesh, rank)
-        for graph in self._graphs.values():
-            ensure_twins(graph.graph)
-        numbers = place([(self._graphs[one.phase], one.inputs) for one in self._pipelined.graphs], device())
+        self._graphs, self.digests, numbers = ready_graphs(rank, task, self._pipelined.graphs)
         start, batches = state_and_batches(rank, task)
         self._batch = [tensor.to(device()) for tensor in batches(0)]
         state = placed(start, task.inputs, numbers)

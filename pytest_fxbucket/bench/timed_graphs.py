@@ -29,7 +29,7 @@ from pytest_fxbucket.step_runner import (
 
 if TYPE_CHECKING:
     from pytest_fxbucket.bench.timeline.marks import ActivityMark
-    from pytest_fxbucket.step.roles import Value
+    from pytest_fxbucket.step.roles import Key, Value
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,19 +54,29 @@ class TimingPhase(StepTask):
     """By variant, where the clock is read in a traced step."""
 
 
+def ready_graphs(
+    rank: int, task: StepTask, sent: Sequence[PhaseGraph]
+) -> tuple[dict[str, fx.GraphModule], tuple[str, ...], frozenset[Key]]:
+    """The graphs that ``rank`` was sent, by phase, with their process groups and on its device; and their digests.
+
+    The keys are those of inputs that stay on the CPU, as :func:`~pytest_fxbucket.checks.devices.place` gives them.
+    """
+    if task.model is not None:
+        import_model(task.model, task.where)  # it may register operators that the graphs call
+    graphs = {one.phase: decode(one.graph) for one in sent}
+    # Before anything is changed: they are compared with the digests of the graphs that were sent.
+    digests = tuple(digest(encode_module(graph)) for graph in graphs.values())
+    make_groups(task.mesh, rank)
+    for graph in graphs.values():
+        ensure_twins(graph.graph)
+    return graphs, digests, place([(graphs[one.phase], one.inputs) for one in sent], device())
+
+
 class TimedGraph:
     """A variant of one phase: :attr:`graph` is timed, and its state goes on from step to step as in training."""
 
     def __init__(self, rank: int, phase: TimingPhase, variant: TimedVariant) -> None:
-        if phase.model is not None:
-            import_model(phase.model, phase.where)  # it may register operators that the graph calls
-        self._graphs = {one.phase: decode(one.graph) for one in variant.graphs}
-        # Before anything is changed: it is compared with the digest of the graph that was sent.
-        self.digests = tuple(digest(encode_module(graph)) for graph in self._graphs.values())
-        make_groups(phase.mesh, rank)
-        for graph in self._graphs.values():
-            ensure_twins(graph.graph)
-        numbers = place([(self._graphs[one.phase], one.inputs) for one in variant.graphs], device())
+        self._graphs, self.digests, numbers = ready_graphs(rank, phase, variant.graphs)
         start, batches = state_and_batches(rank, phase)
         begun = begun_with(start, phase, variant.inputs, variant.first_state)
         self._task = replace(phase, inputs=variant.inputs, outputs=variant.outputs)

@@ -45,6 +45,10 @@ class Draft:
     entries: tuple[str, ...]
     unplanned: str = "error"
 
+    def __str__(self) -> str:
+        rest = "; the rest share one bucket" if self.unplanned == "root" else ""
+        return f"{', '.join(self.entries) or 'no block found'}{rest}"
+
     def of_any_depth(self, modules: Collection[str]) -> Draft:
         """The draft with ``layers.*`` for ``layers.[0-31]`` where these are all layers, so that it fits other sizes too."""
         return Draft(tuple(_all_of_list(entry, modules) for entry in self.entries), self.unplanned)

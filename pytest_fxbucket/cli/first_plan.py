@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -18,6 +19,8 @@ from pytest_fxbucket.user_code import user_code
 from pytest_fxbucket.words import show
 
 RANKS = 4
+DP_SHARD, RUN_SHARD = 8, 2
+"""Ranks of the job of a library's model, and those that really run of it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +81,12 @@ def _lines(source: PlanSource, bucket: Draft, stages: StagesDraft | None) -> Ite
         yield f"schedule = {to_toml(stages.schedule)}"
         yield from ("", "[step]", f"microbatches = {stages.microbatches or stages.count}")
     yield from ("", *bucket.lines({}))
+
+
+def written_model_lines(module: str) -> Iterator[str]:
+    """``[model]`` whose factory, batches and loss are all in ``module``, which init writes, too."""
+    yield "[model]"
+    yield from (f'{key} = "{module}:{name}"' for key, name in (("factory", "build"), ("batch", "batch"), ("loss", "loss")))
 
 
 def override_lines(selectors: Sequence[str]) -> Iterator[str]:
@@ -187,6 +196,10 @@ class PlanProblem:
     looks_at_values: bool = False
     where: str = ""
     """In which size or flavor of a model that has several."""
+
+    def of_size(self, where: str, folder: Path) -> PlanProblem:
+        """The problem in one of several sizes, in words that do not name the temporary ``folder`` of the plan's module."""
+        return replace(self, sentence=self.sentence.replace(f"{folder}{os.sep}", ""), where=where)
 
     def to_override(self, modules: Mapping[str, type], overridden: Collection[str]) -> str:
         """The selector that overrides the module that looks at values; empty if none does, or if it is in ``overridden``."""

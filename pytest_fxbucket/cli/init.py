@@ -129,8 +129,7 @@ def _build(factory: Callable[..., Any], name: str, args: Mapping[str, object]) -
 
 def _summary(out: Path, result: TriedPlan, bucket: Draft) -> Iterator[str]:
     source = result.source
-    rest = "; the rest share one bucket" if bucket.unplanned == "root" else ""
-    yield f"Wrote {out}: {', '.join(bucket.entries) or 'no block found'}{rest}."
+    yield f"Wrote {out}: {bucket}."
     if source.inputs:
         what = "the first item" if source.inputs == (0,) else "what is in the first item"
         yield f"The model is given {what} of a batch, and the loss the rest, as [model] inputs says."

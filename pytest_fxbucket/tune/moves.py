@@ -23,7 +23,8 @@ _MB = 1 << 20
 _LATE, _EARLY, _BUSY, _LITTLE = "launched too late", "waited for too early", "behind another launch", "too little compute"
 """Why collectives are exposed: see :mod:`pytest_fxbucket.simulate.timeline`."""
 _ANY = frozenset({_LATE, _EARLY, _BUSY, _LITTLE, "memory"})
-_BY_HAND = ("prefetch", "defer_reduce", "updates")
+BY_HAND = ("prefetch", "defer_reduce", "updates")
+"""Keys of [overlap] that a plan with ``schedule = "auto"`` may not have."""
 _LIMITS = ("max_memory_increase", "max_memory_increase_gb", "max_in_flight_gb", "max_prefetch")
 
 
@@ -117,7 +118,7 @@ def _schedule(plan: Plan, facts: StepFacts) -> Iterator[PlanMove]:
         manual = _overlap(plan, schedule="manual", **{key: getattr(plain, key) for key in _LIMITS})
         yield PlanMove(_bucket(manual, by=by), '[overlap] schedule = "manual"')
     else:
-        auto = _overlap(plan, schedule="auto", **{key: getattr(plain, key) for key in _BY_HAND})
+        auto = _overlap(plan, schedule="auto", **{key: getattr(plain, key) for key in BY_HAND})
         yield PlanMove(auto, '[overlap] schedule = "auto"', _ANY)
         limited = _overlap(auto, max_memory_increase=0.0)
         yield PlanMove(limited, '[overlap] schedule = "auto", max_memory_increase = 0', frozenset({"memory"}))

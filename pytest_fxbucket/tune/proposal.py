@@ -11,6 +11,7 @@ from pytest_fxbucket.plan.schema import Plan
 from pytest_fxbucket.plan.schema_bucket import Overlap
 from pytest_fxbucket.plan.toml_text import to_toml
 from pytest_fxbucket.tune.entries import items_of
+from pytest_fxbucket.tune.moves import BY_HAND
 from pytest_fxbucket.tune.toml_edit import Edits, edited
 
 
@@ -43,8 +44,8 @@ def edits_of(old: Plan, new: Plan) -> Edits:
 
 def _unsaid(plan: Plan) -> set[str]:
     """Keys of [overlap] that a plan file leaves out: those that the plan's schedule refuses, and those that are None."""
-    by_hand = {"prefetch", "defer_reduce", "updates"} if plan.overlap.schedule == "auto" else set[str]()
-    return by_hand | {key for key in Overlap.__dataclass_fields__ if getattr(plan.overlap, key) is None}
+    by_hand = BY_HAND if plan.overlap.schedule == "auto" else ()
+    return {*by_hand} | {key for key in Overlap.__dataclass_fields__ if getattr(plan.overlap, key) is None}
 
 
 def _value(table: object, key: str) -> object:

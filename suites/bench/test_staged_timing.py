@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from pytest_fxbucket.bench import measure
 from pytest_fxbucket.bench.measure import digests
 from pytest_fxbucket.bench.record import Record
 from pytest_fxbucket.bench.report.page import ReportInput, plan_page
@@ -50,9 +51,12 @@ ONE_EACH, TWO_EACH = parse_plans(PLAN, ROOT / "plan.toml")
 
 @pytest.fixture(scope="module")
 def timed(pools: Pools, tmp_path_factory: pytest.TempPathFactory) -> tuple[PlanRun, StepTime]:
+    """In one set of processes: more show no more of stages."""
     folder = tmp_path_factory.mktemp("run")
     run = PlanRun(TWO_EACH, RunSettings(ROOT, folder / "golden", folder / "artifacts"), pools)
-    return run, run.step_time(Benchmark(budget_s=0.01))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(measure, "SETS", 1)
+        return run, run.step_time(Benchmark(budget_s=0.01))
 
 
 def test_each_stage_is_a_lane_with_every_work_of_every_microbatch(timed: tuple[PlanRun, StepTime]) -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from pytest_fxbucket.bench import measure as measured
 from pytest_fxbucket.bench.job import RankTimes, TimingTask
 from pytest_fxbucket.bench.measure import SETS, TRACED_STEPS, digests, measure, tasks_of
 from pytest_fxbucket.bench.stats import Pacing
@@ -15,7 +16,7 @@ from pytest_fxbucket.bench.step_time import worlds_of
 from pytest_fxbucket.bench.timeline.marks import IN_ONE_CALL
 from pytest_fxbucket.captured_plan import CapturedPlan
 from pytest_fxbucket.errors import BenchmarkError
-from pytest_fxbucket.plan.load import load_plans, parse_plans
+from pytest_fxbucket.plan.load import parse_plans
 from pytest_fxbucket.plan.schema_checks import Benchmark
 from pytest_fxbucket.plan_on_mesh import PlanOnMesh, mesh_of
 from pytest_fxbucket.ranks.failure import RankFailure
@@ -25,6 +26,7 @@ from pytest_fxbucket.settings import RunSettings
 from pytest_fxbucket.step.portable import decode, digest
 from suites.bench.timing_jobs import Clocked
 from suites.plans.llama import llama
+from suites.simulate.allocations import small
 
 PLAN = llama("layers = 2, dim = 16") + '[optimizer]\nfactory = "torch.optim:AdamW"\n'
 ROOT = Path(__file__).parents[2]
@@ -140,11 +142,12 @@ def test_a_plan_is_timed_once_each_set_in_new_processes_and_the_last_one_with_a_
     pool = pools.get(2, "gloo:plain")
     close = pool.close
     monkeypatch.setattr(pool, "close", lambda: (pids.extend(pool.pids), close()))
+    monkeypatch.setattr(measured, "SETS", 2)
     found = plan_run.step_time(Benchmark(budget_s=0.01))
     assert plan_run.step_time(Benchmark(budget_s=0.01)) is found
-    assert len(set(pids)) == 2 * SETS
+    assert len(set(pids)) == 2 * 2
     record = found.record
-    assert [len(rounds) for rounds in record.samples["bucketed"]] == [8] * SETS
+    assert [len(rounds) for rounds in record.samples["bucketed"]] == [8] * 2
     assert all(sample > 0 for name in record.samples for sample in found.samples(name))
     for name, launches in (("unbucketed", 60), ("bucketed", 10)):
         facts = record.graphs[name]
@@ -205,11 +208,14 @@ def test_steps_that_cross_iterations_leave_what_as_many_steps_without_that_leave
         assert all(torch.equal(one, other) for one, other in zip(crossed, alone, strict=True))
 
 
-def test_a_plan_that_crosses_iterations_is_timed_with_launches_of_the_steady_graph(crossing_run: PlanRun) -> None:
+def test_a_plan_that_crosses_iterations_is_timed_with_launches_of_the_steady_graph(
+    crossing_run: PlanRun, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(measured, "SETS", 1)
     found = crossing_run.step_time(Benchmark(budget_s=0.01))
     record = found.record
     assert {name: len(rounds) for name, rounds in record.samples.items()} == dict.fromkeys(
-        ("unbucketed", "bucketed", IN_ONE_CALL), SETS
+        ("unbucketed", "bucketed", IN_ONE_CALL), 1
     )
     labels = {name: [(row["direction"], row["label"]) for row in record.graphs[name]["buckets"]] for name in record.samples}
     late = [label for _, label in labels["bucketed"][:6] if label.startswith("reduce_scatter")]
@@ -220,7 +226,7 @@ def test_a_plan_that_crosses_iterations_is_timed_with_launches_of_the_steady_gra
 
 
 def test_a_step_with_state_that_a_transformation_added_is_timed(pools: Pools) -> None:
-    plan = load_plans(ROOT / "fixtures/plans/averaged.toml")[0]
+    plan = small("averaged")
     world = PlanOnMesh(CapturedPlan(plan, mesh_of(plan)), "manual")
     tasks = tasks_of(worlds_of(world, Benchmark()), Pacing(0.01, 0.5))
     for found in pools.get(2, "gloo:plain").run("suites.bench.timing_jobs:trained", tasks, timeout_s=60):

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import argparse
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from statistics import median
 from typing import Any, NamedTuple
@@ -43,42 +43,77 @@ class Size(NamedTuple):
     layers: int
     dim: int
 
+    def __str__(self) -> str:
+        return f"{self.layers} layers of {self.dim}"
+
+    def text(self, ranks: int) -> str:
+        """A plan on so many ranks."""
+        return llama(f"layers = {self.layers}, dim = {self.dim}", ranks)
+
 
 SIZES = (Size(2, 64), Size(8, 64), Size(8, 256))
+CellsOf = Callable[[Pools, int, Size, float], Iterable[str]]
+"""From pools, ranks, a size and seconds of samples to the cells of a row."""
 
 
 def main() -> None:
     """Print a row for each number of ranks and each model."""
-    parser = argparse.ArgumentParser(description=__doc__)
+    head = ("parameters", "bucketed", "unbucketed", "torch's pass", "FSDP2 eager", "rounds")
+    print_table(__doc__, head, _row, WARM)
+
+
+def print_table(about: str | None, head: Sequence[str], cells_of: CellsOf, warm: Sequence[str] = ()) -> None:
+    """Print what ``cells_of`` gives of each number of ranks and each model, below ``head``; the command line says how long."""
+    parser = argparse.ArgumentParser(description=about)
     parser.add_argument("--budget-s", type=float, default=40.0, help="seconds of samples for each row")
     parser.add_argument("--ranks", type=int, nargs="*", default=[2, 4], help="how many of them, a table part each")
     given = parser.parse_args()
-    budget_s = given.budget_s
-    print(f"torch {torch.__version__}, {os.cpu_count()} cores, gloo, float32; {SETS} sets of processes, {budget_s:g} s a row")
-    print("| ranks | Llama | parameters | bucketed | unbucketed | torch's pass | FSDP2 eager | rounds |")
-    print("|---|---|---|---|---|---|---|---|")
-    pools = Pools(warm=WARM)
+    seconds = f"{given.budget_s:g} s a row"
+    print(f"torch {torch.__version__}, {os.cpu_count()} cores, gloo, float32; {SETS} sets of processes, {seconds}")
+    print(row("ranks", "Llama", *head))
+    print("|---" * (len(head) + 2) + "|")
+    pools = Pools(warm=warm)
     try:
         for ranks in given.ranks:
             for size in SIZES:
-                print(_row(pools, ranks, size, budget_s), flush=True)
+                print(row(str(ranks), str(size), *cells_of(pools, ranks, size, given.budget_s)), flush=True)
     finally:
         pools.close()
 
 
-def _row(pools: Pools, ranks: int, size: Size, budget_s: float) -> str:
-    (plan,) = parse_plans(llama(f"layers = {size.layers}, dim = {size.dim}", ranks), ROOT / "plan.toml")
+def row(*cells: str) -> str:
+    """Of a table."""
+    return f"| {' | '.join(cells)} |"
+
+
+def _row(pools: Pools, ranks: int, size: Size, budget_s: float) -> Iterator[str]:
+    (plan,) = parse_plans(size.text(ranks), ROOT / "plan.toml")
     world = PlanOnMesh(CapturedPlan(plan, mesh_of(plan)), "manual")
     tasks = tasks_of(worlds_of(world, Benchmark(against=("torch",))), Pacing(budget_s / SETS, 0.0))
     payload = _payload(world)
-    sets = []
+    beside_fsdp2 = [Beside(task, payload) for task in tasks]
+    samples = sampled(pools, "suites.benchmarks.step_time_jobs:timed", beside_fsdp2, budget_s)
+    parameters = sum(torch.Size(parameter.shape).numel() for parameter in world.step(0).parameters)
+    yield f"{parameters / 1e6:.2f} M"
+    yield from cells(samples, ("unbucketed", "torch", FSDP2))
+
+
+def sampled(pools: Pools, job: str, tasks: Sequence[object], budget_s: float) -> dict[str, Samples]:
+    """By variant the samples of all ranks together, in several sets of fresh processes."""
+    firsts: list[RankTimes] = []
     for _ in range(SETS):
-        pool = pools.get(ranks, "gloo:plain")
-        job = "suites.benchmarks.step_time_jobs:timed"
-        found = pool.run(job, [Beside(task, payload) for task in tasks], timeout_s=600 + budget_s, paths=[str(ROOT)])
-        sets.append(found[0])
+        pool = pools.get(len(tasks), "gloo:plain")
+        found = pool.run(job, tasks, timeout_s=600 + budget_s, paths=[str(ROOT)])
+        firsts += [one for one in found[:1] if isinstance(one, RankTimes)]
         pool.close()
-    return " | ".join(["| " + str(ranks), f"{size.layers} layers of {size.dim}", *_cells(world, sets)]) + " |"
+    return {name: tuple(tuple(one.samples[name]) for one in firsts) for name in firsts[0].samples}
+
+
+def cells(samples: Mapping[str, Samples], others: Iterable[str]) -> Iterator[str]:
+    """The bucketed step, each of ``others`` beside it, and how many rounds there were."""
+    yield median_ms(samples[BUCKETED])
+    yield from (beside(samples[BUCKETED], samples[other]) for other in others)
+    yield str(sum(map(len, samples[BUCKETED])))
 
 
 def _payload(world: PlanOnMesh) -> dict[str, Any]:
@@ -99,17 +134,6 @@ def _payload(world: PlanOnMesh) -> dict[str, Any]:
         "reduce_dtype": None,
         "reshard_after_forward": True,
     }
-
-
-def _cells(world: PlanOnMesh, sets: Sequence[Any]) -> Iterator[str]:
-    firsts: list[RankTimes] = [*sets]
-    samples: dict[str, Samples] = {name: tuple(tuple(one.samples[name]) for one in firsts) for name in firsts[0].samples}
-    parameters = sum(torch.Size(parameter.shape).numel() for parameter in world.step(0).parameters)
-    yield f"{parameters / 1e6:.2f} M"
-    yield median_ms(samples[BUCKETED])
-    for other in ("unbucketed", "torch", FSDP2):
-        yield beside(samples[BUCKETED], samples[other])
-    yield str(sum(map(len, samples[BUCKETED])))
 
 
 def beside(ours: Samples, theirs: Samples) -> str:

@@ -33,7 +33,7 @@ Refused = Callable[[list[str], int, str], str]
 @pytest.fixture(scope="module")
 def world(tmp_path_factory: pytest.TempPathFactory) -> PlanOnMesh:
     path = tmp_path_factory.mktemp("plan") / "plan.toml"
-    path.write_text(f'{llama("layers = 2, dim = 16", 4)}\n[cluster]\npreset = "cpu-gloo"\n')
+    path.write_text(f'{llama("layers = 1, dim = 16", 4)}\n[cluster]\npreset = "cpu-gloo"\n')
     (plan,) = load_plans(path)
     return PlanOnMesh(CapturedPlan(plan, mesh_of(plan)), "manual")
 

@@ -39,7 +39,6 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         (["show", "a/plan.toml"], 1),
         (["explain", "a/plan.toml"], 1),
         (["init", "ends:step"], 1),
-        (["diff", "a/plan.toml", "--pass", "manual", "--pass", "torch"], 2),
         (["diff", "a/plan.toml", "b/plan.toml"], 2),
     ],
     ids=lambda words: " ".join(words) if isinstance(words, list) else "",

@@ -20,6 +20,8 @@ from pytest_fxbucket.bench import side as bench_side
 from pytest_fxbucket.bench.side_by_side import RunLength
 from pytest_fxbucket.cli import compare
 from pytest_fxbucket.cli.__main__ import main
+from pytest_fxbucket.errors import BenchmarkError
+from pytest_fxbucket.plan.load import parse_plans
 from suites.cli.small_repository import SmallRepository, command, environment
 from suites.pytest_plugin.processes import ends
 from suites.soak.speeds_project import MODEL, PLAN
@@ -146,14 +148,11 @@ def children() -> set[str]:
         (["HEAD", "--plan", "plan.toml", *["--python", "x"] * 3], "--python is given 3 times, and there are two sides"),
         (["HEAD", "--plan", "plan.toml", "--python", "/no/python"], "/no/python cannot be started: No such file or directory"),
         (["HEAD", "--plan", "plan.toml::no"], 'plan.toml has no [[matrix]] row "no"; it has no rows'),
-        (["HEAD", "--plan", "plan.toml", "--backend", "local"], "back end local has no step time; use gloo, nccl or auto"),
     ],
 )
 def test_what_cannot_be_compared_is_one_sentence(
     repository: SmallRepository, untouched: None, refused: Refused, words: list[str], says: str
 ) -> None:
-    repository.write("net.py", MODEL)
-    repository.write("extra.txt", "0")
     sha = repository.commit(plan=PLAN, off__plan=PLAN.replace("benchmark = true", ""))
     err = refused(["compare", *words], 2, says.format(top=repository.top, sha=sha[:7]))
     assert [line for line in err.splitlines() if line.startswith("fxbucket: ")] == err.splitlines()[-1:]
@@ -232,6 +231,12 @@ def test_what_is_read_from_the_working_tree_is_refused(repository: SmallReposito
     repository.git("add", "late.py")
     side(repository, f"{STUB}print(json.dumps({{'protocol': 1, 'facts': {{}}, 'files': [{str(late)!r}]}}), file=answers)")
     refused(BESIDE_ITSELF, 2, "late.py was imported from the working tree")
+
+
+def test_a_back_end_that_nothing_is_timed_on_is_refused() -> None:
+    (plan,) = parse_plans(PLAN, Path("plan.toml"))
+    with pytest.raises(BenchmarkError, match=r"plan\.toml: back end local has no step time; use gloo, nccl or auto"):
+        bench_side._backend(plan, "local")
 
 
 def test_a_side_tells_what_was_imported_while_its_step_was_traced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -98,7 +98,7 @@ def test_in_a_hook_of_a_linked_worktree_the_commit_is_that_of_the_plan_s_reposit
 
 
 @pytest.mark.usefixtures("ctrl_c")
-@pytest.mark.parametrize(("number", "status"), [(signal.SIGTERM, 143), (signal.SIGINT, 130), (signal.SIGHUP, 129)])
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGHUP, 129)])
 def test_a_signal_leaves_no_worktree_no_process_and_no_file(
     repository: SmallRepository, untouched: None, tmp_path: Path, number: int, status: int
 ) -> None:

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from pytest_fxbucket.cli.__main__ import main
+from pytest_fxbucket.explain.find import find_plan
 from pytest_fxbucket.explain.report import GraphReport
 from pytest_fxbucket.explain.text import WIDTH, TextRow, fold, fold_names, graph_lines
 from pytest_fxbucket.passes.report import BucketReport, PassReport
@@ -160,13 +161,20 @@ def _why(capsys: Capsys, parameter: str) -> str:
 
 
 @pytest.mark.parametrize("named", ["two.toml::one_layer", "two.toml[one_layer]", "two.toml::audit[one_layer]"])
-def test_a_row_is_named_as_items_name_it(plan: Path, capsys: Capsys, named: str) -> None:
-    found = document(capsys, named)
+def test_a_row_is_named_as_items_name_it(plan: Path, named: str) -> None:
+    found, rows = find_plan(named)
+    assert (found.matrix_id, [entry.name for entry in found.bucket.plan]) == ("one_layer", ["layers.0"])
+    assert rows == ["one_layer", "size"]
+
+
+def test_of_a_row_its_own_entries_are_told(plan: Path, capsys: Capsys) -> None:
+    found = document(capsys, "two.toml::audit[one_layer]")
     assert (found["row"], list(found["entries"])) == ("one_layer", ["layers.0"])
 
 
 def test_by_size_buckets_are_numbered_and_say_whose_compute_hides_them(plan: Path, capsys: Capsys) -> None:
     text = explain(capsys, "two.toml::size")
+    assert text.startswith("two.toml[size]: pass manual, 4 ranks\n")
     assert "  #1: layers.0.weight, layers.0.bias, layers.1.weight, layers.1.bias, extra.weight\n" in text
     assert "5 -> 1" in text
 
@@ -244,8 +252,8 @@ def test_transformations_say_what_they_did_and_what_they_left(plan: Path, capsys
         assert "\ntelling: 1 change, 1 thing left as it was\n  said it\n  left: a launch: it was not asked for\n" in explain(
             capsys, "two.toml"
         )
-        (found,) = document(capsys, "two.toml")["transformations"]
-        assert found == {"transformation": "telling", "done": ["said it"], "left": [["a launch", "it was not asked for"]]}
+    (found,) = document(capsys, "two.toml")["transformations"]
+    assert found == {"transformation": "telling", "done": ["said it"], "left": [["a launch", "it was not asked for"]]}
 
 
 # A whole step: what hides each reduction, which reductions each entry's updates are made of, what cannot move.
@@ -296,8 +304,8 @@ def test_people_see_what_hides_each_reduction_and_what_each_update_is_made_of(wh
     ) in told
 
 
-def test_programs_get_the_same_of_updates(whole: str, capsys: Capsys) -> None:
-    found = joint(capsys, whole)
+def test_programs_get_the_same_of_updates_and_of_a_foreign_pass_it_is_read_off_its_graph(whole: str, capsys: Capsys) -> None:
+    found, theirs = joint(capsys, whole), joint(capsys, whole, "--pass=suites.cli.explain_steps:early")
     behind = {b["entry"]: b["updates"] for b in found["buckets"] if b["kind"] == "reduce_scatter"}
     assert behind == {"c": [], "b": ["c"], "a": ["b"]}
     assert found["updates"][0] == {
@@ -306,13 +314,9 @@ def test_programs_get_the_same_of_updates(whole: str, capsys: Capsys) -> None:
         "states": 6,
         "reductions": ["reduce_scatter a"],
     }
-
-
-def test_of_a_foreign_pass_the_same_is_read_off_its_graph(whole: str, capsys: Capsys) -> None:
-    ours, theirs = joint(capsys, whole), joint(capsys, whole, "--pass=suites.cli.explain_steps:early")
     for key in ("entry", "kind", "updates", "overlap_nodes"):
-        assert [bucket[key] for bucket in theirs["buckets"]] == [bucket[key] for bucket in ours["buckets"]]
-    assert theirs["updates"] == ours["updates"]
+        assert [bucket[key] for bucket in theirs["buckets"]] == [bucket[key] for bucket in found["buckets"]]
+    assert theirs["updates"] == found["updates"]
 
 
 def test_with_clipping_each_update_is_made_of_all_reductions_and_why_none_moved_is_said(whole: str, capsys: Capsys) -> None:

@@ -62,7 +62,7 @@ class Asks(nn.Module):
         return self.linear(x) if x.sum() > 0 else self.linear(-x)
 
 def asks_for_values():
-    model = build(tied=True)
+    model = build(layers=2, tied=True)
     for layer in model.layers:
         layer.up = nn.Sequential(Asks(), layer.up)
     return model
@@ -83,7 +83,7 @@ def by_name():
     return ByName()
 
 def raises_in_forward():
-    model = build()
+    model = build(layers=1)
     model.norm = nn.LayerNorm(9)
     return model
 
@@ -281,12 +281,12 @@ def test_a_word_without_quotes_is_a_string() -> None:
 
 
 def test_stages_are_written_with_their_cuts_and_ranks(net: str, capsys: Capsys) -> None:
-    assert main(["init", f"{net}:build", "--stages", "2", "--out", "p.toml"]) == 0
+    assert main(["init", f"{net}:build", "--arg", "layers=2", "--stages", "2", "--out", "p.toml"]) == 0
     said, plan = capsys.readouterr().out, load("p.toml")
     assert plan.pipeline is not None
-    assert (plan.pipeline.cuts, plan.pipeline.stages, plan.pipeline.schedule) == (("layers.1.heads.1",), None, "1F1B")
+    assert (plan.pipeline.cuts, plan.pipeline.stages, plan.pipeline.schedule) == (("layers.0.heads.1",), None, "1F1B")
     assert (plan.parallel.pp, plan.step.microbatches, plan.stages) == (2, 2, 2)
-    assert "It is cut into 2 stages of about equally many parameters, behind layers.1.heads.1." in said
+    assert "It is cut into 2 stages of about equally many parameters, behind layers.0.heads.1." in said
     assert resolved(plan).entries
     assert main(["stages", "p.toml"]) == 0
     assert capsys.readouterr().out.startswith("p.toml: 2 stages on 2 ranks of pp by 1F1B, 2 microbatches\n")
@@ -336,6 +336,6 @@ def test_stages_without_a_batch_are_left_to_be_proposed(net: str, capsys: Capsys
     ],
 )
 def test_stages_that_cannot_be_are_told_and_nothing_is_written(net: str, capsys: Capsys, stages: str, says: str) -> None:
-    assert main(["init", f"{net}:build", "--stages", stages, "--out", "p.toml"]) == 1
+    assert main(["init", f"{net}:build", "--arg", "layers=1", "--stages", stages, "--out", "p.toml"]) == 1
     assert says in capsys.readouterr().err
     assert not Path("p.toml").exists()

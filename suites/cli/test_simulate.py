@@ -49,6 +49,16 @@ def said(capsys: Capsys, *words: str) -> str:
     return capsys.readouterr().out
 
 
+_SIMULATED: list[dict[str, Any]] = []
+
+
+def as_given(capsys: Capsys) -> dict[str, Any]:
+    """The document on the plan of the fixture, which is the same every time, so it is asked for once."""
+    if not _SIMULATED:
+        _SIMULATED.append(document(capsys, "simulate", "plan.toml"))
+    return _SIMULATED[0]
+
+
 def document(capsys: Capsys, *words: str) -> dict[str, Any]:
     found = json.loads(said(capsys, *words, "--json"))
     assert isinstance(found, dict)
@@ -56,7 +66,7 @@ def document(capsys: Capsys, *words: str) -> dict[str, Any]:
 
 
 def test_the_table_and_the_document_say_the_same(plan: Path, capsys: Capsys) -> None:
-    text, found = said(capsys, "simulate", "plan.toml"), document(capsys, "simulate", "plan.toml")
+    text, found = said(capsys, "simulate", "plan.toml"), as_given(capsys)
     assert "schedule" not in found
     (one,) = found["classes"]
     after, before = one["bucketed"], one["unbucketed"]
@@ -78,7 +88,7 @@ def test_the_table_and_the_document_say_the_same(plan: Path, capsys: Capsys) -> 
 
 def test_every_key_of_the_document_is_on_its_page(plan: Path, capsys: Capsys) -> None:
     keys: set[str] = set()
-    todo: list[Any] = [document(capsys, "simulate", "plan.toml")]
+    todo: list[Any] = [as_given(capsys)]
     while todo:
         value = todo.pop()
         if isinstance(value, dict):
@@ -91,7 +101,7 @@ def test_every_key_of_the_document_is_on_its_page(plan: Path, capsys: Capsys) ->
 
 def test_another_cluster_and_another_world_are_simulated_instead(plan: Path, capsys: Capsys) -> None:
     (plan.parent / "slower.toml").write_text('preset = "h100-sxm"\nwithin = { bandwidth = 0.01 }\n')
-    own = document(capsys, "simulate", "plan.toml")
+    own = as_given(capsys)
     fast = document(capsys, "simulate", "plan.toml", "--cluster", "b200")
     slower = document(capsys, "simulate", "plan.toml", "--cluster", "slower.toml")
     many = document(capsys, "simulate", "plan.toml", "--cluster", "b200", "--world", "dp_shard=32", "--world", "dp_replicate=1")
@@ -146,7 +156,7 @@ def test_ranks_of_pipeline_stages_are_told_apart(plan: Path, capsys: Capsys) -> 
 
 def test_explain_says_how_exposed_each_bucket_is_and_why(plan: Path, capsys: Capsys) -> None:
     text, found = said(capsys, "explain", "plan.toml"), document(capsys, "explain", "plan.toml")
-    simulated = document(capsys, "simulate", "plan.toml")["classes"][0]
+    simulated = as_given(capsys)["classes"][0]
     flat = " ".join(text.split())
     assert "simulated on h100-sxm with figures of its own: " in text
     for one in simulated["buckets"]:

@@ -6,8 +6,6 @@ import re
 import tomllib
 from importlib import import_module
 
-import pytest
-
 from suites.docs.blocks import ROOT
 
 PACKAGE = ROOT / "pytest_fxbucket"
@@ -26,27 +24,27 @@ def test_a_reader_finds_every_room_in_the_layer_that_lint_holds_it_to() -> None:
     assert set(shown) == ROOMS
 
 
-@pytest.mark.parametrize("name", [name for name in NAMED if name.endswith(".py")])
-def test_a_file_that_the_page_names_is_there(name: str) -> None:
-    assert (PACKAGE / name).is_file() if "/" in name else list(PACKAGE.rglob(name))
+def test_files_and_folders_that_the_page_names_are_there() -> None:
+    files = [name for name in NAMED if name.endswith(".py")]
+    folders = [name for name in NAMED if re.fullmatch(r"\w+(/\w+)+", name)]
+    assert files
+    assert folders
+    gone = [name for name in files if not ((PACKAGE / name).is_file() if "/" in name else [*PACKAGE.rglob(name)])]
+    assert gone + [name for name in folders if not (PACKAGE / name).is_dir()] == []
 
 
-@pytest.mark.parametrize("name", [name for name in NAMED if re.fullmatch(r"\w+(/\w+)+", name)])
-def test_a_folder_that_the_page_names_is_there(name: str) -> None:
-    assert (PACKAGE / name).is_dir()
+def test_names_that_the_page_gives_can_be_imported() -> None:
+    names = [name for name in NAMED if name.partition(".")[0] in ROOMS and re.fullmatch(r"\w+(\.\w+)+", name)]
+    assert names
+    assert [name for name in names if not name.endswith(".py") and not _is_there(name.split("."))] == []
 
 
-@pytest.mark.parametrize(
-    "name", [name for name in NAMED if name.partition(".")[0] in ROOMS and re.fullmatch(r"\w+(\.\w+)+", name)]
-)
-def test_a_name_that_the_page_gives_can_be_imported(name: str) -> None:
-    if name.endswith(".py"):
-        return
-    parts = name.split(".")
+def _is_there(parts: list[str]) -> bool:
     inner = next(n for n in range(len(parts), 0, -1) if _is_module(parts[:n]))
     value: object = import_module(".".join(["pytest_fxbucket", *parts[:inner]]))
     for part in parts[inner:]:
-        value = getattr(value, part)
+        value = getattr(value, part, None)
+    return value is not None
 
 
 def _is_module(parts: list[str]) -> bool:

@@ -18,6 +18,8 @@ PLANS = Path(__file__).parents[2] / "fixtures" / "plans"
 LAYERS_GONE = {
     "iterations": {"layers = 4": "layers = 2", "layers.[0-3]": "layers.[0-1]", '"layers.3"': '"layers.1"'},
     "averaged": {"layers = 2": "layers = 1", "layers.[0-1]": "layers.0"},
+    "adamw": {"layers = 2": "layers = 1", "layers.[0-1]": "layers.0"},
+    "moe": {'batch = "': 'args = { layers = 1 }\nbatch = "', "layers.[0-1]": "layers.0"},
 }
 FOUR_RANKS = ("moe",)
 """Plans with a row that two ranks are too few for."""

@@ -11,15 +11,14 @@ import pytest
 from pytest_fxbucket.capture.last_step import LastStep
 from pytest_fxbucket.checks.verdict import Verdict
 from pytest_fxbucket.plan.cluster import Cluster, MemoryLimits
-from pytest_fxbucket.plan.load import load_plans
 from pytest_fxbucket.plan.schema import Plan
 from pytest_fxbucket.plan.schema_checks import Checks
 from pytest_fxbucket.ranks.pools import Pools
 from pytest_fxbucket.run import PlanRun, item_names
 from pytest_fxbucket.settings import RunSettings
+from suites.simulate.allocations import PLANS, small
 
-PLANS = Path(__file__).parents[2] / "fixtures" / "plans"
-PLAN = load_plans(PLANS / "llama.toml")[0]
+PLAN = small("llama")
 CLUSTER = Cluster(preset="h100-sxm")
 MIB = 2**-10
 """In GB."""
@@ -46,7 +45,7 @@ def test_what_is_within_its_limits_is_green_and_says_on_which_cluster(check: Che
     verdict = check(MemoryLimits(peak_max_gb=2 * MIB, increase_max=2.0))
     assert verdict, verdict
     assert "unbucketed" in verdict.summary
-    assert "on h100-sxm; 4 ranks" in verdict.summary
+    assert "on h100-sxm; 2 ranks" in verdict.summary
 
 
 def test_a_peak_above_its_limit_says_what_lives_there_and_which_bucket_holds_most(check: Check) -> None:

@@ -31,6 +31,11 @@ def hybrid() -> PlanOnMesh:
     return on_mesh(2, **HYBRID)
 
 
+@pytest.fixture(scope="module")
+def plain() -> PlanOnMesh:
+    return on_mesh(2)
+
+
 def test_a_group_is_where_its_ranks_are(hybrid: PlanOnMesh) -> None:
     gathers = {
         rank: [one.seconds for one in unbucketed(hybrid, rank, STRADDLED).flights if one.kind == "all_gather"]
@@ -54,14 +59,14 @@ def test_ranks_whose_graphs_differ_in_whom_they_send_to_are_told_once() -> None:
     assert len(world.ranks_alike()) == 4
 
 
-def test_ranks_of_one_stage_are_taken_for_alike_without_a_pass_for_each() -> None:
-    world = on_mesh(2)
+def test_ranks_of_one_stage_are_taken_for_alike_without_a_pass_for_each(plain: PlanOnMesh) -> None:
+    world = plain.by_pass("manual")
     (only,) = simulated_ranks(world, H100, believed=True)
     assert [rank for rank in range(2) if world.is_passed(rank)] == [0]
     assert "reading" not in vars(world.final(0)["joint"]), "it takes as long as the pass and the simulation together"
     (proved,) = simulated_ranks(world, H100)
     assert (only.ranks, only.flights) == (proved.ranks, proved.flights)
-    other = PlanOnMesh(CapturedPlan(world.plan, world.mesh), "suites.passes.foreign_passes:same")
+    other = plain.by_pass("suites.passes.foreign_passes:same")
     assert other.ranks_alike()
     assert all(other.is_passed(rank) for rank in range(2)), "nobody knows what it does on which rank"
 
@@ -88,12 +93,12 @@ def test_reductions_of_two_levels_are_named_by_their_entry_both(hybrid: PlanOnMe
     assert {"forward all_gather layers.0", "backward reduce_scatter layers.0", "backward all_reduce layers.0"} <= {*names}
 
 
-def test_an_order_that_is_written_into_the_graph_takes_no_time() -> None:
-    worlds = [on_mesh(2, f"[overlap]\ninsert_overlap_deps = {deps}") for deps in ("false", "true")]
-    plain, pinned = (simulated_ranks(world, H100)[0] for world in worlds)
-    assert [one.name for one in plain.flights] == [one.name for one in pinned.flights]
-    assert plain.timeline.seconds == pinned.timeline.seconds
-    reading = worlds[1].final(0)["joint"].reading
+def test_an_order_that_is_written_into_the_graph_takes_no_time(plain: PlanOnMesh) -> None:
+    kept = plain.under(replace(plain.plan, overlap=replace(plain.plan.overlap, insert_overlap_deps=True)))
+    free, pinned = (simulated_ranks(world, H100)[0] for world in (plain, kept))
+    assert [one.name for one in free.flights] == [one.name for one in pinned.flights]
+    assert free.timeline.seconds == pinned.timeline.seconds
+    reading = kept.final(0)["joint"].reading
     assert {one.node: one.place for one in pinned.timeline.flights} == {one.node: one.launch for one in reading.buckets}
 
 

@@ -1,4 +1,4 @@
-"""Steps whose timeline is known to the microsecond: streams in order, waits, the host, and why each collective is exposed."""
+"""Steps whose timeline is known to the microsecond, and why each collective is exposed; when nodes run: ``test_bounds.py``."""
 
 from __future__ import annotations
 
@@ -21,14 +21,6 @@ CALLS = replace(FREE, launch=2e-6)
 def spans(timed: Timed, cluster: Cluster = FREE) -> list[tuple[float, float]]:
     """When each kernel and each collective ran, in the order of the calls."""
     return [(us(ran.start), us(ran.end)) for ran in timed.simulated(cluster).ran]
-
-
-def test_kernels_run_one_after_the_other_whatever_they_read() -> None:
-    made = Timed()
-    made.work(3)
-    made.work(4)
-    assert spans(made) == [(0, 3), (3, 7)]
-    assert us(made.simulated().seconds) == 7
 
 
 def test_a_collective_beside_enough_compute_is_hidden() -> None:
@@ -131,27 +123,6 @@ def test_a_launch_queues_behind_the_one_before_it_on_its_group() -> None:
     ]
 
 
-def test_launches_of_two_groups_fly_at_once() -> None:
-    made = Timed()
-    first, second = made.launch(10), made.launch(10, group="other")
-    made.work(10)
-    made.work(1, made.wait(first))
-    made.work(1, made.wait(second))
-    found = made.simulated()
-    assert [(us(one.start), us(one.end), us(one.exposed)) for one in found.flights] == [(0, 10, 0), (0, 10, 0)]
-    assert us(found.seconds) == 12
-    assert {name: us(seconds) for name, seconds in found.streams.items()} == {"0": 10, "other": 10, "compute": 12}
-
-
-def test_a_wait_for_one_group_holds_up_compute_and_with_it_what_another_group_launches_next() -> None:
-    made = Timed()
-    slow = made.launch(20)
-    made.wait(slow)
-    made.launch(5, group="other")
-    made.work(3)
-    assert spans(made) == [(0, 20), (20, 25), (20, 23)]
-
-
 def test_a_collective_that_is_waited_for_twice_holds_up_once() -> None:
     made = Timed()
     flying = made.launch(10)
@@ -171,49 +142,11 @@ def test_a_step_ends_when_the_last_stream_does() -> None:
     assert (us(found.seconds), us(found.exposed), us(only(found).waited)) == (10, 0, 10)
 
 
-def test_kernels_that_are_shorter_than_their_calls_wait_for_the_host() -> None:
-    made = Timed()
-    for _ in range(3):
-        made.work(1)
-    assert spans(made, CALLS) == [(2, 3), (4, 5), (6, 7)]
-
-
-def test_the_host_runs_ahead_of_kernels_that_are_longer() -> None:
-    made = Timed()
-    for _ in range(3):
-        made.work(5)
-    assert spans(made, CALLS) == [(2, 7), (7, 12), (12, 17)]
-
-
-def test_a_launch_costs_the_host_a_call_too() -> None:
-    made = Timed()
-    made.launch(1)
-    made.work(1)
-    assert spans(made, CALLS) == [(2, 3), (4, 5)]
-
-
 def test_views_and_waits_cost_nothing() -> None:
     made = Timed()
     seen = made.call(aten.view.default, made.given_in, [2, 2])
     made.work(1, made.call(aten.t.default, seen))
     assert spans(made, CALLS) == [(2, 3)]
-
-
-def test_a_host_that_computes_calls_nothing_meanwhile() -> None:
-    made = Timed()
-    made.work(5)
-    made.launch(10)
-    made.work(5)
-    assert spans(made, replace(CALLS, blocking=True)) == [(2, 7), (9, 19), (11, 16)]
-    assert spans(made, CALLS) == [(2, 7), (7, 17), (7, 12)]
-
-
-def test_a_host_that_computes_waits_itself() -> None:
-    made = Timed()
-    made.wait(made.launch(10))
-    made.work(5)
-    assert spans(made, replace(CALLS, blocking=True)) == [(2, 12), (14, 19)]
-    assert spans(made, CALLS) == [(2, 12), (12, 17)]
 
 
 def test_a_launch_that_does_not_fit_any_earlier_is_memorys() -> None:

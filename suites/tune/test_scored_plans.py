@@ -56,9 +56,9 @@ class OfPrefetch(PlanSimulator):
 def test_gathers_that_are_never_ahead_are_found_to_be_where_memory_does_not_hold_the_search_back() -> None:
     plan = plan_of(STARS + "[overlap]\nprefetch = 0\n")
     scorer = OfPrefetch(plan, on(plan), lambda _: None)
-    found = search(plan, scorer, inf)
-    (as_it_is,) = simulated_ranks(anew(plan), on(plan))
-    (proposed,) = simulated_ranks(anew(found.plan), on(plan))
+    found, world = search(plan, scorer, inf), anew(plan)
+    (as_it_is,) = simulated_ranks(world, on(plan))
+    (proposed,) = simulated_ranks(world.under(found.plan), on(plan))
     assert found.first.seconds == as_it_is.timeline.seconds
     assert found.score.seconds == proposed.timeline.seconds < found.first.seconds
     assert (found.score.peak_bytes, found.score.exposed) == (proposed.timeline.peak_bytes, proposed.timeline.exposed)
@@ -105,8 +105,8 @@ def test_a_plan_that_traces_another_step_is_captured_and_scored_as_itself() -> N
 def test_stages_are_scored_in_the_order_of_their_schedule() -> None:
     plan = plan_of(STARS.replace("dp_shard = 4", "dp_shard = 2\npp = 2") + STAGED)
     scorer, _ = scorer_of(plan)
-    found = scorer.score(plan)
-    world = anew(plan)
+    found, world = scorer.score(plan), scorer._first
+    assert world is not None
     scheduled = in_schedule(world, on(plan))
     assert scheduled is not None
     peaks = [one.timeline.peak_bytes for one in simulated_ranks(world, on(plan), believed=True)]
@@ -121,4 +121,7 @@ def test_the_limit_is_the_checks_or_the_clusters() -> None:
         checked = plan_of(STARS + f"[checks]\nmemory = {{ peak_max_gb = {most} }}\n")
         assert scorer_of(checked)[0].limit() == most * 2**30
     increased = plan_of(STARS + "[checks]\nmemory = { peak_max_gb = 3, increase_max = 0.5 }\n")
-    assert scorer_of(increased)[0].limit() == 1.5 * unbucketed(anew(plan), 0, cluster).peak_bytes
+    scorer, _ = scorer_of(increased)
+    most = scorer.limit()
+    assert scorer._first is not None
+    assert most == 1.5 * unbucketed(scorer._first, 0, cluster).peak_bytes

@@ -58,8 +58,8 @@ def nodes_of_marks(graph: fx.Graph, marks: Sequence[ActivityMark]) -> Iterator[t
             yield node.name, current
 
 
-def spans_of_pieces(pieces: Sequence[SimulatedStretch], marked: Marked, rank: int = 0) -> Iterator[Span]:
-    """A span for each of ``pieces``; consecutive compute of one mark on one stream becomes one span."""
+def spans_of_pieces(pieces: Sequence[SimulatedStretch], marked: Marked) -> Iterator[Span]:
+    """A span of rank 0 for each of ``pieces``; consecutive compute of one mark on one stream becomes one span."""
     current: Span | None = None
     mark_of_current: ActivityMark | None = None
     for piece in pieces:
@@ -68,14 +68,14 @@ def spans_of_pieces(pieces: Sequence[SimulatedStretch], marked: Marked, rank: in
             continue
         if piece.kind != "compute":
             stream = COMMUNICATION if piece.kind == "flight" else COMPUTE
-            yield mark.span(rank, stream, piece.start_ns, piece.end_ns, piece.kind)
+            yield mark.span(0, stream, piece.start_ns, piece.end_ns, piece.kind)
             continue
         if current is not None and mark is mark_of_current and current.stream == piece.stream:
             current = replace(current, end_ns=piece.end_ns)
             continue
         if current is not None:
             yield current
-        current, mark_of_current = mark.span(rank, piece.stream, piece.start_ns, piece.end_ns), mark
+        current, mark_of_current = mark.span(0, piece.stream, piece.start_ns, piece.end_ns), mark
     if current is not None:
         yield current
 

@@ -73,8 +73,7 @@ def _half(dtype: object) -> str | None:
 def _summary(trial: TrialPlan, out: Path) -> Iterator[str]:
     plan = trial.plan
     yield from said_of_ties(plan.ties)
-    rest = "; the rest share one bucket" if plan.bucket.unplanned == "root" else ""
-    yield f"Wrote {trial.written.path} and {out}: {', '.join(plan.bucket.entries) or 'no block found'}{rest}."
+    yield f"Wrote {trial.written.path} and {out}: {plan.bucket}."
     if plan.may_be_idle:
         yield f"Gradients that may be zero: {', '.join(plan.may_be_idle)}, as [model] may_be_idle says."
     yield from said_of_overrides(plan.overridden)

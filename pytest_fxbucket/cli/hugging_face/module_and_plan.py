@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from pytest_fxbucket.cli.first_entries import Draft
-from pytest_fxbucket.cli.first_plan import override_lines, parallel_lines
+from pytest_fxbucket.cli.first_plan import DP_SHARD, RUN_SHARD, override_lines, parallel_lines, written_model_lines
 from pytest_fxbucket.cli.hugging_face.inputs import BatchSource, keys_of
 from pytest_fxbucket.cli.hugging_face.read_config import DescribedModel
 from pytest_fxbucket.plan.toml_text import to_toml
@@ -165,9 +165,6 @@ def _literal(value: Any, indent: str = "") -> str:
     return f"{{\n{''.join(lines)}{indent}}}"
 
 
-DP_SHARD, RUN_SHARD = 8, 2
-
-
 @dataclass(frozen=True)
 class HfPlan:
     """What the plan says of one model."""
@@ -193,9 +190,7 @@ def plan_text(plan: HfPlan) -> str:
 
 def _lines(plan: HfPlan) -> Iterator[str]:
     yield f"# {plan.model}, by fxbucket init --hf: this file and {plan.module}.py are yours to change."
-    yield "[model]"
-    for key in ("factory", "batch", "loss"):
-        yield f'{key} = "{plan.module}:{"build" if key == "factory" else key}"'
+    yield from written_model_lines(plan.module)
     if plan.may_be_idle:
         yield "# Their gradients may be zero in every step: experts without tokens, or by the model's design."
         yield f"may_be_idle = {to_toml(list(plan.may_be_idle))}"

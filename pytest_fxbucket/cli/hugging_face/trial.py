@@ -5,7 +5,6 @@ If not, changes of the plan and the module are tried; a problem that is left is 
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
@@ -61,7 +60,7 @@ def _problem(written: Written, plan: HfPlan, out: Path, say: Callable[[str], Non
         real, small = parse_plans(plan_text(plan), folder / out.name)
         for size, one, checks in (("small", small, ("audit",)), ("real", real, ("audit", "collectives"))):
             if problem := first_failure(one, checks, say):
-                return replace(problem, sentence=problem.sentence.replace(f"{folder}{os.sep}", ""), where=size)
+                return problem.of_size(size, folder)
     return None
 
 

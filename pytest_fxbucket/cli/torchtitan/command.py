@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 import sys
 from argparse import Namespace
@@ -14,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from pytest_fxbucket.cli.first_entries import BlockNames, Draft, draft
 from pytest_fxbucket.cli.first_plan import MOST_OVERRIDES, PlanProblem, first_failure, said_of_overrides
-from pytest_fxbucket.cli.module_tree import module_tree
+from pytest_fxbucket.cli.module_tree import module_tree, said_of_ties
 from pytest_fxbucket.cli.torchtitan.module_and_plan import TitanModule, TitanPlan, module_text, plan_text
 from pytest_fxbucket.cli.torchtitan.registry import ChosenModel, chosen
 from pytest_fxbucket.cli.written_files import laid_out, loaded, module_beside, write_new
@@ -123,7 +122,7 @@ def _problem(plan: TitanPlan, text: str, out: Path, say: Callable[[str], None]) 
             return problem
         for flavor, one in {found.small: small, found.flavor: plans[0]}.items():
             if problem := first_failure(one, ("audit", "collectives"), say):
-                return replace(problem, sentence=problem.sentence.replace(f"{folder}{os.sep}", ""), where=flavor)
+                return problem.of_size(flavor, folder)
     return None
 
 
@@ -154,8 +153,7 @@ def _stops(folder: Path, name: str, found: ChosenModel) -> PlanProblem | None:
 
 
 def _summary(plan: TitanPlan, problem: PlanProblem | None, path: Path, out: Path, is_torchtitans: bool) -> Iterator[str]:
-    for alias, fqn in plan.ties.items():
-        yield f"{alias} is tied to {fqn}: one parameter, in one entry, counted once in each total."
+    yield from said_of_ties(plan.ties)
     whose = "torchtitan's own buckets" if is_torchtitans else "blocks of the model"
     yield f"Wrote {path} and {out}: {', '.join(plan.bucket.entries)}, {whose}."
     yield from said_of_overrides(plan.overridden)

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from pytest_fxbucket.cli.first_entries import Draft
-from pytest_fxbucket.cli.first_plan import override_lines, parallel_lines
+from pytest_fxbucket.cli.first_plan import DP_SHARD, RUN_SHARD, override_lines, parallel_lines, written_model_lines
 from pytest_fxbucket.cli.torchtitan.registry import VERSION, ChosenModel
 from pytest_fxbucket.plan.toml_text import to_toml
 
@@ -281,7 +281,6 @@ def without_a_gpu() -> Iterator[None]:
         yield'''
 
 
-DP_SHARD, RUN_SHARD = 8, 2
 _RANKS = "audit = false, golden = false, collectives = false, same = false, bitwise = true"
 
 
@@ -315,9 +314,7 @@ def plan_text(plan: TitanPlan) -> str:
 def _lines(plan: TitanPlan) -> Iterator[str]:
     chosen, training = plan.chosen, plan.job.training
     yield f"# {chosen.name} of torchtitan, {chosen.flavor}: this file and {plan.module}.py are yours to change."
-    yield "[model]"
-    for key in ("factory", "batch", "loss"):
-        yield f'{key} = "{plan.module}:{"build" if key == "factory" else key}"'
+    yield from written_model_lines(plan.module)
     yield from override_lines(plan.overridden)
     yield from parallel_lines(DP_SHARD)
     yield f'param_dtype = "{training.mixed_precision_param}"'

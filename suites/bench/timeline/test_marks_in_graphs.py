@@ -4,19 +4,10 @@ from __future__ import annotations
 
 from itertools import pairwise
 
-import pytest
-
 from pytest_fxbucket.bench.timeline.marks import ELSEWHERE, ActivityMark, marks_in, marks_of
 from pytest_fxbucket.graph.buckets import GraphAnalysis
 from pytest_fxbucket.graph.order import order_of
 from pytest_fxbucket.plan_on_mesh import PlanOnMesh
-from pytest_fxbucket.ranks.pools import Pools
-from suites.checks.small_llama import SmallLlama
-
-
-@pytest.fixture(scope="module")
-def world(tmp_path_factory: pytest.TempPathFactory, pools: Pools) -> PlanOnMesh:
-    return SmallLlama.make(tmp_path_factory.mktemp("llama"), pools).run("manual").world
 
 
 def test_launches_and_waits_are_those_of_the_reading(world: PlanOnMesh) -> None:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import pickle
 from itertools import pairwise
-from pathlib import Path
 
 import pytest
 from torch import fx
@@ -13,9 +13,10 @@ from pytest_fxbucket.bench.timeline.marks import ActivityMark, Span, marks_of
 from pytest_fxbucket.bench.timeline.traced_steps import begins_of, with_clocks
 from pytest_fxbucket.checks.bitwise.check import task_of
 from pytest_fxbucket.errors import BenchmarkError
+from pytest_fxbucket.plan_on_mesh import PlanOnMesh
 from pytest_fxbucket.ranks.pools import Pools
+from pytest_fxbucket.step.portable import decode
 from suites.bench.timeline.trace_jobs import Traced
-from suites.checks.small_llama import SmallLlama
 
 RANKS, STEPS = 4, 2
 Steps = tuple[tuple[Span, ...], ...]
@@ -24,28 +25,19 @@ Outcomes = list[tuple[dict[str, Steps], list[str]]]
 
 
 @pytest.fixture(scope="module")
-def llama(tmp_path_factory: pytest.TempPathFactory, pools: Pools) -> SmallLlama:
-    return SmallLlama.make(tmp_path_factory.mktemp("llama"), pools)
-
-
-@pytest.fixture(scope="module")
-def marks(llama: SmallLlama) -> dict[str, tuple[ActivityMark, ...]]:
-    world = llama.run("manual").world
+def marks(world: PlanOnMesh) -> dict[str, tuple[ActivityMark, ...]]:
     return {variant: marks_of(world, 0, "joint", variant) for variant in ("unbucketed", "bucketed")}
 
 
 @pytest.fixture(scope="module")
-def outcomes(
-    llama: SmallLlama, marks: dict[str, tuple[ActivityMark, ...]], tmp_path_factory: pytest.TempPathFactory
-) -> Outcomes:
-    world = llama.run("manual").world
+def outcomes(world: PlanOnMesh, pools: Pools, tmp_path_factory: pytest.TempPathFactory) -> Outcomes:
     every = [
         {variant: marks_of(world, rank, "joint", variant) for variant in ("unbucketed", "bucketed")} for rank in range(RANKS)
     ]
     folder = Folder(tmp_path_factory.mktemp("log"), "small", "benchmark", None)
     payloads = [Traced(task_of(world, "joint", rank, "gloo"), every[rank]) for rank in range(RANKS)]
     log = folder.make()
-    return llama.pools.get(RANKS).run("suites.bench.timeline.trace_jobs:trace", payloads, timeout_s=60, log_dir=log)
+    return pools.get(RANKS).run("suites.bench.timeline.trace_jobs:trace", payloads, timeout_s=60, log_dir=log)
 
 
 def test_clocks_change_no_bit(outcomes: Outcomes) -> None:
@@ -120,12 +112,7 @@ def test_a_graph_without_a_marked_node_is_refused() -> None:
         with_clocks(fx.GraphModule({}, graph), [ActivityMark("mm_1", "compute", "layers.0", "forward")], lambda _: None)
 
 
-def test_marks_survive_the_way_to_a_rank(llama: SmallLlama, marks: dict[str, tuple[ActivityMark, ...]], tmp_path: Path) -> None:
-    import pickle
-
-    from pytest_fxbucket.step.portable import decode
-
-    world = llama.run("manual").world
+def test_marks_survive_the_way_to_a_rank(world: PlanOnMesh, marks: dict[str, tuple[ActivityMark, ...]]) -> None:
     for variant, portable in (
         ("unbucketed", world.unbucketed(0, "joint")),
         ("bucketed", world.passed(0)["joint"].portable),

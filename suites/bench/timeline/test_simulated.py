@@ -113,7 +113,8 @@ def test_the_report_has_the_simulated_step_of_a_plan_with_a_cluster_and_of_no_ot
     (plan,) = parse_plans(f'{PLAN}\n[cluster]\npreset = "h100-sxm"\n', root / "plan.toml")
     cluster = cluster_of(plan)
     assert cluster is not None
-    spans = PlanRun(plan, settings, Pools()).simulated_spans()
-    assert spans == simulated_step(PlanOnMesh(CapturedPlan(plan, mesh_of(plan)), "manual"), cluster)
+    run = PlanRun(plan, settings, Pools())
+    spans = run.simulated_spans()
+    assert spans == simulated_step(run.world, cluster)
     assert list(spans) == ["simulated on h100-sxm"]
     assert PlanRun(replace(plan, cluster=None), settings, Pools()).simulated_spans() == {}
