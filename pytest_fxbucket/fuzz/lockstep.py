@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from operator import getitem
 from typing import Any
 
 import torch
 from torch import Tensor, fx
 
 from pytest_fxbucket.compat.c10d import untwinned
-from pytest_fxbucket.compat.fx import after
 from pytest_fxbucket.fuzz.inputs_and_outputs import differences, graph_inputs, has_symbolic, inputs_of
 from pytest_fxbucket.fuzz.program import Groups
 from pytest_fxbucket.graph import collectives
+from pytest_fxbucket.passes.keep_order import launch_of
 
 Env = dict[fx.Node, list[Any]]
 """What each node holds, by rank."""
@@ -58,7 +57,7 @@ def run(
                 _land(env, *flying.pop(node), groups or {})
         elif collectives.is_wait(node):
             env[node] = env[node.args[0]]
-            source = _source(node)
+            source = launch_of(node)  # or an earlier wait
             if late and source in flying:
                 _land(env, *flying.pop(source), groups or {})
         else:
@@ -72,15 +71,6 @@ def is_alike(first: fx.Graph, other: fx.Graph) -> bool:
     """Whether two ranks' graphs run the same operators in the same order: what they are called with may differ."""
     a, b = ([(node.op, node.target if node.op == "call_function" else "") for node in one.nodes] for one in (first, other))
     return a == b
-
-
-def _source(wait: fx.Node) -> fx.Node:
-    """The launch that ``wait`` waits for, or an earlier wait; ``getitem`` and ``after`` nodes may lie between."""
-    source: Any = wait.args[0]
-    while source.target in (getitem, after):
-        source = source.args[0]
-    assert isinstance(source, fx.Node)
-    return source
 
 
 def _called(env: Env, node: fx.Node, rank: int) -> Any:

@@ -16,7 +16,7 @@ from pytest_fxbucket.fuzz.inputs_and_outputs import GraphInput, differences, inp
 from pytest_fxbucket.fuzz.program import Groups
 from pytest_fxbucket.graph import collectives
 from pytest_fxbucket.graph.groups import ensure_twins
-from pytest_fxbucket.graph.ops import overload
+from pytest_fxbucket.passes.new_nodes import set_argument
 from pytest_fxbucket.ranks import mark
 from pytest_fxbucket.step.portable import PortableGraph, decode
 
@@ -74,11 +74,4 @@ def _rename(node: fx.Node, names: Mapping[str, str]) -> None:
     if untwinned(said) in names:
         name = names[untwinned(said)]
         name = name if said == untwinned(said) else twin_name(name)
-        operator = overload(node)
-        assert operator is not None
-        arguments = [argument.name for argument in operator._schema.arguments]
-        place = arguments.index("group_name")
-        if place < len(node.args):
-            node.update_arg(place, name)
-        else:
-            node.update_kwarg("group_name", name)
+        set_argument(node, "group_name", name)

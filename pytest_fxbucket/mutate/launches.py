@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from pytest_fxbucket.compat.fx import after
 from pytest_fxbucket.graph.collectives import REDUCTIONS, argument, is_wait, launch_kind, tensors_sent, waits_of
 from pytest_fxbucket.graph.ops import operator_name
 from pytest_fxbucket.mutate.moving import NodeMove, brought_by, carries, lifted, passed_on, sunk
+from pytest_fxbucket.passes.keep_order import launch_of
+from pytest_fxbucket.passes.new_nodes import set_argument
 
 if TYPE_CHECKING:
     from torch import fx
@@ -73,24 +74,6 @@ def flights(seen: SeenGraph) -> list[LaunchInFlight]:
     buckets = {bucket.node: bucket for bucket in seen.reading.buckets}
     launches = (node for node in seen.graph.nodes if launch_kind(node) is not None)
     return [LaunchInFlight(node, tuple(waits.get(node, ())), buckets.get(node.name)) for node in launches]
-
-
-def launch_of(wait: fx.Node) -> fx.Node:
-    """The launch that ``wait`` waits for; ``after`` nodes, which keep the order, and ``getitem`` may lie between."""
-    node = wait.all_input_nodes[0]
-    while node.target is after or node.target is getitem:
-        node = node.all_input_nodes[0]
-    return node
-
-
-def set_argument(node: fx.Node, name: str, value: Any) -> None:
-    """Let the operator's argument ``name`` be ``value``."""
-    target: Any = node.target
-    place = [one.name for one in target._schema.arguments].index(name)
-    if place < len(node.args):
-        node.update_arg(place, value)
-    else:
-        node.update_kwarg(name, value)
 
 
 # A local replacement for a collective, of the shape that arrives: the sent tensor itself, one copy of it for each rank as of a

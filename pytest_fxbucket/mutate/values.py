@@ -171,6 +171,21 @@ def exchange(reader: fx.Node, other: Callable[[fx.Node], Any]) -> None:
     reader.args, reader.kwargs = map_arg(reader.args, other), map_arg(reader.kwargs, other)
 
 
+def leave_out(name: str, broken: BrokenGraph) -> None:
+    """Let readers of ``name`` read its first input instead."""
+    broken.bypass(broken[name], broken[name].all_input_nodes[0])
+
+
+def read_instead(name: str, by: str, broken: BrokenGraph) -> None:
+    """Let readers of ``name`` read ``by`` instead."""
+    broken.bypass(broken[name], broken[by])
+
+
+def scale(name: str, factor: float, broken: BrokenGraph) -> None:
+    """Let readers of ``name`` read ``factor`` times what it gives."""
+    put_behind(broken[name], broken.behind(broken[name], torch.ops.aten.mul.Tensor, broken[name], factor))
+
+
 def put_behind(node: fx.Node, by: fx.Node) -> None:
     """Let all readers of ``node`` read ``by`` instead, but for ``by`` itself, which is made of ``node``."""
     node.replace_all_uses_with(by, delete_user_cb=lambda user: user is not by)

@@ -128,3 +128,11 @@ def _item(graph: fx.Graph, node: fx.Node, meta: dict[str, Any]) -> fx.Node:
     item = graph.call_function(getitem, (node, first))
     item.meta = {**meta, "val": node.meta["val"][first]}
     return item
+
+
+def launch_of(wait: fx.Node) -> fx.Node:
+    """The launch that ``wait`` waits for; ``after`` nodes, which keep the order, and ``getitem`` may lie between."""
+    node = wait.all_input_nodes[0]
+    while node.target is after or node.target is getitem:
+        node = node.all_input_nodes[0]
+    return node

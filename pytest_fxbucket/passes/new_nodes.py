@@ -34,6 +34,16 @@ def fake_value(node: fx.Node) -> FakeTensor:
     return value
 
 
+def set_argument(node: fx.Node, name: str, value: Any) -> None:
+    """Let the operator's argument ``name`` be ``value``."""
+    target: Any = node.target
+    place = [one.name for one in target._schema.arguments].index(name)
+    if place < len(node.args):
+        node.update_arg(place, value)
+    else:
+        node.update_kwarg(name, value)
+
+
 def fresh(mode: FakeTensorMode, shape: Shape, dtype: torch.dtype, device: torch.device) -> FakeTensor:
     """A contiguous fake tensor in a storage of its own."""
     with without_dispatch_modes():

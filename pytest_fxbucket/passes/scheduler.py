@@ -10,10 +10,10 @@ from pytest_fxbucket.compat.c10d import group_ranks, twin_name, untwinned
 from pytest_fxbucket.errors import PlanError
 from pytest_fxbucket.graph import collectives
 from pytest_fxbucket.graph.collectives import REDUCTIONS
-from pytest_fxbucket.graph.ops import overload
 from pytest_fxbucket.graph.order import order_of
 from pytest_fxbucket.passes.bucketer import hook_name, of
 from pytest_fxbucket.passes.compute import Computes, FirstComputes
+from pytest_fxbucket.passes.new_nodes import set_argument
 from pytest_fxbucket.words import show
 
 if TYPE_CHECKING:
@@ -165,18 +165,7 @@ def put_on_groups(scheduler: Scheduler) -> None:
                 raise PlanError(f"{where}: this process knows no group {error.args[0]!r}") from None
             if not same:
                 raise PlanError(f"{where}: it has ranks {group_ranks(group)}, and {now!r} has {group_ranks(now)}")
-        put_on_group(bucket.launch, group)
-
-
-def put_on_group(launch: fx.Node, name: str) -> None:
-    """Let ``launch`` name the process group ``name``."""
-    operator = overload(launch)
-    assert operator is not None
-    place = [argument.name for argument in operator._schema.arguments].index("group_name")
-    if place < len(launch.args):
-        launch.update_arg(place, name)
-    else:
-        launch.update_kwarg("group_name", name)
+        set_argument(bucket.launch, "group_name", group)
 
 
 def kept_pairs(scheduler: Scheduler, pairs: Sequence[Pair]) -> list[Pair]:

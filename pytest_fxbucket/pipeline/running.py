@@ -17,7 +17,7 @@ from pytest_fxbucket.pipeline.rank_stage import Crossed, RunnableStage
 from pytest_fxbucket.pipeline.schedules import GATHERS, leaves, table_of
 from pytest_fxbucket.ranks import device, mark
 from pytest_fxbucket.step.pipelined import TIES, UPDATE, Pipelined, Work, phase_of, stage_of
-from pytest_fxbucket.step_runner import KEPT, PhaseGraph, StepOutcome, StepRun, StepTask, update
+from pytest_fxbucket.step_runner import KEPT, PhaseGraph, StepOutcome, StepRun, StepTask, by_key, update
 from pytest_fxbucket.words import times
 
 if TYPE_CHECKING:
@@ -88,7 +88,7 @@ class PipelinedRun(StepRun):
         run_schedule(self._schedule, self._how.microbatches)
         results = self._results()
         if UPDATE in self._described:
-            results |= _by_key(self._run(UPDATE, lambda value: (results if value.role == "grad" else values)[value.key]))
+            results |= by_key(self._run(UPDATE, lambda value: (results if value.role == "grad" else values)[value.key]))
         self._refuse_another_step()
         return StepOutcome(given, [results[value.key] for value in self.task.outputs], {})
 
@@ -126,7 +126,7 @@ class PipelinedRun(StepRun):
         # sum takes the place of the first.
         results |= {("grad", fqn): gradients[0] for fqn, gradients in each.items()}
         if TIES in self._described:
-            results |= _by_key(self._run(TIES, lambda value: each[value.fqn].pop(0)))
+            results |= by_key(self._run(TIES, lambda value: each[value.fqn].pop(0)))
         return results
 
     def run_graph(self, phase: str, graph: fx.GraphModule, microbatch: int | None, given: Sequence[Any]) -> list[Any]:
@@ -150,7 +150,3 @@ class PipelinedRun(StepRun):
         """The gradients that ``stage`` sums, as they are reduced, by FQN."""
         phase = phase_of(stage, "reduce")
         return {value.fqn: value for value in self._described[phase].inputs} if phase in self._described else {}
-
-
-def _by_key(made: Sequence[tuple[Value, Any]]) -> dict[Key, Any]:
-    return {value.key: result for value, result in made}

@@ -9,7 +9,7 @@ from pytest_fxbucket.compat.c10d import fake_world, group_ranks, twin_name
 from pytest_fxbucket.fuzz.program import HALVES, Program, aten, copied
 from pytest_fxbucket.graph import collectives
 from pytest_fxbucket.graph.groups import ensure_twins
-from pytest_fxbucket.passes.scheduler import put_on_group
+from pytest_fxbucket.passes.new_nodes import set_argument
 from pytest_fxbucket.ranks.pools import Pools
 from pytest_fxbucket.step.portable import encode_module
 
@@ -29,7 +29,7 @@ def on_own(graph_module: fx.GraphModule) -> fx.GraphModule:
     result = copied(graph_module)
     for node in result.graph.nodes:
         if (said := collectives.read_launch(node)) is not None and said.kind == "all_gather":
-            put_on_group(node, twin_name(said.group))
+            set_argument(node, "group_name", twin_name(said.group))
     result.recompile()
     return result
 

@@ -6,17 +6,14 @@ from collections.abc import Iterator
 from functools import partial
 
 from pytest_fxbucket.mutate.arithmetic import scaled, sides
-from pytest_fxbucket.mutate.operator import BrokenGraph, SeenGraph, Site
+from pytest_fxbucket.mutate.operator import SeenGraph, Site
+from pytest_fxbucket.mutate.values import read_instead
 
 
 def sites(seen: SeenGraph) -> Iterator[Site]:
     """Every side of every sum of two tensors, every product with a number."""
     for node in seen.graph.nodes:
         for side in sides(node):
-            yield Site(node.name, f"is only {side.name}", partial(_drop, node.name, side.name))
+            yield Site(node.name, f"is only {side.name}", partial(read_instead, node.name, side.name))
         if (source := scaled(node)) is not None:
-            yield Site(node.name, "is left out", partial(_drop, node.name, source.name))
-
-
-def _drop(name: str, by: str, broken: BrokenGraph) -> None:
-    broken.bypass(broken[name], broken[by])
+            yield Site(node.name, "is left out", partial(read_instead, node.name, source.name))

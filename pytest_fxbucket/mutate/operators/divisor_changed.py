@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from functools import partial
 
-import torch
 from torch import fx
 
 from pytest_fxbucket.graph.ops import operator_name
 from pytest_fxbucket.mutate.launches import LaunchInFlight, reductions
 from pytest_fxbucket.mutate.operator import BrokenGraph, SeenGraph, Site
+from pytest_fxbucket.mutate.values import leave_out, put_behind, scale
 
 
 def sites(seen: SeenGraph) -> Iterator[Site]:
@@ -18,11 +18,11 @@ def sites(seen: SeenGraph) -> Iterator[Site]:
     for flight in reductions(seen):
         factors = sorted(_factors(flight), key=seen.place.__getitem__)
         for node in factors:
-            yield Site(node.name, "is left out", partial(_leave_out, node.name))
+            yield Site(node.name, "is left out", partial(leave_out, node.name))
             yield Site(node.name, "is done twice", partial(_repeat, node.name))
         if not factors:
             for wait in flight.waits:
-                yield Site(wait.name, "gives half of what arrived", partial(_halve, wait.name))
+                yield Site(wait.name, "gives half of what arrived", partial(scale, wait.name, 0.5))
 
 
 def _factors(flight: LaunchInFlight) -> set[fx.Node]:
@@ -36,19 +36,6 @@ def _is_factor(node: fx.Node) -> bool:
     return named and isinstance(node.args[0], fx.Node) and isinstance(node.args[1], (int, float))
 
 
-def _leave_out(name: str, broken: BrokenGraph) -> None:
-    broken.bypass(broken[name], broken[name].all_input_nodes[0])
-
-
 def _repeat(name: str, broken: BrokenGraph) -> None:
     node = broken[name]
-    _read_instead(node, broken.again(node, node, node, node.args[1]))
-
-
-def _halve(name: str, broken: BrokenGraph) -> None:
-    wait = broken[name]
-    _read_instead(wait, broken.behind(wait, torch.ops.aten.mul.Tensor, wait, 0.5))
-
-
-def _read_instead(node: fx.Node, other: fx.Node) -> None:
-    node.replace_all_uses_with(other, delete_user_cb=lambda user: user is not other)
+    put_behind(node, broken.again(node, node, node, node.args[1]))

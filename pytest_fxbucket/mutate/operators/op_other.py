@@ -6,8 +6,9 @@ from collections.abc import Iterator
 from functools import partial
 
 from pytest_fxbucket.graph.collectives import argument
-from pytest_fxbucket.mutate.launches import flights, set_argument
+from pytest_fxbucket.mutate.launches import flights
 from pytest_fxbucket.mutate.operator import BrokenGraph, SeenGraph, Site
+from pytest_fxbucket.passes.new_nodes import set_argument
 
 _OTHERS = {"avg": ("sum", "max"), "sum": ("avg", "max")}
 

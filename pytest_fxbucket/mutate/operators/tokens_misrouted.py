@@ -13,7 +13,7 @@ from pytest_fxbucket.graph.movement import moves_data
 from pytest_fxbucket.graph.ops import operator_name
 from pytest_fxbucket.graph.walks import reached
 from pytest_fxbucket.mutate.operator import BrokenGraph, SeenGraph, Site
-from pytest_fxbucket.mutate.values import put_behind, tensor
+from pytest_fxbucket.mutate.values import leave_out, put_behind, tensor
 
 if TYPE_CHECKING:
     from torch import fx
@@ -30,7 +30,7 @@ def sites(seen: SeenGraph) -> Iterator[Site]:
         behind = reached(waits_of(launch), lambda node: filter(_is_moved, node.users))
         for node in (*before, *behind):
             if operator_name(node) in _PERMUTES and _keeps_shape(node):
-                yield Site(node.name, f"is left out, beside {launch.name}", partial(_leave_out, node.name))
+                yield Site(node.name, f"is left out, beside {launch.name}", partial(leave_out, node.name))
         for wait in waits_of(launch):
             if (value := tensor(wait)) is not None and value.dim() and value.shape[0] != 1:
                 yield Site(wait.name, "is read in reversed order", partial(_reverse, wait.name))
@@ -43,10 +43,6 @@ def _is_moved(node: fx.Node) -> bool:
 def _keeps_shape(node: fx.Node) -> bool:
     made, source = tensor(node), tensor(node.all_input_nodes[0])
     return made is not None and source is not None and made.shape == source.shape
-
-
-def _leave_out(name: str, broken: BrokenGraph) -> None:
-    broken.bypass(broken[name], broken[name].all_input_nodes[0])
 
 
 def _reverse(name: str, broken: BrokenGraph) -> None:

@@ -6,15 +6,12 @@ from collections.abc import Iterator
 from functools import partial
 
 from pytest_fxbucket.graph.collectives import is_wait
-from pytest_fxbucket.mutate.operator import BrokenGraph, SeenGraph, Site
+from pytest_fxbucket.mutate.operator import SeenGraph, Site
+from pytest_fxbucket.mutate.values import leave_out
 
 
 def sites(seen: SeenGraph) -> Iterator[Site]:
     """Every wait."""
     for node in seen.graph.nodes:
         if is_wait(node):
-            yield Site(node.name, "is left out", partial(_drop, node.name))
-
-
-def _drop(name: str, broken: BrokenGraph) -> None:
-    broken.bypass(broken[name], broken[name].all_input_nodes[0])
+            yield Site(node.name, "is left out", partial(leave_out, node.name))
