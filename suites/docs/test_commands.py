@@ -80,6 +80,16 @@ def parses(command: str, pytester: pytest.Pytester, patch: pytest.MonkeyPatch) -
     return False
 
 
+def test_what_make_runs_can_be_imported() -> None:
+    """Tests run few of the benchmarks: without this, one whose imports are gone shows only where somebody wants its figures."""
+    text = (ROOT / "Makefile").read_text(encoding="utf-8")
+    scripts = (path.replace("/", ".") for path in re.findall(r"python (suites/\w+/\w+)\.py", text))
+    names = sorted({*re.findall(r"-m (suites\.[\w.]+)", text), *scripts})
+    assert {"suites.benchmarks.main_path", "suites.benchmarks.next_iteration", "suites.soak.run"} <= set(names)
+    for name in names:
+        import_module(name)
+
+
 def test_there_are_commands_of_each_kind() -> None:
     assert {command.split()[0] for _, command in EACH} == {"fxbucket", "pytest", "python", "torchrun", "make", "git"}
 
