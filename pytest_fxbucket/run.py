@@ -212,12 +212,11 @@ class PlanRun:
             return {}
         from pytest_fxbucket.bench.timeline.simulated import simulated_step
         from pytest_fxbucket.cost.cluster import cluster_of
-        from pytest_fxbucket.cost.costs import own_cost
 
         with self._its_code():
             world, cluster = self._run_world, cluster_of(self.plan)
             assert cluster is not None
-            return simulated_step(world, cluster, own_cost(self.plan, world.final_step(0), cluster))
+            return simulated_step(world, cluster)
 
     def times_on(self) -> BackendChoice:
         """The back end on which steps are timed; its ``backend`` is None if nothing can be timed."""

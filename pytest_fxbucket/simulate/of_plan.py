@@ -123,7 +123,7 @@ def in_schedule(world: PlanOnMesh, cluster: Cluster) -> StagedTimeline | None:
     if world.plan.pipeline is None:
         return None
     places = [bare_step(world, rank) for rank in world.mesh.ranks(0, "pp")]
-    return simulate_stages(places, cluster, own_cost(world.plan, places[0], cluster))
+    return simulate_stages(places, cluster, lambda step: own_cost(world.plan, step, cluster))
 
 
 def bucketed_step(world: PlanOnMesh, rank: int) -> StepGraph:

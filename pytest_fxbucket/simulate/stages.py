@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from pytest_fxbucket.step.roles import Phase, StepGraph
 
 WORK: Mapping[str, Work] = {FORWARD: "forward", BACKWARD: "backward", INPUT_GRADS: "input", WEIGHT_GRADS: "weight"}
+_PARTS: Mapping[str, tuple[Work, ...]] = {BACKWARD: ("backward", "input", "weight")}
+"""DualPipeV runs some backwards whole, of stages that are traced in two parts."""
 _Sent = tuple[int, int, int | None]
 """A value on its way: direction (1 or -1, see :func:`_way`), stage that it goes to, and microbatch."""
 
@@ -63,8 +65,10 @@ class StagedTimeline:
         return max(sum(one.exposed for one in phases.values()) for phases in self.phases)
 
 
-def simulate_stages(places: Sequence[StepGraph], cluster: Cluster, cost: CostModel | None = None) -> StagedTimeline:
-    """Simulate a step in stages; ``places`` has the step of each rank along pp.
+def simulate_stages(
+    places: Sequence[StepGraph], cluster: Cluster, cost_of: Callable[[StepGraph], CostModel | None] = lambda step: None
+) -> StagedTimeline:
+    """Simulate a step in stages; ``places`` has the step of each rank along pp, ``cost_of`` gives its cost model.
 
     Each graph takes as long as :func:`simulate` says for it alone. A rank gathers the parameters of all its stages, follows the
     schedule, and reduces their gradients. Values between stages are sent in order over the link between their ranks, while
@@ -73,13 +77,14 @@ def simulate_stages(places: Sequence[StepGraph], cluster: Cluster, cost: CostMod
     how = next((one.pipelined for one in places), None)
     if how is None:
         raise SimulationError("the step has no pipeline stages, so no schedule orders it; simulate takes it as it is")
-    phases = tuple({phase: _alone(step, phase, cluster, cost) for phase in step.graphs} for step in places)
+    phases = tuple({phase: _alone(step, phase, cluster, cost_of(step)) for phase in step.graphs} for step in places)
     seconds = [{phase: one.seconds for phase, one in each.items()} for each in phases]
     table = table_of(how.schedule, how.stages, len(places), how.microbatches)
     ranks = [step.rank for step in places]
 
     def takes(action: Action) -> float:
-        return seconds[action.rank].get(phase_of(action.stage, WORK[action.kind]), 0.0)
+        works = _PARTS.get(action.kind, (WORK[action.kind],))
+        return sum(seconds[action.rank].get(phase_of(action.stage, work), 0.0) for work in works)
 
     def crosses(sender: int, receiver: int) -> float:
         here, there = ranks[table.owners[sender]], ranks[table.owners[receiver]]

@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from torch import fx
 
 from pytest_fxbucket.cost.cluster import Cluster, Link
 from pytest_fxbucket.errors import SimulationError
@@ -42,12 +41,15 @@ def test_equal_stages_and_free_transfers_idle_as_the_table_does(name: str, micro
 def simulated(phases: list[dict[Phase, float]], crossing_bytes: int, cluster: Cluster = CLUSTER) -> StagedTimeline:
     how = two_stages("GPipe", 2, crossing_bytes)
     made = [place(rank, own, how) for rank, own in enumerate(phases)]
-    took: dict[fx.Node, float] = {node: seconds for _, each in made for node, seconds in each.items()}
-    return simulate_stages([step for step, _ in made], cluster, took.__getitem__)
+    # Each rank has a model of its own, which knows no node of another.
+    return simulate_stages([step for step, _ in made], cluster, lambda step: made[step.rank][1].__getitem__)
 
 
 def stage(number: int, forward: float = 10, backward: float = 20) -> dict[Phase, float]:
     return {f"stage {number} forward": forward, f"stage {number} backward": backward}
+
+
+PARTS = {"forward": 10, "input": 20, "weight": 5}
 
 
 def starts(timeline: StagedTimeline) -> dict[str, float]:
@@ -63,6 +65,23 @@ def test_transfers_hold_up_the_next_stage() -> None:
     assert timeline.seconds == pytest.approx(100e-6)
     assert timeline.bubbles == pytest.approx((0.4, 0.4))
     assert timeline.bubble == pytest.approx(0.4)
+
+
+def test_a_whole_backward_takes_as_long_as_its_two_parts() -> None:
+    """DualPipeV runs some backwards whole, of stages that are traced in two parts."""
+    stages = [0, 3], [1, 2]
+    how = replace(two_stages("DualPipeV", 4, 0), pp_places=(0, 1, 1, 0), forward=((),) * 3, backward=((),) * 3)
+    made = [
+        place(rank, {f"stage {number} {work}": took for number in own for work, took in PARTS.items()}, how)
+        for rank, own in enumerate(stages)
+    ]
+    timeline = simulate_stages([step for step, _ in made], CLUSTER, lambda step: made[step.rank][1].__getitem__)
+    assert {(one.kind, round(1e6 * (one.end - one.start))) for one in timeline.done} == {
+        ("F", 10),
+        ("I", 20),
+        ("W", 5),
+        ("B", 25),
+    }
 
 
 def test_a_link_carries_one_after_the_other() -> None:

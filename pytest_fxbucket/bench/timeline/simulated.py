@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Literal
 
 from pytest_fxbucket.bench.timeline.marks import BUCKETED, COMMUNICATION, ActivityMark, Span, marks_of
 from pytest_fxbucket.bench.timeline.spans import lane_of
+from pytest_fxbucket.cost.costs import own_cost
 from pytest_fxbucket.simulate.of_plan import bucketed_step
 from pytest_fxbucket.simulate.simulator import COMPUTE, COPIES, simulate
 from pytest_fxbucket.simulate.stages import WORK, simulate_stages
@@ -16,7 +17,6 @@ if TYPE_CHECKING:
     from torch import fx
 
     from pytest_fxbucket.cost.cluster import Cluster
-    from pytest_fxbucket.cost.costs import CostModel
     from pytest_fxbucket.plan_on_mesh import PlanOnMesh
     from pytest_fxbucket.simulate.stages import StagedTimeline
     from pytest_fxbucket.simulate.timeline import Timeline
@@ -27,14 +27,14 @@ Marked = Mapping[tuple["Phase", str], ActivityMark]
 """By graph and node the mark that the node belongs to."""
 
 
-def simulated_step(world: PlanOnMesh, cluster: Cluster, cost: CostModel | None = None) -> dict[str, tuple[Span, ...]]:
+def simulated_step(world: PlanOnMesh, cluster: Cluster) -> dict[str, tuple[Span, ...]]:
     """The bucketed step of ``world`` simulated on ``cluster``, on rank 0 (with stages also on those beside it along pp).
 
     It is given as the spans of one more variant, by the variant's name.
     """
     places = [bucketed_step(world, rank) for rank in (world.mesh.ranks(0, "pp") if world.plan.pipeline is not None else [0])]
     if world.plan.pipeline is not None:
-        timeline = simulate_stages(places, cluster, cost)
+        timeline = simulate_stages(places, cluster, lambda step: own_cost(world.plan, step, cluster))
         spans = [span for place, step in enumerate(places) for span in _staged(staged_pieces(timeline, place), step.rank)]
     else:
         # Buckets are numbered through all graphs, as in the list of a record.
@@ -44,7 +44,8 @@ def simulated_step(world: PlanOnMesh, cluster: Cluster, cost: CostModel | None =
             marks = [mark.renumbered(first) for mark in marks_of(world, 0, phase, BUCKETED)]
             first = 1 + max([first - 1, *(mark.bucket for mark in marks)])
             marked |= {(phase, node): mark for node, mark in nodes_of_marks(module.graph, marks)}
-        spans = list(spans_of_pieces(list(pieces_of(simulate(places[0], cluster, cost))), marked))
+        timeline_of_rank = simulate(places[0], cluster, own_cost(world.plan, places[0], cluster))
+        spans = list(spans_of_pieces(list(pieces_of(timeline_of_rank)), marked))
     return {f"{SIMULATED}{cluster.name}": tuple(spans)}
 
 
