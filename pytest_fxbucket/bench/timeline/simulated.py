@@ -42,7 +42,7 @@ def simulated_step(world: PlanOnMesh, cluster: Cluster, cost: CostModel | None =
         first = 0
         for phase, module in places[0].graphs.items():
             marks = [mark.renumbered(first) for mark in marks_of(world, 0, phase, BUCKETED)]
-            first = 1 + max([first - 1, *(mark.bucket for mark in marks)])
+            first = 1 + max([first - 1, *(mark.bucket for mark in marks)])  # as before if there is no launch in the graph
             marked |= {(phase, node): mark for node, mark in nodes_of_marks(module.graph, marks)}
         spans = list(spans_of_pieces(list(pieces_of(simulate(places[0], cluster, cost))), marked))
     return {f"{SIMULATED}{cluster.name}": tuple(spans)}
