@@ -42,6 +42,7 @@ def calibrated_by(path: Path, world: PlanOnMesh, cluster: Cluster) -> Calibrated
         mesh = mesh_of(world.plan, run=True)
         ran = world if mesh == world.mesh else PlanOnMesh(CapturedPlan(world.plan, mesh, world.say), world.pass_name)
         step, stretches = _of_report(path, trace, str(about["variant"]), ran, cluster)
+        # Last, since an error about stretches says which one differs. A record without this graph gives no digest.
         if about.get("graphs", "") not in ("", " ".join(digests(str(about["variant"]), ran, 0))):
             raise SimulationError(
                 f"{path}: the trace is of another graph: its launches are the same, but sizes or operators are not"
@@ -108,6 +109,7 @@ def _own(trace: Mapping[str, Any], rank: int) -> Iterator[Mapping[str, Any]]:
     names = [event for event in of_rank if event.get("ph") == "M" and event.get("name") == "thread_name"]
     threads = {event.get("tid") for event in names if event.get("args", {}).get("name") == COMPUTE}
     own = [event for event in of_rank if event.get("ph") == "X" and event.get("tid") in threads]
+    # By end, too: a stretch of no length stands before the one that begins at the same time.
     yield from sorted(own, key=lambda event: (event["ts"], event["ts"] + event.get("dur", 0)))
 
 

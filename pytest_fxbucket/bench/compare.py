@@ -154,6 +154,7 @@ def verdict_of(what: str, record: Record, threshold: float, storage_folder: Path
         to_accept = (
             f"if it is meant, store a run with --benchmark-autosave and without {OPTION}, for later ones to be measured by"
         )
+        # What a dirty tree measured is not what its commit holds, so that the commit cannot be run again for it.
         advice = [side_by_side, to_accept] if old.commit and not old.dirty else [to_accept]
         return failed(CHECK, comparison.summary, [*comparison.lines(), *notes, *advice])
     summary = "; ".join([comparison.summary, *notes, *comparison.notes()])
@@ -189,6 +190,7 @@ def _exposed(record: Record) -> dict[tuple[str, str, int], float]:
     found: dict[tuple[str, str, int], float] = {}
     seen = Counter[tuple[str, str]]()
     for bucket in record.buckets("bucketed"):
+        # Labels are unique in one graph; a step of several graphs, such as stages, may have one of them again.
         name = (bucket["label"], bucket["direction"])
         if bucket["exposed_s"] is not None:
             found[*name, seen[name]] = bucket["exposed_s"]

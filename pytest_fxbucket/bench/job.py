@@ -74,6 +74,7 @@ def run(rank: int, world: int, task: TimingTask) -> RankTimes:
     """Warm up, take samples until there are enough, then a step of each variant for its memory, and some for its timeline."""
     with collector.paused():
         steps = {name: step_of(name, rank, task.phases, task.staged) for name in task.variants}
+        # Behind the steps, which make the process groups whose threads are to come first.
         timed = RankTimes({name: step.digests for name, step in steps.items()}, has_priority=_priority(task.staged))
         take_samples(Rounds(steps, world), task.pacing, timed)
         timed.peak_bytes = {name: peak_bytes_of(step.run, device()) for name, step in steps.items()}
@@ -86,6 +87,7 @@ def run(rank: int, world: int, task: TimingTask) -> RankTimes:
 
 def take_samples(rounds: Rounds, pacing: Pacing, timed: RankTimes) -> None:
     """Warm up, and take samples until there are enough; both go to ``timed``. All ranks call this alike."""
+    # One clock for both loops: samples get what warm-up leaves of the budget.
     begin, warm = time.monotonic(), rounds.fresh()
     while not is_warm(warm, rounds.shared_s(begin), pacing):
         rounds.add_one(warm)
@@ -258,6 +260,7 @@ def _steps_asked(turn: TurnClient | None) -> int:
     """How many steps rank 0 was told to time, told to every rank; 0: all is over."""
     mark("waiting for its turn")
     asked = torch.tensor([turn.wait() if turn is not None else 0], device=device())
+    # The other ranks are held here while rank 0 waits for its turn.
     dist.broadcast(asked, 0)
     return int(asked.item())
 
@@ -277,6 +280,7 @@ def seconds_of(step: Callable[[], None], device: str) -> float:
         begin = time.perf_counter_ns()
         step()
         return (time.perf_counter_ns() - begin) / 1e9
+    # An event is reached when its own stream gets to it, so all other streams must be empty on either side.
     before, after = (torch.cuda.Event(enable_timing=True) for _ in range(2))
     torch.cuda.synchronize()
     before.record()
@@ -307,7 +311,7 @@ def _high_water_bytes() -> int:
         status = Path("/proc/self/status").read_text(encoding="ascii", errors="replace")
         line = next(line for line in status.splitlines() if line.startswith("VmHWM:"))
         return int(line.split()[1]) * 1024
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024  # in KiB on Linux, as VmHWM is
 
 
 def _priority(staged: StagedTask | None) -> bool:

@@ -68,6 +68,7 @@ def measure(worlds: Worlds, options: Benchmark, run: Runner, say: Callable[[str]
         first, has_priority = timed[0], all(one.has_priority for one in timed)
         peaks = {name: [one.peak_bytes[name] for one in timed] for name in first.samples}
         series.add_set(first.samples, first.warmup_rounds, first.is_stable, has_priority, peaks)
+    # By now ``timed`` is that of the last set, the only one that was traced.
     graphs = {name: _facts(name, world, series, timed) for name, world in worlds.items()}
     spans = {name: [steps for one in timed for steps in one.spans[name]] for name in worlds}
     first_world = next(iter(worlds.values()))
@@ -119,6 +120,7 @@ def _facts(name: str, world: PlanOnMesh, series: Series, traced: Sequence[RankTi
     for number, reading in enumerate(readings):
         rows += bucket_rows(reading, world.entry_of, name, [timed.spans[name][number] for timed in traced])
     return {
+        # Only along pp do ranks run different parts of a step; otherwise rank 0 stands for all.
         "digest": " ".join(one for rank in world.mesh.ranks(0, "pp") for one in digests(name, world, rank)),
         "launches": len(rows),
         "bytes": sum(row["bytes"] for row in rows),

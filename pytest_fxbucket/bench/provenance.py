@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 _CODE = ("*.py", "*.toml")
 _GPU = re.compile(r"^GPU \d+: (.+?) \(UUID", re.MULTILINE)
+# The key depends on the architecture: x86, Raspberry Pi, older ARM, POWER.
 _MODEL = re.compile(r"^(?:model name|Model|Hardware|cpu)\s*:\s*(.+)$", re.MULTILINE)
 _WORKLOAD = ("model", "graph", "parallel", "step", "optimizer")
 

@@ -174,6 +174,7 @@ class Record(
     @classmethod
     def from_dict(cls, data: object, where: str) -> Record:
         """Read the result of ``to_dict``. Raises BenchmarkError, beginning with ``where``, for another format or for damage."""
+        # msgspec would refuse another tag, too, but without saying what to do.
         if isinstance(data, dict) and (type(data.get("format")) is not int or data["format"] != FORMAT):  # true equals 1
             raise BenchmarkError(
                 f"{where}: the measurement has format {str(data.get('format'))[:60]} and this version reads {FORMAT}; compare "

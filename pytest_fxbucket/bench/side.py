@@ -49,7 +49,7 @@ def main(arguments: list[str]) -> int:
         try:
             for answer in _answers(sys.stdin):
                 say(answer)
-        except BrokenPipeError:
+        except BrokenPipeError:  # nobody is there to be told
             return 1
         except FxbucketError as error:
             say({"error": str(error)})
@@ -80,7 +80,7 @@ def _side(asked: Mapping[str, Any], stack: ExitStack) -> TimedSide:
     folders = folders_of(plan.path)
     pools = Pools((_JOB,))
     stack.callback(pools.close)
-    pools.start()
+    pools.start()  # first, since the server imports torch while this process does
     stack.enter_context(first_on_path(folders))
     backend = _backend(plan, asked["backend"])  # it may refuse, which is best known before the step is traced
     from pytest_fxbucket.captured_plan import CapturedPlan

@@ -23,7 +23,7 @@ from pytest_fxbucket.bench.stats import WINDOW, Pacing, Series, has_settled, is_
 from pytest_fxbucket.errors import BenchmarkError
 
 OLD, NEW = SIDES = ("old", "new")
-_TURN_S = 0.08
+_TURN_S = 0.08  # what the timed steps of a turn are to take together
 _MOST_STEPS = 4
 _OTHER = "the pytest_fxbucket there cannot time steps beside another commit's"
 
@@ -72,11 +72,13 @@ def _add_set(series: Series, sides: tuple[SideProcess, SideProcess], length: Run
 
     with ExitStack() as stack:
         servers = {name: stack.enter_context(TurnServer(watched, on_other)) for name in SIDES}
+        # Both are asked before one is waited for, so that the ranks of both start at the same time.
         for side, server in zip(sides, servers.values(), strict=True):
             side.ask({"address": server.address, "budget_s": budget_s})
         for server in servers.values():
             server.accept()
         samples, warm = _rounds(servers, Pacing(budget_s, 0.0), length.least_rounds)
+    # Only behind the block, whose end tells both sides that their turns are over: no answer comes before.
     answers = {name: side.answer() for name, side in zip(SIDES, sides, strict=True)}
     has_priority = all(answer["has_priority"] for answer in answers.values())
     peaks = {name: answer["peak_bytes"] for name, answer in answers.items()}
@@ -153,7 +155,7 @@ class SideProcess:
             self._errors.close()
             raise BenchmarkError(f"{start.label}: {start.python} cannot be started: {error.strerror or error}") from None
         finally:
-            os.close(theirs)
+            os.close(theirs)  # else the end of the answers could not be seen
         self._answers = open(ours, encoding="utf-8")  # noqa: SIM115 - closed with the process
         self.ask({"protocol": PROTOCOL, **start.request})
 
@@ -180,7 +182,7 @@ class SideProcess:
     def answer(self) -> Mapping[str, Any]:
         """Wait for the answer. Raises BenchmarkError if it is an error, or if the process ended without one."""
         line = self._answers.readline()
-        if not line.endswith("\n"):
+        if not line.endswith("\n"):  # it was killed, perhaps in the middle of an answer
             raise BenchmarkError(f"{self.label}: {self._why_gone()}")
         answer: dict[str, Any] = json.loads(line)
         if answer.get("protocol") != PROTOCOL:
@@ -193,6 +195,7 @@ class SideProcess:
         """Kill it at once, whatever it is doing; its ranks die with it."""
         self._process.kill()
         self._process.wait()
+        # Closing flushes what an earlier request could not write.
         with contextlib.suppress(BrokenPipeError):
             self._process.stdin.close()  # type: ignore[union-attr]  # it is a pipe
         self._answers.close()
@@ -203,6 +206,7 @@ class SideProcess:
         self._errors.seek(0)
         lines = [line.strip() for line in self._errors.read().decode(errors="replace").splitlines() if line.strip()]
         last = lines[-1] if lines else ""
+        # A commit from before there was this module.
         if "pytest_fxbucket.bench" in last and "No module named" in last:
             return _OTHER
         if "No module named" in last and self._python != sys.executable:

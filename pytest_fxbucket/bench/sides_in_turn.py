@@ -20,7 +20,7 @@ from pytest_fxbucket.errors import BenchmarkError
 MOST_STEPS = 255
 """The most steps of a turn, whose number is sent as one byte."""
 _SECONDS = struct.Struct("=d")
-_PEER = struct.Struct("=iII")
+_PEER = struct.Struct("=iII")  # struct ucred: pid, uid, gid
 
 
 REST_STEPS = 1
@@ -37,7 +37,7 @@ class TurnClient:
     def wait(self) -> int:
         """Block until it is this side's turn; its number of timed steps, or 0 if all is over or the server has gone."""
         try:
-            return int.from_bytes(self._connection.recv(1), "big")
+            return int.from_bytes(self._connection.recv(1), "big")  # a closed stream gives b"", which is 0
         except ConnectionError:
             return 0
 
@@ -98,7 +98,7 @@ class TurnServer:
                     raise ConnectionResetError
                 data += part
         except ConnectionError:
-            self._await()
+            self._await()  # raises in the words of the side's own process, if it left any
             raise BenchmarkError("the ranks of a side left in the middle of its turn") from None
         return [seconds for (seconds,) in _SECONDS.iter_unpack(data)]
 
@@ -107,7 +107,7 @@ class TurnServer:
         connection, self._connection = self._connection, None
         if connection is not None:
             with contextlib.suppress(ConnectionError):
-                connection.sendall(b"\0")
+                connection.sendall(b"\0")  # a turn of no steps
             connection.close()
         self._listener.close()
 

@@ -59,13 +59,14 @@ class ClockedRun(PipelinedRun):
     def run_graph(self, phase: str, graph: fx.GraphModule, microbatch: int | None, given: Sequence[Any]) -> list[Any]:
         """Run the graph ``phase`` and give its results; note a span of it, and spans of the marks in it."""
         stage = stage_of(phase)
-        work = phase if stage is None else phase.split(" ", 2)[2]
+        work = phase if stage is None else phase.split(" ", 2)[2]  # "stage 3 forward": forward
         self._stamps.clear()
         start = self._now()  # on a GPU this waits for the kernels before, which are no part of this graph's span
         results = super().run_graph(phase, graph, microbatch, given)
         label = work if microbatch is None else f"{work} {microbatch}"
         direction = "optimizer" if phase == UPDATE else "forward" if work in ("unshard", "forward") else "backward"
         self.spans.append(Span(self._rank, lane_of(stage), "compute", label, direction, start, self._now()))
+        # On a GPU the graphs have no clocks, and each stays a single span.
         for stamps in self._stamps:
             self.spans += spans_of(self._rank, self._marks[phase], stamps)
         return results

@@ -75,12 +75,12 @@ class Series:
 
 WINDOW = 4
 """How many of the last rounds are compared, by their median, with as many before them."""
-_SETTLED = 0.02
+_SETTLED = 0.02  # a fall by a smaller share of the step is none
 _STANDARD_ERRORS = 2
-_MAD_TO_SIGMA = 1.4826
+_MAD_TO_SIGMA = 1.4826  # standard deviation by median absolute deviation, of normal samples
 _MEDIAN_TO_MEAN = math.sqrt(math.pi / 2)
 """How much wider a median scatters than a mean, of normal samples."""
-_Z = NormalDist().inv_cdf(0.995)
+_Z = NormalDist().inv_cdf(0.995)  # half of a two-sided 99 % interval, in standard errors
 
 
 @dataclass(frozen=True, slots=True)
@@ -241,6 +241,7 @@ class _Draws:
             total = 0.0
             for _ in range(count):
                 at = int(random.random() * count)
+                # Three sources of noise: which sets ran, which rounds ran in them, and how processes differ beyond these sets.
                 of_set = self.centre + stretch * (self._means[at] - self.centre)
                 total += of_set + (pools[at][int(random.random() * each)] - self._means[at]) + random.gauss(0.0, self._spread)
             drawn.append(total / count)
@@ -253,6 +254,7 @@ def _blocks(rounds: Sequence[float], random: Random) -> list[float]:
     A block that reaches past the last round goes on with the first.
     """
     count = len(rounds)
+    # A block of the cube root of the rounds is best for the variance of a mean (Hall, Horowitz & Jing 1995).
     length = math.ceil(count ** (1 / 3))
     circle = [*rounds, *rounds[: length - 1]]
     drawn: list[float] = []
@@ -280,6 +282,7 @@ def _estimate(centre: float, drawn: list[float], confidence: float) -> Estimate:
     drawn.sort()
     tail = (1 - confidence) / 2
     low, high = _quantile(drawn, tail), _quantile(drawn, 1 - tail)
+    # Resamples need not lie around the estimate, as a midmean is not linear, but the interval must hold it.
     return Estimate(centre, min(low, centre), max(high, centre), confidence)
 
 

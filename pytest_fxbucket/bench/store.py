@@ -50,6 +50,7 @@ def compared_with(text: str, where: str, base: Path, plan: Path) -> str:
         return text
     if path.is_file():
         return str(path)
+    # Such a name is meant as a file: a typo in it should not be told as a commit that git does not know.
     if path.suffix == ".json":
         near = get_close_matches(path.name, sorted(each.name for each in path.parent.glob("*.json")), n=1)
         meant = f"; did you mean {Path(text).parent / near[0]}?" if near else ""
@@ -131,6 +132,7 @@ def _of_commit(what: str, record: Record, folder: Path, rootdir: Path, to_store:
     commit = repository.commit(what)
     runs, damaged = _stored(record, folder, rootdir)
     _refuse_damage(damaged)
+    # Exact matches first: the second test runs git once for each other commit.
     for is_it in (commit.sha.__eq__, same_files(repository, commit.sha, folder)):
         of_commit = [run for run in runs if run.record.commit is not None and is_it(run.record.commit)]
         if found := _chosen(of_commit, of_commit, record, rootdir):
@@ -149,6 +151,7 @@ def by_age(runs: Sequence[StoredRun], record: Record) -> list[StoredRun]:
     now = datetime.fromisoformat(record.time)
     aged: list[tuple[datetime, int, datetime, str, StoredRun]] = []
     for folder in {run.file.parent for run in runs}:
+        # Within a folder ``since`` never falls, so that sorting all folders by it keeps the order of the numbers.
         since = datetime.min.replace(tzinfo=UTC)
         for run in sorted((run for run in runs if run.file.parent == folder), key=lambda run: (number_of(run.file), run.time)):
             since = max(since, run.time) if run.time <= now else since
@@ -166,6 +169,7 @@ def _chosen(candidates: Sequence[StoredRun], runs: Sequence[StoredRun], record: 
     if best is None:
         return None
     ordered = by_age(runs, record)
+    # From the newest backwards, down to the best run, which is left out.
     newer = [f"{shown(run.file, rootdir)} ({_why(run, best, record)})" for run in ordered[: ordered.index(best) : -1]]
     return StoredMatch(best, f"newer, but passed over: {some(newer)}" if newer else "")
 
@@ -193,6 +197,7 @@ def _may_be_meant(file: Path, chosen: StoredRun | None, runs: Sequence[StoredRun
     if chosen is None or any(_lacks(chosen, record)):
         return True
     ordered = by_age(runs, record)
+    # Numbers ascend in one folder only. Where a folder has no run as old as ``chosen``, any number in it may be newer.
     no_newer = ordered[: ordered.index(chosen) + 1]
     return number_of(file) >= max((number_of(run.file) for run in no_newer if run.file.parent == file.parent), default=0)
 
@@ -317,6 +322,7 @@ def _may_be(raw: object, of: Record) -> bool:
         return True
     if "variant" in raw or "test" in raw:
         return False
+    # A key that is missing or of another type is damage, behind which the plan that is asked for may be.
     plan, row = raw.get("plan", of.plan), raw.get("row", of.row)
     is_plan = plan == of.plan or not isinstance(plan, str)
     return is_plan and (row == of.row or not isinstance(row, str | None))

@@ -68,7 +68,7 @@ def ready_graphs(
     digests = tuple(digest(encode_module(graph)) for graph in graphs.values())
     make_groups(task.mesh, rank)
     for graph in graphs.values():
-        ensure_twins(graph.graph)
+        ensure_twins(graph.graph)  # a twin is made from its group, which must be there
     return graphs, digests, place([(graphs[one.phase], one.inputs) for one in sent], device())
 
 
@@ -91,6 +91,7 @@ class TimedGraph:
 
     def arguments(self) -> Sequence[Any]:
         """The arguments of a call."""
+        # The batch is copied, so that no call can change what the next one gets; state is meant to change.
         kept, others = iter(self.state), (tensor.clone() for tensor in self._batch)
         return [next(kept) if value.role in KEPT else next(others) for value in self._task.inputs]
 
@@ -117,6 +118,7 @@ class SteadyGraph(TimedGraph):
     def arguments(self) -> Sequence[Any]:
         """The arguments of a call; before the first call this runs set-up."""
         iterating = self._run.iterating
+        # Arguments are made before the clock starts, so that the step that set-up takes is not timed.
         if not iterating.pending:
             self._run.keep(self.state, by_key(iterating.step(self._take)))
         return iterating.arguments("steady", self._take)
@@ -137,4 +139,4 @@ class SteadyGraph(TimedGraph):
 def timed_graph(rank: int, phase: TimingPhase, name: str) -> TimedGraph:
     """The variant ``name`` of ``phase``."""
     variant = phase.variants[name]
-    return (SteadyGraph if variant.graphs[1:] else TimedGraph)(rank, phase, variant)
+    return (SteadyGraph if variant.graphs[1:] else TimedGraph)(rank, phase, variant)  # more than one: set-up, steady, clean-up

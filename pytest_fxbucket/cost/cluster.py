@@ -117,7 +117,7 @@ def figures_of(table: Table, folder: Path, where: str) -> Cluster:
         name=_name(table),
         flops={dtype: rate * _TERA for dtype, rate in whole.tflops.items()},
         memory_bandwidth=whole.memory_bandwidth * _GIGA,
-        memory=whole.memory_gb * 2**30,
+        memory=whole.memory_gb * 2**30,  # memory is told in binary units, all rates in decimal ones
         devices_per_node=whole.devices_per_node,
         within=_link(whole.within),
         between=_link(whole.between),
@@ -166,7 +166,7 @@ def _joined(base: object, own: object) -> object:
 
 
 def _or(value: _T | None, other: _T) -> _T:
-    return other if value is None else value
+    return other if value is None else value  # a figure may well be 0
 
 
 def _link(table: TableLink | None) -> Link:
@@ -181,6 +181,7 @@ def _name(table: Table) -> str:
     if table.preset is None:
         return "the plan's own cluster"
     name = table.preset.removesuffix(".toml")
+    # A cost model of the plan's own leaves the figures those of the preset.
     return name if dataclasses.replace(table, cost=None) == Table(preset=table.preset) else f"{name} with figures of its own"
 
 

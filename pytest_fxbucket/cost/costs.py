@@ -152,7 +152,7 @@ def collective_seconds(kind: str, size: int, ranks: Sequence[int], cluster: Clus
         seconds = _ring(size, count - 1, ranks, cluster)
     else:
         ring = _ring(2 * size * (count - 1) / count, 2 * (count - 1), ranks, cluster)
-        seconds = min(ring, _tree(size, ranks, cluster))
+        seconds = min(ring, _tree(size, ranks, cluster))  # as NCCL takes the one that it expects to be faster
     return cluster.collective + seconds
 
 
@@ -166,6 +166,7 @@ def _ring(size: float, hops: int, ranks: Sequence[int], cluster: Cluster) -> flo
     """``size``: bytes that each link of the ring carries."""
     nodes = cluster.nodes_of(ranks)
     rounds = hops / (len(ranks) - 1)  # how often all go round
+    # Ranks fill nodes in order, so that the count - 1 hops of a round leave a node nodes - 1 times.
     far = rounds * (nodes - 1)
     latency = far * cluster.between.latency + (hops - far) * cluster.within.latency
     return latency + size / _bandwidth(ranks, nodes, cluster)
@@ -176,7 +177,7 @@ def _tree(size: float, ranks: Sequence[int], cluster: Cluster) -> float:
     nodes = cluster.nodes_of(ranks)
     chain = ceil(len(ranks) / nodes) - 1
     latency = 2 * (chain * cluster.within.latency + log2(nodes) * cluster.between.latency)
-    return latency + 2 * size / _bandwidth(ranks, nodes, cluster)
+    return latency + 2 * size / _bandwidth(ranks, nodes, cluster)  # every byte goes up, and its sum down
 
 
 def _pairs(size: float, ranks: Sequence[int], cluster: Cluster) -> float:
@@ -186,7 +187,7 @@ def _pairs(size: float, ranks: Sequence[int], cluster: Cluster) -> float:
     near = size * (here - 1) / count / cluster.within.bandwidth
     far = size * (count - here) / count / cluster.between.bandwidth
     latency = (cluster.between if nodes > 1 else cluster.within).latency
-    return latency + max(near, far) / cluster.network_efficiency
+    return latency + max(near, far) / cluster.network_efficiency  # a device uses its links of both kinds at once
 
 
 def _bandwidth(ranks: Sequence[int], nodes: int, cluster: Cluster) -> float:
@@ -194,6 +195,7 @@ def _bandwidth(ranks: Sequence[int], nodes: int, cluster: Cluster) -> float:
     bandwidth = cluster.within.bandwidth
     if nodes > 1:
         leaving = len(ranks) / nodes * cluster.between.bandwidth
+        # With one rank a node nothing goes over the links within nodes.
         bandwidth = min(bandwidth, leaving) if len(ranks) > nodes else leaving
     return bandwidth * cluster.network_efficiency
 

@@ -76,6 +76,7 @@ class Storage:
         kind = launch_kind(self.maker)
         if kind == "all_gather":
             return "gathered"
+        # What a launch brings, or what is made to be sent.
         if kind is not None or any(launch_kind(user) is not None for user in self.maker.users):
             return "communication"
         if direction_of(self.maker) == "forward" and direction_of(self.ender) != "forward":
@@ -107,7 +108,7 @@ class Liveness:
         """Most bytes that live at once while the nodes from ``first`` to ``last`` run; cheap to ask often."""
         # Whole blocks are known; only what sticks out at either end is looked at node by node.
         begin, end = -(-first // _BLOCK), (last + 1) // _BLOCK
-        if begin >= end:
+        if begin >= end:  # no whole block lies between the two
             return max(self.at[first : last + 1])
         edges = (*self.at[first : begin * _BLOCK], *self.at[end * _BLOCK : last + 1])
         return max((*self._blocks[begin:end], *edges))
@@ -138,6 +139,7 @@ def liveness_of(graph: fx.Graph, inputs: Sequence[Value], outputs: Sequence[Valu
     for place, node in enumerate(nodes):
         walk.meet(place, node)
     returned = walk.end(nodes[-1], len(nodes) - 1, outputs)
+    # At each node what begins to live less what has ended before it: the running sum is what lives there.
     change = [0] * (len(nodes) + 1)
     for one in walk.storages:
         one.bytes = -(-one.bytes // rounding) * rounding
@@ -197,6 +199,7 @@ class Walk:
             self.of[node] = self._gives(node, place)
         kind = flight_of(node)
         if kind == "wait":
+            # A wait shares storage with what its launch brought, which finds the launch through any views between.
             for brought in self.of[node]:
                 for storage in self._sent.pop(brought, ()):
                     self.need(storage, place, node)
@@ -218,7 +221,7 @@ class Walk:
         found = tuple([self.of[node] if isinstance(node, fx.Node) else () for node in listed])
         for storages, value in zip(found, outputs, strict=False):
             for storage in storages:
-                storage.value = storage.value or value
+                storage.value = storage.value or value  # an input that is returned stays an input
         return found
 
     def _outside_storages(self, node: fx.Node) -> tuple[Storage, ...]:
@@ -227,6 +230,7 @@ class Walk:
         found = []
         for tensor in _leaves(held):
             key = storage_key(tensor)
+            # Inputs that are views of one tensor have one storage, and so have attributes of one.
             if key not in self._held:
                 self._held[key] = Storage(tensor.untyped_storage().nbytes(), -1, -1, node, node, value)
                 self.storages.append(self._held[key])
@@ -259,7 +263,7 @@ class Walk:
         begins = self._begins[source]
         if len(of) != begins[-1] or not isinstance(index, int):  # all are parts of one
             return of
-        index = index % (len(begins) - 1)
+        index = index % (len(begins) - 1)  # a negative one counts from the end
         return of[begins[index] : begins[index + 1]]
 
     def _new_storage(self, tensor: torch.Tensor, place: int, node: fx.Node) -> Storage:
@@ -299,6 +303,7 @@ class StorageNeeds(Walk):
 
     def need(self, storage: Storage, place: int, node: fx.Node) -> None:
         """Note it."""
+        # All places are kept: in another order any of them may be the last.
         self._places.setdefault(storage, []).append(place)
 
     def at(self, order: Sequence[int]) -> list[int]:

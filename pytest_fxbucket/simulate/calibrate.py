@@ -184,7 +184,9 @@ class _Reader:
             launch = next((each for each in _above(source) if each in launched), None)
             if is_told or not self._blocking or launch is None:
                 continue
+            # Popped, since only the first wait for a collective says when it ended.
             start = max(launched.pop(launch), busy.get(_group(launch), 0.0))
+            # A wait that begins before its collective can start, behind another one, ends with it, however short it is.
             is_known = one.seconds > _WAITED * quick or begin <= start
             end = max(start, clock - quick) if is_known else begin
             busy[_group(launch)] = end
@@ -227,6 +229,7 @@ def _with_calls(cluster: Cluster, stretches: Sequence[_Found]) -> Cluster:
     computes = [one for one in stretches if one.where != "network" and one.kind == "compute"]
     begin = [max(cluster.launch, _LITTLE), max(cluster.view, _LITTLE), cluster.least, 1.0, 1.0]
     sums = [Measurement(_parts(one, cluster), one.seconds) for one in computes]
+    # A figure that is in no sum comes back as it began, which may be _LITTLE where the cluster has 0.
     seen = [any(one.parts[i] for one in sums) for i in range(len(begin))]
     launch, view, least, slower, narrower = fitted(sums, begin)
     cluster = _with_launches(replace(cluster, launch=launch if seen[0] else cluster.launch), stretches)

@@ -45,6 +45,7 @@ def memory_of(step: StepGraph, rounding: int = 1) -> dict[Phase, Liveness]:
     found: dict[Phase, Liveness] = {}
     for phase, one in alone.items():
         at = max((number for number, run in enumerate(runs.phases) if run == phase), key=live.__getitem__, default=None)
+        # A graph that the schedule never runs is left with what is its own.
         found[phase] = one if at is None else _with(one, [each.storage for each in held if each.after < at <= each.until])
     return found
 
@@ -53,6 +54,7 @@ def _totals(held: Sequence[HeldStorage], runs: int) -> list[int]:
     """Bytes of ``held`` that live in each of ``runs`` runs."""
     change = [0] * (runs + 1)
     for one in held:
+        # From the run behind its maker on: in the maker's run the graph's own liveness has it.
         change[one.after + 1] += one.storage.bytes
         change[min(one.until, runs - 1) + 1] -= one.storage.bytes
     return list(accumulate(change))[:-1]
@@ -114,6 +116,7 @@ class GraphRuns:
         last = number
         for later, phase in enumerate(phases[number + 1 :], number + 1):
             last = later if value.key in (one.key for one in self.step.inputs[phase]) else last
+            # A later graph that gives the key, as steady does with what set-up carried, makes a new tensor of that name.
             if value.key in (one.key for one in self.step.outputs[phase]):
                 break
         return last
@@ -135,7 +138,7 @@ class GraphRuns:
                     continue
                 there.add(key)
                 for storage in storages:
-                    if storage not in mine:
+                    if storage not in mine:  # two inputs may be views of one storage
                         mine.add(storage)
                         yield HeldStorage(self._whole(storage, phase, value), -1, END)
             attributes = (one for one in alone.storages if one.maker.op == "get_attr")
@@ -187,6 +190,7 @@ class _Stages:
         if action.kind == "F":
             self._receive(how.forward[stage - 1] if stage else (), stage, ("forward",))
             self._compute(stage, "forward", microbatch)
+        # A stage has a graph of the whole backward or of its two halves; a graph that it does not have takes no run.
         if action.kind in ("B", "I"):
             self._receive(how.backward[stage] if stage + 1 < how.stages else (), stage, ("backward", "input"))
             self._compute(stage, "backward", microbatch)
@@ -207,6 +211,7 @@ class _Stages:
             values = {value.fqn: value for value in runs.step.inputs[phase]}
             node = next(iter(runs.step.graphs[phase].graph.nodes))
             for one in flow:
+                # The elements from its first to its last in memory, gaps included; an empty tensor has none.
                 span = 1 + sum((size - 1) * stride for size, stride in zip(one.shape, one.strides, strict=True))
                 size = -(-span * one.dtype.itemsize // self._rounding) * self._rounding if one.bytes else 0
                 self.found.append(

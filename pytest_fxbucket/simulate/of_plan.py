@@ -195,4 +195,5 @@ def _bare_name(bucket: Bucket) -> str:
 def _behind(flight: Flight, timeline: Timeline, names: Mapping[tuple[Phase, str], tuple[str, Direction]]) -> str:
     """Name of the launch that ``flight`` queues behind, which may be in the graph before."""
     before = [one for one in timeline.flights if one.node == flight.behind and one.start <= flight.start]
+    # Graphs may have nodes of one name: the last launch of that name that began before is meant.
     return names[before[-1].phase, flight.behind][0]

@@ -130,6 +130,7 @@ class _Clock:
             elif is_view(node):
                 self._host += self._cluster.view
             self._note(node, place)
+        # A result that its graph never reads could be waited for at the graph's end.
         for flight in self.launched:
             self._was_read(flight)
 
@@ -144,10 +145,12 @@ class _Clock:
 
     def _note(self, node: fx.Node, place: int) -> None:
         """Note when the value of ``node`` is ready: a view's with its base, that of a wait with the collective's end."""
+        # Launches and compute have been noted when they ran: left are inputs, views and waits.
         if node in self._there:
             return
         sources = [self._there[source] for source in inputs_of(node)]
         self._there[node] = max(sources, default=(self._begun, -1))
+        # To read a view of what a launch brings is to read the launch's result.
         flight = next((self._in_flight[one] for one in inputs_of(node) if one in self._in_flight), None)
         if flight is not None:
             self._in_flight[node] = flight
@@ -180,6 +183,7 @@ class _Clock:
         sources = [self._there[source] for source in inputs_of(node)]
         if any(place >= 0 for _, place in sources):
             return None
+        # Alone it takes the kernel's time or the host's for its call, whichever is longer.
         return max((there for there, _ in sources), default=self._begun) + max(seconds, self._cluster.launch), -1
 
     def _launch(self, node: fx.Node, phase: Phase, place: int) -> None:
@@ -194,6 +198,7 @@ class _Clock:
         could, could_place = max((self._there[one] for one in tensors_sent(node)), default=(0.0, -1))
         # For the reasons afterwards: what its stream would have had to finish first, if this launch had come at once.
         told, ended = self._told.setdefault(said.group, ([], []))
+        # Both lists ascend, since neither the host's clock nor a stream's ever goes back.
         before = bisect_right(told, could)
         free_then = ended[before - 1] if before else 0.0
         end = start + seconds
@@ -212,6 +217,7 @@ class _Clock:
             return
         # A wait blocks the compute stream and not the host, as with NCCL; where the host computes itself, both.
         now = max(self._host, self._compute)
+        # Of several waits, as for parts of one result, the first decides: later ones find the collective done.
         if flight.waited is None:
             flight.waited, flight.computed = now, self.work.get(COMPUTE, 0.0)
         flight.exposed += max(0.0, flight.end - now)
@@ -277,6 +283,7 @@ class _Reasons:
             return ""
         if one.free - one.ready >= half:
             return "behind another launch"
+        # No change saves more than what is exposed, however early the launch or late the wait could be.
         spare, late = (min(one.exposed, found) for found in (one.spare or 0.0, one.ready - max(one.could, one.free_then)))
         if max(spare, late) < half:
             return "too little compute"
@@ -287,6 +294,7 @@ class _Reasons:
     def _fits(self, one: _Launched) -> bool:
         """Whether memory had room for its result from the earliest possible launch on."""
         liveness, size = self.liveness[one.phase], launched_bytes(one.node)
+        # If there is room at the peak there is room anywhere, which spares most launches the search.
         if liveness.peak + size <= self.cluster.memory:
             return True
         return liveness.most(max(one.could_place, 0), one.place) + size <= self.cluster.memory

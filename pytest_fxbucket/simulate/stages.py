@@ -128,7 +128,7 @@ def done_by(
     done: list[list[TimedAction]] = [[] for _ in computes]
     clocks = list(begins)
     there: dict[_Sent, float] = {}
-    links: dict[tuple[int, int], float] = {}
+    links: dict[tuple[int, int], float] = {}  # by (sender, receiver): each direction of a link has its own queue
     moved = True
     while moved:
         moved = False
@@ -183,6 +183,7 @@ def _send(
     other = action.stage + way
     if not way or not 0 <= other < table.stages:
         return
+    # What crosses takes no link between two stages of one rank.
     arrives, pair = end, (table.owners[action.stage], table.owners[other])
     if seconds := crosses(action.stage, other):
         arrives = links[pair] = max(end, links.get(pair, 0.0)) + seconds

@@ -215,6 +215,7 @@ def _host(step: _Step) -> _Took:
 
 def _gloo(step: _Step, events: Sequence[Mapping[str, Any]]) -> _Took:
     """The seconds in flight for each launch: gloo's threads run them one after the other, in the order of the launches."""
+    # One iterator for all launches, so that each range is taken by one launch at most.
     ranges = iter(_annotations(events))
     for wanted, call in step.events:
         if launch_kind(wanted.node) is not None:
@@ -233,6 +234,7 @@ def _device(step: _Step, events: Sequence[Mapping[str, Any]], work: Sequence[Map
             number = bisect_right(starts, launched.start) - 1
             if number >= 0 and launched.start < step.events[number][1].end:
                 caller[event.get("args", {}).get("correlation")] = step.events[number][0]
+    # A launch may run other kernels, such as a copy of what NCCL is given: they are not its time in flight.
     took: dict[_Wanted, float] = {}
     for event in work:
         wanted, one = caller.get(event.get("args", {}).get("correlation")), _event(event)

@@ -115,7 +115,7 @@ def _axis_range(traces: Sequence[Mapping[str, Any]], axis: str) -> list[float]:
     boxes = [trace for trace in traces if trace["type"] == "box" and trace["yaxis"] == axis]
     low = min(value for box in boxes for value in box["lowerfence"])
     high = max(value for box in boxes for value in box["upperfence"])
-    room = 0.06 * (high - low) or 0.01 * high
+    room = 0.06 * (high - low) or 0.01 * high  # the second if all are equal
     return [_rounded(low - room), _rounded(high + room)]
 
 
@@ -129,7 +129,7 @@ def _samples_layout(names: Sequence[str], times: list[float], ratios: list[float
         "legend": {"orientation": "h", "y": 1, "yanchor": "bottom", "x": 0},
         "xaxis": {
             **axis,
-            "range": [-0.6, max(last, 2) + 0.6],
+            "range": [-0.6, max(last, 2) + 0.6],  # room for three, since a box alone would fill the figure
             "tickmode": "array",
             "tickvals": list(range(len(names))),
             "ticktext": list(names),
@@ -212,7 +212,7 @@ def _span_hover(span: Span, buckets: Sequence[BucketTime]) -> str:
 def _step_layout(rows: Sequence[Row], length_ms: float, own_ms: float) -> dict[str, Any]:
     borders = [number - 0.5 for number, row in enumerate(rows) if number and row[0] != rows[number - 1][0]]
     return {
-        "barmode": "overlay",
+        "barmode": "overlay",  # each bar has its own base, and none is put on others
         "meta": {"length_ms": own_ms},
         "height": _FRAME_PX + _ROW_PX * len(rows),
         "margin": {"l": 10, "r": 16, "t": 8, "b": 40},
@@ -221,7 +221,7 @@ def _step_layout(rows: Sequence[Row], length_ms: float, own_ms: float) -> dict[s
         "legend": {"orientation": "h", "y": 1, "yanchor": "bottom", "x": 0},
         "xaxis": {"range": [0, length_ms], "title": {"text": "ms since the step began"}, "zeroline": False},
         "yaxis": {
-            "range": [len(rows) - 0.5, -0.5],
+            "range": [len(rows) - 0.5, -0.5],  # downwards: the first row is on top
             "tickmode": "array",
             "tickvals": list(range(len(rows))),
             "ticktext": [_row_name(rows, number) for number in range(len(rows))],

@@ -91,7 +91,7 @@ def file_names(titles: Sequence[str], taken: Iterable[str] = ()) -> list[str]:
     for number, (title, name) in enumerate(zip(titles, plain, strict=True)):
         if lowered.count(name.lower()) > 1 or not name:
             digest = hashlib.sha256(title.encode()).hexdigest()[:8]
-            again = titles[:number].count(title)
+            again = titles[:number].count(title)  # equal titles have equal digests
             name = ".".join([*filter(None, [name, digest]), *([str(again + 1)] if again else [])])
         found.append(name)
     return found
@@ -218,9 +218,11 @@ def html_page(template: str, title: str, figures: Mapping[str, Mapping[str, Any]
         from plotly.offline import get_plotlyjs  # type: ignore[import-untyped]  # plotly says no types
 
         scripts = [get_plotlyjs(), (_ASSETS / "page.js").read_text(encoding="utf-8")]
+    # The browser hashes all that stands between the tags: the template may add nothing to it, not even a line break.
     digests = [base64.b64encode(hashlib.sha256(script.encode()).digest()).decode() for script in scripts]
     allowed = " ".join(f"'sha256-{digest}'" for digest in digests) or "'none'"
     environment = Environment(loader=FileSystemLoader(_ASSETS), autoescape=True, trim_blocks=True, lstrip_blocks=True)
+    # NaN is no JSON: better an error here than a page whose figures cannot be read.
     environment.policies["json.dumps_kwargs"] = {"separators": (",", ":"), "allow_nan": False}
     environment.globals |= {
         "commit_text": commit_text,

@@ -76,6 +76,7 @@ def _place(stage: int, rank: int) -> tuple[int, int]:
 def _box(stage: PlannedStage) -> dict[str, Any]:
     said = stage.summary
     x, y = _place(said.index, stage.rank)
+    # The innermost modules: ``layers`` is left out beside ``layers.0``.
     ends = [fqn for fqn in said.modules if not any(fqn.startswith(f"{other}.") for other in said.modules)]
     return {
         "x": x,

@@ -114,6 +114,7 @@ class _Walk:
         self.directions = {where: direction for where, direction, _ in (*reading.computes, *reading.products)}
         self.copied_in = _copied_in(nodes[where] for where in self.launches)
         self.is_marked = any(direction_of(node) == "backward" for node in nodes)
+        # Nodes before the first whose direction is known count to that one's.
         self.direction: str = next((self.directions[where] for where in sorted(self.directions)), "forward")
         self.label = ""
 
@@ -146,6 +147,7 @@ class _Walk:
         self.direction = self._direction(where, node)
         entry = node.meta.get("fxbucket_entry")
         if isinstance(entry, str):
+            # Pack and unpack of a bucket have the same entry; only the pack leads to a launch.
             self.label = f"copy-{'in' if node in self.copied_in else 'out'} {entry}"
         else:
             self.label = module_of(node)

@@ -42,7 +42,7 @@ def simulated_step(world: PlanOnMesh, cluster: Cluster) -> dict[str, tuple[Span,
         first = 0
         for phase, module in places[0].graphs.items():
             marks = [mark.renumbered(first) for mark in marks_of(world, 0, phase, BUCKETED)]
-            first = 1 + max([first - 1, *(mark.bucket for mark in marks)])
+            first = 1 + max([first - 1, *(mark.bucket for mark in marks)])  # as before if there is no launch in the graph
             marked |= {(phase, node): mark for node, mark in nodes_of_marks(module.graph, marks)}
         timeline_of_rank = simulate(places[0], cluster, own_cost(world.plan, places[0], cluster))
         spans = list(spans_of_pieces(list(pieces_of(timeline_of_rank)), marked))

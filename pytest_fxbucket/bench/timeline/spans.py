@@ -88,6 +88,7 @@ def rows_of(spans: Iterable[Span]) -> dict[Row, list[Span]]:
 
 def _lanes(spans: Sequence[Span]) -> list[list[Span]]:
     lanes: list[list[Span]] = []
+    # Bucket and label decide between equal times, so that lanes do not depend on the order of ``spans``.
     for span in sorted(spans, key=lambda span: (span.start_ns, span.end_ns, span.bucket, span.label)):
         free = next((lane for lane in lanes if lane[-1].end_ns <= span.start_ns), None)
         if free is None:
@@ -98,6 +99,7 @@ def _lanes(spans: Sequence[Span]) -> list[list[Span]]:
 
 
 def _place(stream: str) -> tuple[int, int, str]:
+    # Stages stand first, the lane of all stages (-1) before them; then a rank's own streams, then a GPU's by number.
     if stage := _STAGES.fullmatch(stream):
         return -1, int(stage[2] or -1), stream
     if stream in _FIRST:
@@ -249,6 +251,7 @@ def _flows(rows: Mapping[Row, Iterable[Span]], thread: Mapping[Row, int]) -> Ite
                 number += 1
                 shared = {"name": wait.label, "cat": "flow", "id": number, "pid": wait.rank}
                 yield {**shared, "ph": "s", "tid": tid, "ts": _us(launch.start_ns)}
+                # By ``bp`` e the arrow ends in the event around its end, and not in the next one that begins.
                 yield {**shared, "ph": "f", "bp": "e", "tid": thread[row], "ts": _us(wait.start_ns)}
 
 

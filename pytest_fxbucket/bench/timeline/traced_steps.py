@@ -88,6 +88,7 @@ def with_clocks(graph_module: fx.GraphModule, marks: Sequence[ActivityMark], tak
         take(times)
 
     stamps.append(graph.call_function(time.monotonic_ns))
+    # One call at the end hands over all times, so that only the clock itself is read between the nodes.
     graph.call_function(keep, tuple(stamps))
     graph.output(returned)
     return fx.GraphModule(graph_module, graph)
@@ -263,7 +264,7 @@ def steps_of(trace: Mapping[str, Any], marks: Sequence[ActivityMark], rank: int)
     steps = []
     for first in (number for number, one in enumerate(ranges) if one.mark == 0):
         own = ranges[first : first + size]
-        if [one.mark for one in own] == list(range(size)):
+        if [one.mark for one in own] == list(range(size)):  # if a range was lost, another stands in its place
             spans = _Reader(rank, marks, own, [work.get(first + i, []) for i in range(size)]).spans()
             steps.append((own[0].start, tuple(sorted(spans, key=lambda s: (s.start_ns, s.stream, s.end_ns)))))
     return steps
@@ -312,7 +313,7 @@ class _Reader:
     ) -> None:
         self.rank, self.marks, self.ranges, self.work = rank, marks, ranges, work
         ran = [one.stream for mark, each in zip(marks, work, strict=True) if mark.kind == "compute" for one in each]
-        self.stream = max(sorted(set(ran)), key=ran.count, default=HOST)
+        self.stream = max(sorted(set(ran)), key=ran.count, default=HOST)  # sorted: of equally many always the same
         self.cursor = ranges[0].start
         self.landed: dict[int, int] = {}
         self.launched: dict[int, int] = {}
@@ -356,4 +357,5 @@ class _Reader:
             else:
                 runs.append(each)
         for run in runs:
+            # Kernels that a launch's range has beside the collective, such as copies, are no part of the bucket's time.
             yield replace(mark.span(self.rank, run.stream, run.start, run.end, "compute"), bucket=-1)
