@@ -45,11 +45,13 @@ def _main(argv: Sequence[str] | None) -> int:
     parser = argparse.ArgumentParser(prog="fxbucket", description="Work on bucket plans outside pytest.")
     subcommands = parser.add_subparsers(dest="command", required=True, metavar="command")
     arguments = list(sys.argv[1:] if argv is None else argv)
+    # Before argparse: its own action wants the version when it is added, which would read the metadata in every run.
     if arguments == ["--version"]:
         from importlib.metadata import version
 
         print(f"pytest-fxbucket {version('pytest-fxbucket')}")
         return 0
+    # For --help alone: beside other words it means nothing.
     parser.add_argument("--version", action="store_true", help="print the version")
     with noted() as ctrl_c:
         # Only the command that is named is imported, since that takes long. Ctrl-C meanwhile is heeded when it is done.
@@ -64,6 +66,7 @@ def _main(argv: Sequence[str] | None) -> int:
         return int(stop.code or 0)
     try:
         status = int(import_module(f"pytest_fxbucket.cli.{options.command}").run(options))
+        # A reader who is gone is met here, and not when Python ends, where nobody could handle it.
         sys.stdout.flush()
         return status
     except BrokenPipeError:  # as before ``| head``; what is still to be flushed when Python ends goes nowhere

@@ -71,6 +71,7 @@ def _expanded(text: str) -> Iterator[NamedPlan]:
 def _of_ini(start: Path) -> tuple[list[str], str]:
     """Entries of ini fxbucket_plans in the nearest ini file of pytest above ``start``, as paths from there; and its name."""
     for folder in (start, *start.parents):
+        # The order in which pytest looks.
         for name in ("pytest.ini", ".pytest.ini", "pyproject.toml", "tox.ini", "setup.cfg"):
             lines = _plans_in(folder / name)
             if lines:
@@ -88,6 +89,7 @@ def _plans_in(file: Path) -> list[str]:
         raise FxbucketError(f"{file} cannot be read: {error}") from None
     if file.suffix == ".toml":
         return _of_toml(file, text)
+    # Sections of other tools may have a bare % in them, or a key twice, which is no error of ours.
     parser = configparser.ConfigParser(interpolation=None, strict=False)
     try:
         parser.read_string(text)
@@ -101,5 +103,6 @@ def _of_toml(file: Path, text: str) -> list[str]:
         tool = tomllib.loads(text).get("tool", {}).get("pytest", {})
     except tomllib.TOMLDecodeError as error:
         raise FxbucketError(f"{file} is not TOML: {error}") from None
+    # pytest 9 has options in [tool.pytest] itself, too; those of [tool.pytest.ini_options] may be one text with line ends.
     given = tool.get("ini_options", tool).get("fxbucket_plans", [])
     return given.splitlines() if isinstance(given, str) else [str(line) for line in given]

@@ -41,6 +41,7 @@ def cluster_asked(plan: Plan, asked: str | None) -> Cluster:
     from pytest_fxbucket.cost.cluster import cluster_named, cluster_of
 
     if asked is not None:
+        # A file that was typed is looked for from the working folder; one in a plan lies beside the plan.
         return cluster_named(asked, Path())
     found = cluster_of(plan)
     if found is None:
@@ -55,6 +56,7 @@ def on_world(plan: Plan, sizes: Sequence[str]) -> Plan:
         dim, _, size = text.partition("=")
         if dim not in DEGREES:
             raise UsageError(f'--world {text}: there is no dimension "{dim}"{nearest(dim, list(DEGREES))}')
+        # isdigit() is true of "²" too, which int() refuses.
         if not size.isascii() or not size.isdigit():
             raise UsageError(f"--world {text}: a size must be a whole number, as in dp_shard=512")
         degrees[dim] = cast(int, rule_of("parallel", dim).read(int(size), f"--world {dim}"))
@@ -84,6 +86,7 @@ def save_preset(path: Path, cluster: Cluster, calibrated: CalibratedCluster | No
     from pytest_fxbucket.cost.cluster import preset_text
 
     refuse_preset(path)
+    # Asked before the simulation already, which took a while: somebody may have written the file meanwhile.
     about = [f"The cluster {cluster.name}.", *([f"Calibrated; {calibrated}."] if calibrated else [])]
     try:
         with path.open("x", encoding="utf-8") as file:

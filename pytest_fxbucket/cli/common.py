@@ -118,6 +118,7 @@ def status_of(work: Callable[[], int], failed: int) -> int:
     except FxbucketError as error:
         print(f"fxbucket: {error}", file=sys.stderr)
     except BrokenPipeError:
+        # A reader who is gone, as behind ``| head``, is no failed comparison: the command ends quietly.
         raise
     except Exception:
         traceback.print_exc()

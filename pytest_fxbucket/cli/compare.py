@@ -75,8 +75,10 @@ def _compared(options: Namespace) -> int:
     problems: list[str] = []
     with ExitStack() as stack:
         trees = [_tree(repository, commit, stack) for commit in commits]
+        # Turned twice: to columns of trees and labels, beside which passes and interpreters are columns, and back to two sides.
         sides = [CommitSide(*one) for one in zip(*zip(*trees, strict=True), passes, pythons, strict=True)]
         for plan in plans:
+            # A plan that was named itself is not passed over: it becomes an error when a side is started without it.
             lacking = next((side.label for side in sides if plan.is_found and side.tree.lacks(plan.file)), None)
             if lacking is not None:
                 print(f"fxbucket: {plan.typed} is passed over, since it is not in {lacking}", file=sys.stderr)
@@ -95,6 +97,7 @@ def _compared(options: Namespace) -> int:
         print(json.dumps({"format": 1, "plans": [one.plain() for one in found], "problems": problems}, indent=1))
     if commits[1] is not None and commits[0].sha == commits[1].sha:
         print("both sides are one commit: what is seen is noise", file=sys.stderr)
+    # One plan that is slower decides, even if others could not be compared.
     if any(one.verdict == "slower" for one in found):
         return _SLOWER
     return _UNTOLD if problems or not found else _NOT_SLOWER
@@ -112,6 +115,7 @@ class CompareOptions:
 
     def of(self, planned: Mapping[str, Any] | None) -> Benchmark:
         """The options of a plan whose own are ``planned``; None: it has none."""
+        # The pytest_fxbucket of another commit may have options that this one does not know.
         known = {name: value for name, value in (planned or {}).items() if name in Benchmark.__dataclass_fields__}
         return Benchmark(**{**known, **self.numbers})
 
@@ -130,6 +134,7 @@ def _number(name: str, text: str, low: float, high: float, expected: str) -> flo
         value = float(text)
     except ValueError:
         value = math.nan
+    # No comparison with nan is true, so this refuses nan, and what is no number at all.
     if not low <= value < high:
         raise UsageError(f"--{name.replace('_', '-')} {text}: expected {expected}")
     return value
@@ -164,6 +169,7 @@ class CommitSide:
         request = {
             "plan": self.tree.typed(plan.file, plan.row),
             "pass": self.pass_name or "manual",
+            # "as_planned" overrides "pass", which then only counts at a commit that does not know the former.
             "as_planned": self.pass_name is None,
             "backend": asked.backend,
             "variant": asked.variant,
@@ -174,6 +180,7 @@ class CommitSide:
         """What the process is going to run. Raises FxbucketError, also if it imported modules of the wrong tree."""
         answer = process.answer()
         self.tree.refuse_others(answer["files"])
+        # The side's own word on its pass comes last: only it knows what the plan there names.
         return {"commit": self.tree.commit and self.tree.commit.sha, "pass": self.pass_name or "manual", **answer["facts"]}
 
 
@@ -188,6 +195,7 @@ def _plan_compared(
             say("both sides trace the step")
             old, new = (stack.enter_context(SideProcess(start)) for start in starts)
             facts = sides[0].facts(old), sides[1].facts(new)
+            # By the second side's plan, since that side is judged.
             benchmark = asked.of(facts[1]["benchmark"])
             series = run_sides(
                 (old, new),
@@ -288,6 +296,7 @@ class SidesCompared:
             yield "the ranks had no real-time priority, which ulimit -r 2 would allow: there is more noise than need be"
         if not self.series.is_stable:
             yield "step time had not settled when sampling began"
+        # The estimate is a logarithm of a ratio, the threshold a fraction of the step.
         if self.verdict == "same" and self.estimate.high > math.log1p(self.threshold):
             yield (
                 f"the noise here is such that a loss of {_percent(self.estimate.high)} cannot be ruled out; "

@@ -32,6 +32,7 @@ class CtrlC:
     @contextmanager
     def at_once(self) -> Iterator[None]:
         """Raise KeyboardInterrupt in the block as soon as it comes: for long waits, in which nothing is imported."""
+        # Set before the check: a Ctrl-C between the two would be noted and not heeded during the wait.
         self._waits = True
         try:
             self.check()

@@ -64,6 +64,7 @@ def _changes(old: str, new: str, names: tuple[str, str], folder: Folder) -> list
     except OSError:
         return change_lines(old, new, names)
     lines = change_lines(old, new, names, whole)
+    # A short diff is all in the lines, and then the folder is not needed.
     if not whole.exists():
         folder.clear()
     return lines
@@ -80,6 +81,7 @@ def _sides(options: Namespace) -> tuple[DiffSide, DiffSide]:
     refuse_no_pass(*options.passes)
     passes: list[str | None] = [*up_to_two("--pass", options.passes)] or [None]
     revs = up_to_two("--at", options.revs)
+    # One --pass is for both sides, but one --at for the first alone: the second is then as it is now.
     a = _side(options.a, passes[0], revs[0] if revs else None)
     b = _side(options.b or options.a, passes[-1], revs[1] if len(revs) == 2 else None)
     if a.identity == b.identity:

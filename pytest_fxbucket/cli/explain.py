@@ -32,6 +32,7 @@ def run(options: Namespace) -> int:
     name = options.pass_name or plan.pass_name
     shown = str(plan.path) + (f"[{plan.matrix_id}]" if plan.matrix_id else "")
     with working_on(plan, shown) as say:
+        # Here, since it imports torch, which --help must not wait for.
         from pytest_fxbucket.explain.report import explanation_of
 
         found = explanation_of(plan, name, say)

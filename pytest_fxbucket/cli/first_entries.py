@@ -109,6 +109,7 @@ def _grouped(covers: dict[str, str], planned: set[str], names: BlockNames, model
     number = 0
     for fqn in names.parameters:
         number += fqn in planned  # equal for parameters that lie between the same two blocks
+        # Another parameter of the same module may have put it into a group.
         if fqn in planned or any(covers[fqn] in group for group in groups):
             continue
         key = (number, isinstance(modules.get(covers[fqn]), nn.Embedding))
@@ -126,6 +127,7 @@ def _resolve(entries: tuple[str, ...], names: BlockNames, unplanned: str) -> set
     """Give the parameters that entries name, those of the root left out."""
     parsed = parse_entries(list(entries), "[bucket] plan")
     found = resolve(parsed, names.parameters, names.modules, aliases=names.aliases, unplanned=unplanned)
+    # The root's entry comes last, and none of the others has a star, so that each of them is one entry here, too.
     return {fqn for entry in found.entries[: len(parsed)] for fqn in entry.parameters}
 
 
@@ -137,6 +139,7 @@ def _blocks(model: nn.Module) -> tuple[str, ...]:
 
     def walk(module: nn.Module, prefix: str) -> None:
         children = {name: child for name, child in module._modules.items() if child is not None}
+        # Activations between layers hold no parameters: they are no blocks, however often they come.
         holds = {name for name, child in children.items() if next(child.parameters(), None) is not None}
         repeated: set[str] = set()
         if isinstance(module, nn.ModuleList | nn.ModuleDict | nn.Sequential):
@@ -153,6 +156,7 @@ def _blocks(model: nn.Module) -> tuple[str, ...]:
 
 def _ranges(prefix: str, names: list[str]) -> list[str]:
     """Write neighbouring numbers as a range and everything else as it is."""
+    # A name such as "01" would not come back from a range.
     digits = [name for name in names if name.isdecimal() and str(int(name)) == name]
     found = [prefix + name for name in names if name not in digits]
     # Consecutive numbers all have the same difference from their place in the list.
@@ -169,6 +173,7 @@ def _untied(blocks: tuple[str, ...], names: BlockNames) -> tuple[str, ...]:
     for entry in entries:
         alone = resolve([entry], names.parameters, names.modules, aliases=names.aliases, unplanned="allow")
         carried = set(alone.entries[0].parameters)
+        # All groups that share a parameter with this entry become one, so that no two groups ever share any.
         tied = [group for group in groups if group[1] & carried]
         groups = [group for group in groups if not group[1] & carried]
         together = [each for group in tied for each in group[0]] + [entry]
@@ -180,10 +185,12 @@ def _untied(blocks: tuple[str, ...], names: BlockNames) -> tuple[str, ...]:
 
 def _together(left: list[str], planned: set[str], names: BlockNames) -> dict[str, str]:
     """Name each parameter by the largest module that holds nothing planned."""
+    # By its other name, too: a module that holds a planned parameter under an alias would plan it twice.
     taken = planned | {alias for alias, fqn in names.aliases.items() if fqn in planned}
     covers: dict[str, str] = {}
     for fqn in left:
         parts = fqn.split(".")
         stems = [".".join(parts[:end]) for end in range(1, len(parts) + 1)]
+        # The dots keep ``layers.1`` from holding ``layers.10.weight``. The last stem, the parameter, is always free.
         covers[fqn] = next(s for s in stems if not any(f"{other}.".startswith(f"{s}.") for other in taken))
     return covers

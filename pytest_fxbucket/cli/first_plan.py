@@ -121,6 +121,7 @@ def stages_draft(source: PlanSource, bucket: Draft, out: Path, count: int, say: 
         # Microbatches must cut the rows of every tensor of the batch evenly, and 1F1B needs as many of them as stages.
         rows = gcd(*batch_rows(plan))
         fitting = [number for number in range(count, rows + 1) if rows % number == 0]
+        # GPipe has no least number of microbatches, so it may have one for each row.
         asked = StagesDraft(count, microbatches=fitting[0]) if fitting else StagesDraft(count, (), "GPipe", max(1, rows))
         (plan,) = parse_plans(plan_text(source, bucket, asked), out.resolve())
         return replace(asked, cuts=planned_stages(plan, say).cuts)
@@ -156,6 +157,7 @@ class TriedPlan:
 def tried(source: PlanSource, bucket: Draft, out: Path, modules: Mapping[str, type], say: Callable[[str], None]) -> TriedPlan:
     """``source`` with what it needs to pass, if that is ``inputs`` or overrides of some of ``modules``."""
     first = _overriding(source, bucket, out, modules, say)
+    # With the overrides found so far. If that does not help either, the problem told is that of the whole batch.
     if first.problem:
         for inputs in _INPUTS:
             other = _overriding(replace(first.source, inputs=inputs), bucket, out, modules, say)
@@ -183,7 +185,7 @@ def _overriding(
 
 
 MOST_OVERRIDES = 8
-_MODULE = re.compile(r"tracing module (\S+) failed")
+_MODULE = re.compile(r"tracing module (\S+) failed")  # as errors of a capture have it
 
 
 @dataclass(frozen=True, slots=True)

@@ -65,6 +65,7 @@ def run(options: Namespace) -> int:
     except FxbucketError as error:
         print(f"fxbucket: {error}", file=sys.stderr)
     except BrokenPipeError:
+        # A reader who is gone is no failed search: the command ends quietly.
         raise
     except Exception:  # 1, Python's own status for it, means here that something was found
         traceback.print_exc()
@@ -89,6 +90,7 @@ def _run(options: Namespace, ctrl_c: CtrlC) -> int:
     except KeyboardInterrupt:
         hunt.ended = "stopped"
     except Exception as error:
+        # Finds are told even if the search broke behind them; without any the error is all there is to say.
         if isinstance(error, FxbucketError) and not hunt.again and not hunt.new:
             raise
         traceback.print_exc()
@@ -129,6 +131,7 @@ class _Hunt:
         from pytest_fxbucket.ranks.pools import Pools
 
         options = self.options
+        # Imports do not count, but to replay the corpus does.
         until = time.monotonic() + options.seconds
         subject = subject_of(options.pass_name)
         ctrl_c.check()
@@ -141,6 +144,7 @@ class _Hunt:
                 self.mended.append(path)
             else:
                 self.again.append(kept)
+        # So that the search finds nothing that the corpus has already.
         known = [one.find for one in self.again]
         search = Search(subject, options.ranks, options.seed, until, say, known, options.at_most, ctrl_c.check)
         pools = Pools()

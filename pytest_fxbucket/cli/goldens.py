@@ -34,6 +34,7 @@ def comment(base: str, folder: Path) -> str:
 
     Raises FxbucketError, UsageError for a ``base`` that is no commit here or a folder that has no golden, then or now.
     """
+    # Repository.of looks in the folders above a file, which need not be there: any name in the folder will do.
     repository = Repository.of(folder / "*.txt", "BASE")
     old = _then(repository, repository.commit(base), repository.path_of(folder))
     new = _now(repository, folder)
@@ -56,6 +57,7 @@ def _then(repository: Repository, commit: Commit, folder: PurePosixPath) -> dict
     """Goldens at ``commit``, by path from the top."""
     names = repository.git("ls-tree", "-r", "-z", "--name-only", commit.sha, "--", f"{folder}/").split("\0")
     texts = {name: repository.git("show", f"{commit.sha}:{name}") for name in names if name.endswith(".txt")}
+    # The folder may have other text files, too.
     return {name: text for name, text in texts.items() if text.startswith(HEADER)}
 
 
@@ -77,6 +79,7 @@ def _part(path: str, old: str | None, new: str | None) -> Iterator[str]:
     except GoldenError as error:
         yield f"\ncannot be compared: {error}"
         return
+    # Words come first, below a heading that is not wanted here; an empty line parts them from the diff.
     diff = lines.index("")
     yield "".join(f"\n- {word.strip()}" for word in lines[1:diff])
     yield from ("\n```diff", *lines[diff + 1 :], "```")

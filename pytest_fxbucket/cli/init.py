@@ -66,6 +66,7 @@ def run(options: Namespace) -> int:
     parse_plans(plan_text(source, bucket), out)  # what init writes must load
     lines = [*module_tree(model), "", *said_of_ties(BlockNames.of(model).aliases)]
     missing = [] if source.batch else list(_batch_to_write(source, model, out))
+    # The trial builds the model again: of a factory that needs real memory there would be two.
     del model, factory
     result, progress, stages = TriedPlan(source), on_stderr(), None
     if not missing:
@@ -146,6 +147,7 @@ def _batch_to_write(source: PlanSource, model: nn.Module, out: Path) -> Iterator
 
     kinds = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
     parameters = inspect.signature(model.forward).parameters.values()
+    # What forward cannot do without, or the first of its parameters if all have defaults.
     named = [one for one in parameters if one.kind in kinds]
     names = [one.name for one in named if one.default is one.empty] or [one.name for one in named][:1]
     yield f"There is no batch beside the factory: write {source.placeholder}(rank, step), or name one in {out}. Such as:"

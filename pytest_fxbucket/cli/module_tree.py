@@ -45,6 +45,7 @@ def said_of_ties(aliases: Mapping[str, str]) -> Iterator[str]:
 def _tree_lines(module: nn.Module, label: str, depth: int) -> Iterator[TreeLine]:
     own, kind = list(module.parameters()), "" if depth == 0 else type(module).__name__
     yield TreeLine(label, kind, sum(p.numel() for p in own), sum(p.numel() * p.element_size() for p in own))
+    # Not named_children(), which leaves out a module that stands here for the second time.
     alike = groupby(module._modules.items(), key=lambda item: _signature(item[1]))
     for _, same in alike:
         siblings = [(name, child) for name, child in same if child is not None]

@@ -66,6 +66,7 @@ def run(options: Namespace) -> int:
     score: MutationScore | None = None
     stopped = False
     try:
+        # Ctrl-C ends the search and not the command: the last score is what was found so far.
         for so_far in _scores(plan, options):
             score = so_far
     except KeyboardInterrupt:
@@ -91,6 +92,7 @@ def _scores(plan: Plan, options: Namespace) -> Iterator[MutationScore]:
     asked = MutantSelection(names, options.seed, options.at_most, options.seconds)
     root = root_of(plan.path)
     with tempfile.TemporaryDirectory() as folder, working_on(plan, name_of(plan), _SHOWN_AFTER_S) as say:
+        # For its errors alone: a name that is wrong is told before anything is captured or a worker started.
         operators_of(names)
         settings = RunSettings(root, root / "golden", Path(folder), options.pass_name)
         yield from scored_by_workers(plan, settings, asked, options.workers, say)

@@ -35,6 +35,7 @@ def scored_by_workers(
     if workers == 1:
         yield from _scored(plan, settings, asked, say)
         return
+    # Not fork, which copies no threads: one that shows progress runs here, and torch has some of its own.
     context = multiprocessing.get_context("spawn")
     news: Queue[Any] = context.Queue()
     parts = [replace(asked, worker=number, workers=workers) for number in range(workers)]
@@ -96,5 +97,6 @@ def _work(plan: Plan, settings: RunSettings, asked: MutantSelection, news: Queue
 
 def _together(scores: list[MutationScore]) -> MutationScore:
     """One score of all workers, with the mutants in the order in which a single process would have judged them."""
+    # Each worker knows how many mutants the plan has in all; 0 is of one that has told nothing yet.
     turns = zip_longest(*(score.judged for score in scores))
     return MutationScore([one for turn in turns for one in turn if one is not None], max(score.possible for score in scores))

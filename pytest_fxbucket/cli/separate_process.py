@@ -16,6 +16,7 @@ from pytest_fxbucket.errors import FxbucketError
 from pytest_fxbucket.progress import on_stderr
 
 # Runs the command as python -m does, and then writes the files of all imported modules into a report.
+# By vars(), and of plain modules alone: lazy ones would import something when they are asked for an attribute.
 _SHOW = """
 import runpy, sys
 report, sys.argv = sys.argv[1], ["fxbucket", *sys.argv[2:]]
@@ -41,6 +42,7 @@ def shown_separately(words: Sequence[str], cwd: Path, environment: Mapping[str, 
             progress.say("runs in a process of its own")
             # -P keeps the working folder off the path, so that modules come only from where PYTHONPATH says.
             done = finished([sys.executable, "-P", "-c", _SHOW, report, "show", *words], cwd, environment)
+        # A user's module may end the process with status 0: two sides without a word would be equal.
         if done.returncode != 0 or not done.stdout:
             raise FxbucketError(_why(done.returncode, done.stderr))
         return done.stdout, Path(report).read_text(encoding="utf-8", errors="surrogateescape").split("\0")
@@ -79,6 +81,7 @@ def _is_below(place: str, top: Path | None) -> bool:
 
 def _why(status: int, stderr: str) -> str:
     """The sentence with which a command failed; without one its status, and the last line that it wrote."""
+    # As argparse says it at a commit that is older than the command.
     if "invalid choice: 'show'" in stderr:
         return "the pytest_fxbucket there has no command show, so there is nothing to compare with"
     lines = [line for line in stderr.splitlines() if line.strip()]

@@ -45,6 +45,7 @@ def run(options: Namespace) -> int:
     """Trace the plan's step, run the pass, simulate both, and tell; raises FxbucketError, and then nothing is on stdout."""
     refuse_no_pass(options.pass_name)
     if options.save is not None:
+        # Said before the step is traced, which takes long.
         refuse_preset(options.save)
     plan, rows = find_plan(options.plan)
     asked = on_world(plan, options.world)
@@ -64,6 +65,7 @@ def run(options: Namespace) -> int:
             cluster = replace(calibrated.cluster, name=f"{cluster.name} as in {options.calibrate.name}")
         if asked != plan:
             plan, world = asked, PlanOnMesh(CapturedPlan(asked, mesh_of(asked), say), pass_name)
+        # Believed, without proof which ranks are alike: here figures are told, and no check decides by them.
         sides = [(one, unbucketed(world, one.ranks[0], cluster)) for one in simulated_ranks(world, cluster, believed=True)]
         scheduled = in_schedule(world, cluster)
         if options.save is not None:

@@ -60,6 +60,7 @@ def _lines(plan: Plan, found: PlannedStages, name: str) -> Iterator[str]:
     yield f"cuts{f', proposed by {found.by}' if found.by else ''}: [{', '.join(map(show, found.cuts))}]"
     for stage in found.stages:
         yield ""
+        # What the first stage receives was made by no stage: it is the batch.
         yield from _stage_lines(stage, found.stages[0].summary.receives)
     yield ""
     for fqn, stages in found.ties.items():

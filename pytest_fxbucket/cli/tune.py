@@ -71,6 +71,7 @@ def run(options: Namespace) -> int:
             f'{plan.path}: --write puts keys into the plan, and those of row "{plan.matrix_id}" stand over it; '
             "leave --write out, and write them into the row by hand"
         )
+    # Read before the search, so that --write sees whether somebody changed the file meanwhile.
     text = _text(plan)
     asked, name = on_world(plan, options.world), name_of(plan)
     cluster = cluster_asked(plan, options.cluster)
@@ -97,6 +98,7 @@ def run(options: Namespace) -> int:
     else:
         for line in _lines(plan, rows, name, cluster, found, proposal, writes):
             print(line)
+    # Last, so that the proposal is printed all the same.
     if options.write and proposal.problem:
         raise FxbucketError(f"nothing is written: {proposal.problem}")
     return STOPPED if found.ended == "stopped" else 0

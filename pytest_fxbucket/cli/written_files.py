@@ -52,6 +52,7 @@ def laid_out(name: str, text: Callable[[Path], str]) -> Iterator[Path]:
         path = Path(folder).resolve() / f"{name}.py"
         path.write_text(text(path), encoding="utf-8")
         before = sys.modules.pop(name, None)
+        # The import system may have listed the folder before the file was there.
         importlib.invalidate_caches()
         try:
             yield path.parent

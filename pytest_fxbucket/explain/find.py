@@ -34,6 +34,7 @@ def find_plan(text: str) -> tuple[Plan, list[str]]:
     if not os.path.exists(path):
         near = get_close_matches(path.stem, sorted(one.stem for one in path.parent.glob("*.toml")), n=1)
         raise UsageError(f"{path} is not there{f'; did you mean {path.with_name(near[0])}.toml?' if near else ''}")
+    # A broken row is an error only for who asks for it: the other rows are good.
     plans: dict[str | None, Plan] = {}
     for one in load_rows(path):
         if not isinstance(one, BrokenRow):
@@ -55,6 +56,7 @@ def parts(text: str) -> tuple[Path, str | None]:
     if found is None:
         return Path(text), None
     # ``FILE::ROW`` looks like the node id of an item without a row: what is no check's name is taken for a row.
+    # An item may end in the world that it runs on, as ``bitwise@4``.
     item, row = found["item"], found["row"]
     if item is not None and row is None and item.partition("@")[0] not in CHECKS:
         row = item
@@ -70,6 +72,7 @@ def find_parameters(text: str, known: Sequence[ExplainedParameter]) -> list[Expl
         matched = [name for name in by_name if fnmatchcase(name, text)]
     else:
         matched = [name for name in by_name if name.endswith(f".{text}")]
+        # Counted by parameter: several names of one tied parameter leave no doubt.
         if len({by_name[name].fqn for name in matched}) > 1:
             raise UsageError(
                 f'"{text}" ends {len(matched)} parameters: {some(matched)}; write more of one, or "*.{text}" for all'
@@ -85,6 +88,7 @@ def _nearest(text: str, names: Sequence[str]) -> str:
         return f'; it is a module, which holds {some(below)}: name one of them, or all as "{text}.*"'
     near: list[str] = []
     for parts in range(text.count(".") + 1, 0, -1):  # as much of the end as was typed, then less
+        # Reversed, so that of names with one end the first is kept.
         ends = {".".join(name.split(".")[-parts:]): name for name in reversed(names)}
         typed = ".".join(text.split(".")[-parts:])
         near = near or [ends[end] for end in get_close_matches(typed, list(ends), n=2, cutoff=0.6)]

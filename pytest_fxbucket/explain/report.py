@@ -96,6 +96,7 @@ def entry_updates(reading: GraphAnalysis, entry_of: Mapping[str, str], labels: M
     brings: dict[str, str] = {}
     for bucket in reading.buckets:
         if bucket.kind in REDUCTIONS:
+            # Buckets are in order of launch: a gradient's second reduction, as in hybrid sharding, replaces its first.
             name = f"{bucket.kind} {labels.get(bucket.node) or 'of ' + ', '.join(filter(None, bucket.fqns))}"
             order.setdefault(name, bucket.launch)
             brings |= dict.fromkeys(filter(None, bucket.fqns), name)
@@ -106,6 +107,7 @@ def entry_updates(reading: GraphAnalysis, entry_of: Mapping[str, str], labels: M
             entry = entry_of.get(update.fqn) or update.fqn.rpartition(".")[0] or update.fqn
             parameters.setdefault(entry, []).append(update.fqn)
             names.setdefault(entry, set()).update(brings[fqn] for fqn in update.gradients | update.norms if fqn in brings)
+    # A state is called as its parameter, with the optimizer's key behind: ``layers.0.weight.exp_avg``.
     states = Counter(update.fqn.rpartition(".")[0] for update in reading.updates if update.role == "state")
     return tuple(
         EntryUpdates(
@@ -130,6 +132,7 @@ def report_of_reading(
     graph = graphs[1]
     nodes = list(graph.nodes)
     labels = [(nodes[at], entry_of.get(fqn) or fqn.rpartition(".")[0] or fqn) for at, _, fqn in after.computes]
+    # None of these lacks a wait: the 0 is for the type checker alone.
     spans = [(nodes[bucket.launch], [nodes[bucket.wait or 0]]) for bucket in planned]
     behind = overlapped(graph, spans, labels)
     counts = _launches_before(before, planned)
@@ -195,6 +198,7 @@ def _launches_before(before: GraphAnalysis, planned: list[Bucket]) -> Iterator[i
         taken = set()
         for fqn in bucket.fqns:
             left = found.get((bucket.kind, bucket.direction, fqn)) or found.get((bucket.kind, other, fqn))
+            # A member that no launch brought before counts by the bucket itself, which is one launch.
             taken.add(left.popleft() if left else bucket.node)
         yield len(taken)
 
@@ -262,6 +266,7 @@ class Explanation:
 def explanation_of(plan: Plan, pass_name: str, say: Callable[[str], None]) -> Explanation:
     """Run ``pass_name`` on ``plan`` as rank 0 of its mesh, on fake process groups. Raises what capture and passes raise."""
     world = PlanOnMesh(CapturedPlan(plan, mesh_of(plan), say), pass_name)
+    # Rank 0 has its own stages alone; the ranks beside it along pp have the others.
     step, places = world.step(0), world.mesh.ranks(0, "pp") if plan.pipeline else (0,)
     by_report = all(one.bucketed.report is not None for rank in places for one in world.passed(rank).values())
     if not by_report and not step.has_roles:
@@ -278,6 +283,7 @@ def explanation_of(plan: Plan, pass_name: str, say: Callable[[str], None]) -> Ex
 
 def _graph(world: PlanOnMesh, rank: int, phase: Phase, passed: Passed, on_cluster: Simulation | None) -> GraphReport:
     staged = world.plan.pipeline is not None
+    # The captured step is of the whole model: graphs of stages are made of it later, and only ``versions`` has them.
     before = world.versions(rank).step.graphs[phase] if staged else world.step(rank).graphs[phase]
     dims = world.dims_of(before.graph) | world.dims_of(passed.bucketed.graph)
     members = {bucket.node: bucket.members for bucket in passed.reading.buckets}
@@ -291,6 +297,7 @@ def _graph(world: PlanOnMesh, rank: int, phase: Phase, passed: Passed, on_cluste
     gathers = [bucket for bucket in passed.reading.buckets if bucket.kind == "all_gather" and bucket.direction == "forward"]
     read = [fqn for bucket in gathers if bucket.backward_use is not None for fqn in bucket.fqns if fqn]
     kept = tuple(dict.fromkeys(world.entry_of.get(fqn, fqn) for fqn in read))
+    # A graph of one stage says so in its phase; of others, such as ``update``, each place along pp has one of the same name.
     name = f"pp {world.mesh.at(rank, 'pp')} {phase}" if staged and stage_of(phase) is None else phase
     updates = entry_updates(passed.reading, world.entry_of, names)
     simulated = on_cluster.launches(rank, phase) if on_cluster is not None else {}
@@ -315,6 +322,7 @@ def graph_as_data(graph: GraphReport) -> dict[str, Any]:
     data = graph.report.to_dict(graph.dims)
     for plain, bucket in zip(data["buckets"], graph.report.buckets, strict=True):
         read = graph.members.get(bucket.launch, ())
+        # If report and graph differ in how many members there are, nobody knows which offset is whose.
         known = len(read) == len(bucket.members)
         plain["label"] = graph.labels[bucket.launch]
         plain["group"] = graph.dims.get(bucket.group, "unknown group")

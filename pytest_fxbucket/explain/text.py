@@ -22,7 +22,9 @@ if TYPE_CHECKING:
     from pytest_fxbucket.passes.report import BucketReport
     from pytest_fxbucket.step.roles import Transformed
 
+# A number that is a whole part of a name: the 3 of ``layers.3``, not that of ``w3``.
 _NUMBER = re.compile(r"(?<![^.+ ])(\d+)(?![^.+ ])")
+# Stands for a number or a range as (first, last), counted from the row's own layer; no name has a NUL in it.
 _MARK = re.compile("\0(-?\\d+):(-?\\d+)\0")
 
 
@@ -232,6 +234,7 @@ def _members(graph: GraphReport) -> Iterator[str]:
     kinds: dict[tuple[str, tuple[str, ...]], list[str]] = {}
     for bucket in graph.report.buckets:
         kinds.setdefault((graph.labels[bucket.launch], bucket.members), []).append(f"{bucket.direction} {bucket.kind}")
+    # All kinds of a label mostly have one list, and then they are not named.
     lists = Counter(label for label, _ in kinds)
     rows = [
         TextRow(label, (", ".join(below(label, members)), f" ({', '.join(dict.fromkeys(said))})" if lists[label] > 1 else ""))

@@ -86,6 +86,7 @@ def _bucket_places(found: Explanation, graph: GraphReport, fqn: str) -> Iterator
         if fqn in bucket.members:
             yield _in_bucket(found, graph, bucket, fqn)
     for left in graph.report.left_alone:
+        # A launch that was merged but not moved is listed without a kind: it is among the buckets.
         if left.kind and fqn in left.fqns:
             reason = Reason("left_alone", left.reason, _change(found, fqn))
             yield BucketPlace(graph.phase, left.direction, left.kind, None, None, None, None, None, left.fqns, (), (reason,))
@@ -101,6 +102,7 @@ def _in_bucket(found: Explanation, graph: GraphReport, bucket: BucketReport, fqn
     read = graph.members.get(bucket.launch, ())
     # A graph without roles names no members, but has them in the same order.
     member = read[bucket.members.index(fqn)] if len(read) == len(bucket.members) else None
+    # Without others of its entry nothing parted the bucket, so that no reason is lacking.
     known = found.by_report or not others
     flight = graph.simulated.get(bucket.launch)
     unknown = Reason("unknown", f"pass {found.pass_name} gives no reason", "ask the pass manual: leave out --pass")
@@ -128,6 +130,7 @@ def _in_bucket(found: Explanation, graph: GraphReport, bucket: BucketReport, fqn
 
 
 def _change(found: Explanation, fqn: str) -> str:
+    # By size, and of a graph without roles, there are no entries, so that none can be missing.
     if fqn in found.entry_of or not found.entry_of:
         return "nothing in the plan can change that: it follows from the graph"
     entries = list(dict.fromkeys(found.entry_of.values()))
@@ -172,6 +175,7 @@ def _lines(one: ParameterFacts) -> Iterator[str]:
             yield f"    simulated {place.simulated}"
         yield from _neighbours(place, one.parameter)
         for reason in place.reasons:
+            # ``_directions`` says that one, once for both.
             if reason.reason != "direction":
                 yield f"    because {reason.why}"
                 yield f"      to change that: {reason.change}"

@@ -17,6 +17,7 @@ _NO_NUMBER = ("", -1)
 
 def together(entries: Sequence[Entry]) -> Entry:
     """One entry with the selectors of all ``entries``."""
+    # Read as a plan file is read, so that the entry equals the one that the proposed file will give.
     (one,) = parse_entries(["+".join(name for entry in entries for name in entry.selectors)], "a merged entry")
     return one
 
@@ -30,6 +31,7 @@ def written_out(plan: Plan, names: Sequence[str]) -> list[Entry]:
     """The entries of ``plan`` with stars expanded; ``names`` are the names of all entries on the model, in the plan's order."""
     # The last name is the root's if the plan leaves unplanned parameters to it: the plan file does not list that entry.
     own = names[:-1] if plan.bucket.unplanned == ROOT and names and names[-1] == ROOT else names
+    # A name that the plan does not list came from a star, so it is that of a single module.
     known = {entry.name: entry for entry in plan.bucket.plan}
     return [known.get(name) or Entry(name, (name,)) for name in own]
 
@@ -42,7 +44,7 @@ def with_stars(plan: Plan, before: Sequence[Entry], after: Sequence[Entry]) -> t
     found, star_at = dict(enumerate(after)), dict[int, Entry]()
     for star in (entry for entry in plan.bucket.plan if is_star(entry)):
         own = [entry for entry in before if entry.name not in known and _stands_for(star, entry)]
-        at = [places.get(entry, -1) for entry in own]
+        at = [places.get(entry, -1) for entry in own]  # -1: changed or gone
         if own and at == list(range(at[0], at[0] + len(own))) and at[0] >= 0:
             star_at[at[0]] = star
             for place in at:

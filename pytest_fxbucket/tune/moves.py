@@ -16,6 +16,7 @@ from pytest_fxbucket.plan.schema_bucket import Overlap
 from pytest_fxbucket.tune.entries import apart, items_of, regrouped, runs, together, with_stars, written_out
 from pytest_fxbucket.words import counted, show
 
+# Both in the order in which they are tried where nothing else decides it.
 _AHEAD = (2, 3, 1, 0)
 _SIZES = (2, 4, 1)
 _MOST_PAIRS = 16
@@ -114,18 +115,21 @@ def _schedule(plan: Plan, facts: StepFacts) -> Iterator[PlanMove]:
     """
     overlap, plain = plan.overlap, Overlap()
     if overlap.schedule == "auto":
+        # by = "overlap" needs the automatic schedule. Without entries it cannot become "plan", and then the move is refused.
         by = "plan" if plan.bucket.by == "overlap" and plan.bucket.plan else plan.bucket.by
         manual = _overlap(plan, schedule="manual", **{key: getattr(plain, key) for key in _LIMITS})
         yield PlanMove(_bucket(manual, by=by), '[overlap] schedule = "manual"')
     else:
         auto = _overlap(plan, schedule="auto", **{key: getattr(plain, key) for key in BY_HAND})
         yield PlanMove(auto, '[overlap] schedule = "auto"', _ANY)
+        # For a plan that is near its limit: the schedule that needs no more memory at the peak than the step before the pass.
         limited = _overlap(auto, max_memory_increase=0.0)
         yield PlanMove(limited, '[overlap] schedule = "auto", max_memory_increase = 0', frozenset({"memory"}))
 
 
 def _gather_group(plan: Plan, facts: StepFacts) -> Iterator[PlanMove]:
     other = "own" if plan.overlap.gather_group == "same" else "same"
+    # On a process group of their own all-gathers do not queue behind reductions.
     helps = frozenset({_BUSY} if other == "own" else ())
     yield PlanMove(_overlap(plan, gather_group=other), f"[overlap] gather_group = {show(other)}", helps)
 
@@ -143,7 +147,7 @@ def _cap_mb(plan: Plan, facts: StepFacts) -> Iterator[PlanMove]:
     most = facts.largest / _MB
     # The largest power of two below the largest launch, which such a cap would split; a larger cap changes nothing.
     half = 2.0 ** (ceil(log2(most)) - 1)
-    for cap in (now / 2, 2 * now, 0.0) if now else (half / 2, half):
+    for cap in (now / 2, 2 * now, 0.0) if now else (half / 2, half):  # 0.0: no cap
         if cap < most:
             yield PlanMove(_bucket(plan, cap_mb=(cap,)), f"[bucket] cap_mb = {cap:g}", frozenset({_BUSY, _LITTLE}))
 
@@ -172,8 +176,10 @@ def _neighbours(plan: Plan, facts: StepFacts) -> Iterator[PlanMove]:
     Of many pairs only the first and the last are tried.
     """
     entries = written_out(plan, facts.entries) if _has_movable_entries(plan) else []
+    # The last of a run is not among them: it may be merged with the entry behind the run.
     within = {place for begin, end in runs(entries) for place in range(begin, end - 1)}
     pairs = [place for place, _ in enumerate(pairwise(entries)) if place not in within]
+    # Of few pairs the two halves overlap.
     for place in dict.fromkeys([*pairs[: _MOST_PAIRS // 2], *pairs[-_MOST_PAIRS // 2 :]]):
         one = together(entries[place : place + 2])
         how = f"[bucket] plan has {show(one.name)} as one entry"
@@ -183,6 +189,7 @@ def _neighbours(plan: Plan, facts: StepFacts) -> Iterator[PlanMove]:
 def _parted(plan: Plan, facts: StepFacts) -> Iterator[PlanMove]:
     """An entry of several selectors split into one for each, and one of a module with numbered children split into these."""
     entries = written_out(plan, facts.entries) if _has_movable_entries(plan) else []
+    # Merged layers are parted by ``_numbered``, all of a run alike.
     layers = {place for begin, end in runs(entries) for place in range(begin, end)}
     for place, entry in enumerate(entries):
         if len(entry.selectors) > 1 and place not in layers:

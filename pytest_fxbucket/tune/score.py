@@ -55,6 +55,7 @@ class PlanSimulator:
         memory = self.start.checks.memory
         limits = [self.cluster.memory]
         if memory and memory.peak_max_gb is not None:
+            # It may be more than the devices have: the plan's word counts.
             limits = [memory.peak_max_gb * _GIB]
         if memory and memory.increase_max is not None:
             world = self._base(self.start)
@@ -66,6 +67,7 @@ class PlanSimulator:
         """Simulate ``plan``. Raises FxbucketError for one that the model or the pass refuses."""
         base = self._base(plan)
         begin = time.monotonic()
+        # What is timed is a pass and its simulation: a capture, if there was one, is done and was timed by itself.
         score = self._scored(base.under(plan))
         self._unit = max(self._unit, (time.monotonic() - begin) / _passing(plan))
         return score
@@ -98,6 +100,7 @@ class PlanSimulator:
     def _captured(self, plan: Plan) -> PlanOnMesh:
         begin = time.monotonic()
         world = PlanOnMesh(CapturedPlan(plan, mesh_of(plan), self.say), plan.pass_name)
+        # A step is made when first asked for: here, so that the capture is not timed as part of the first pass.
         world.step(0), world.resolution
         self._capturing = max(self._capturing, time.monotonic() - begin)
         return world
@@ -108,6 +111,7 @@ class PlanSimulator:
         for line in timelines:
             for flight in line.flights:
                 reasons[flight.why] = reasons.get(flight.why, 0.0) + flight.exposed * flight.times
+        # Of all plans so far: under a cap no launch shows how large one without it would be.
         self._largest = max(self._largest, *(flight.bytes for line in timelines for flight in line.flights), 0)
         entries = [entry.name for entry in world.resolution.entries]
         self._facts[key_of(world.plan)] = StepFacts(entries, self._largest, _numbered(world.step(0).modules))
@@ -152,6 +156,7 @@ class PlanSimulator:
         units = frozenset(entry.name for entry in singles.entries).intersection(step.modules)
         stays = frozenset(fqn for fqn, entry in entry_of.items() if entry in kept)
         grouped = entries if any(one.groups == "entry" for one in plan.optimizer) else ()
+        # With one answer for all, how parameters are cut into entries does not change which of them stay gathered.
         return units, stays if not isinstance(plan.parallel.reshard_after_forward, bool) else None, grouped
 
 

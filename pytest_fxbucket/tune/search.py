@@ -91,6 +91,7 @@ def search(
     say("simulating the plan as it is")
     first = scorer.score(plan)
     found = BestPlan(plan, first, first, limit)
+    # Moves also lead back to plans that were tried before; none is tried again.
     known: set[str] = {key_of(plan)}
     often: Counter[str] = Counter()
     try:
@@ -117,6 +118,7 @@ def search(
 
 def is_better(new: SimulatedScore, old: SimulatedScore, limit: float, takes_back: bool = False) -> bool:
     """Whether ``new`` is to be preferred; with ``takes_back`` it need only be as good."""
+    # Below 0, so that an equal time passes the comparison at the end, which is strict.
     least = -LEAST / 10 if takes_back else LEAST
     above, before = max(0.0, new.peak_bytes - limit), max(0.0, old.peak_bytes - limit)
     if above != before:
@@ -133,6 +135,7 @@ def _next(
     for move in _promising(new, found.score, scorer, often):
         if scorer.takes(move.plan) <= time_left():
             return move
+        # Another one may still be in time, as one that needs no capture of its own.
         late = True
     found.ended = "time" if late else ""
     return None

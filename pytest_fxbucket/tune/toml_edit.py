@@ -72,6 +72,7 @@ def _with_key(lines: Sequence[str], table: str, key: str, value: object) -> list
     if value is None:
         return list(lines)
     behind = max((place + 1 for place in range(begin, end) if _says(lines[place])), default=begin)
+    # Comments at the end of a section mostly are about the next one, so the key goes before them.
     return [*_ended(lines[:behind]), *_key_lines(key, value, _ending(lines)), *lines[behind:]]
 
 
@@ -110,7 +111,7 @@ def _rewritten(lines: Sequence[str], key: str, value: object) -> list[str]:
     old = tomllib.loads(text)
     hashes = [place for place, char in enumerate(text) if char == "#"]
     behind = next((place for place in hashes if tomllib_or_none(text[:place]) == old), len(text))
-    # Whether a # within the value begins a comment is guessed from the double quotes before it.
+    # Whether a # within the value begins a comment is guessed from the quotes before it in its line.
     comments = []
     for line in text[:behind].splitlines()[:-1] if "\n" in text[:behind].rstrip() else []:
         found = _COMMENT.fullmatch(line)

@@ -113,6 +113,7 @@ def text_values(values: Mapping[str, Any]) -> Mapping[str, Any]:
     """The configuration of the part that takes and gives text."""
     names = ("text_config", "decoder", "language_config", "llm_config", "qformer_config")
     found = next((values[key] for key in names if isinstance(values.get(key), Mapping)), None)
+    # A configuration that has a vocabulary itself is the text's, whatever parts it has.
     return values if found is None or values.get("vocab_size") else text_values(found)
 
 
@@ -140,6 +141,7 @@ def _pixels(name: str, values: Mapping[str, Any]) -> tuple[int, ...]:
     size = sees.get("image_size") or values.get("image_size") or sees.get("pretrained_img_size") or 224
     height, width = size if isinstance(size, list | tuple) else (size, size)
     channels = next((int(sees[key]) for key in ("num_channels", "in_channels", "in_chans") if sees.get(key)), 3)
+    # These take several images with each text, which is one more dimension.
     if name.startswith(("Idefics", "SmolVLM")):
         return (ROWS, 1, channels, height, width)
     if "num_frames" in sees:
@@ -162,11 +164,13 @@ def _sound(key: str, values: Mapping[str, Any]) -> tuple[int, ...]:
         (hears[one] for one in ("num_mel_bins", "input_feat_per_channel", "feature_projection_input_dim") if one in hears), 0
     )
     if key == "input_features":
+        # A Whisper has bins before frames, and exactly two frames for each position, since a convolution halves them.
         frames = 2 * hears["max_source_positions"] if hears.get("max_source_positions") else _FRAMES
         by_bin = "max_source_positions" in hears and "input_feat_per_channel" not in hears
         return (ROWS, mels, min(frames, 3000)) if by_bin else (ROWS, min(frames, 3000), mels)
     if mels and hears.get("max_length"):
         return (ROWS, hears["max_length"], mels)
+    # A raw wave: the strides' product is the samples of a frame, and 400 is what wav2vec 2.0 sees of it at once.
     return (ROWS, _WAVE_FRAMES * prod(hears.get("conv_stride") or [320]) + 400)
 
 
@@ -202,5 +206,6 @@ def _written_labels(name: str, takes: set[str], values: Mapping[str, Any], image
         if "next_sentence_label" in takes:
             yield 'drawn["next_sentence_label"] = torch.randint(2, text[:1], generator=generator)', {}
     elif name.endswith(_TOKENS):
+        # Of the text only the first line's sizes are needed: the range of tokens, and the shape.
         _, sizes = next(_text(values, takes, 0))
         yield 'drawn["labels"] = torch.randint(*plain, text, generator=generator)', sizes

@@ -62,9 +62,10 @@ def _written(described: DescribedModel, small: Mapping[str, Any], path: Path) ->
     """The file for the small size ``small``; in the text of either size an image has as many tokens as features."""
     values = described.values
     feds, model_class = list[BatchSource](), described.model_class
-    for changes in ({}, small):
+    for changes in ({}, small):  # the real size, then the small one
         now, tokens = merged(values, changes), 0
         if has_image_tokens(model_class, values):
+            # Drawn with one token to begin with: how large an image is does not depend on their number.
             tokens = _image_tokens(described, changes, fed(model_class, now, 1))
         feds.append(fed(model_class, now, tokens))
     return Written(described, small, feds[0], feds[1], path)
@@ -87,6 +88,7 @@ def _image_tokens(described: DescribedModel, changes: Mapping[str, Any], drawn: 
             found = model.get_image_features(pixel_values=torch.randn(sizes["image"]))
     except Exception:  # it looks at values, so a trace will say more
         return _patches(merged(described.values, changes), sizes["image"][-1])
+    # Features may come bare or in an output. Their elements, divided by width and images, are the tokens of an image.
     found = getattr(found, "pooler_output", found)
     hidden = model.get_input_embeddings().weight.shape[1]
     elements = sum(one.numel() for one in tree_leaves(found) if isinstance(one, torch.Tensor))

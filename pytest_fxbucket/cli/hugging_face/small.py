@@ -160,6 +160,7 @@ def _split(values: Values, factor: int) -> _Split | None:
     sections = [one for table in values.values() if isinstance(table, Mapping) for one in _listed(table.get("mrope_section"))]
     if factor > 1 and any(width % (factor * _MULTIPLE) or width // factor < _LEAST_WIDTH for width in widths):
         return None
+    # wav2vec 2.0 embeds positions by a convolution in so many groups, which must divide the width.
     groups = values.get("num_conv_pos_embedding_groups") or 1
     if any(width // factor % groups for width in widths):
         return None
@@ -213,6 +214,7 @@ def few_tokens(values: Mapping[str, Any]) -> dict[int, int]:
 
 def plain_range(values: Mapping[str, Any], vocab: int) -> tuple[int, int]:
     """The longest range [low, high) of ids below ``vocab`` that has no special one in it."""
+    # -1 and ``vocab`` stand for special ids just outside, so that each range lies between two of them.
     ends = [-1, *sorted({one for one in special(values) if one < vocab}), vocab]
     _, low, high = max((high - low, low + 1, high) for low, high in pairwise(ends))
     return low, high
@@ -236,8 +238,10 @@ def _layers(values: Values) -> dict[str, Any]:
         if _DEPTH.match(key) and isinstance(value, list):
             few: Any = [min(one, LAYERS) for one in value]
         elif _DEPTH.match(key) and isinstance(value, int) and not _is_of_lists(key, values):
+            # Only the depth that those lists are of needs a layer of each kind; another part of the model has its own.
             few = min(value, max(len(kept), LAYERS) if each and value == depth else LAYERS)
         elif key.endswith(("_period", "_every_n_layers")) and isinstance(value, int):
+            # With a period of 2 and an offset below it, both kinds of layers are among the few.
             few = min(value, LAYERS)
         elif key.endswith("_layer_offset") or key == "first_k_dense_replace":
             few = min(value, 1)
@@ -259,6 +263,7 @@ def _is_of_lists(key: str, values: Values) -> bool:
 
 def _fewer(key: str, value: int) -> int:
     """``value``, smaller where ``key`` is of something whose number depends on nothing else."""
+    # At most 8 experts in 2 groups: one group is chosen, and from its 4 experts the 2 of a token.
     if _EXPERTS.match(key):
         return min(value, 8)
     if _ROUTED_TO.match(key) or key == "n_group":

@@ -15,6 +15,7 @@ from pytest_fxbucket.cli.hugging_face.module_and_plan import HfPlan, Written, pl
 from pytest_fxbucket.cli.hugging_face.rehearsal import laid_out
 from pytest_fxbucket.plan import parse_plans
 
+# In both errors that a capture has for an operator that is given two dtypes.
 _TWO_DTYPES = "which torch refuses"
 
 

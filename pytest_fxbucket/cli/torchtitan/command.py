@@ -73,6 +73,7 @@ def _bucket(model: nn.Module, name: str) -> tuple[Draft, bool]:
         entries = ["+".join(one) if isinstance(one, list) else str(one) for one in listed]
         resolve(parse_entries(entries, f"buckets of {name}"), names.parameters, names.modules, aliases=names.aliases)
     except (AttributeError, PlanError):
+        # AttributeError: that function asks for the modules of a Llama by name, which this model may not have.
         return draft(model), False
     return Draft(tuple(_ranges(entries))), True
 
@@ -120,6 +121,7 @@ def _problem(plan: TitanPlan, text: str, out: Path, say: Callable[[str], None]) 
         say(f"making a step of {found.small}")
         if problem := _stops(folder, out.stem, found):
             return problem
+        # If ranks run the flavor itself there is one plan, and here one item.
         for flavor, one in {found.small: small, found.flavor: plans[0]}.items():
             if problem := first_failure(one, ("audit", "collectives"), say):
                 return problem.of_size(flavor, folder)

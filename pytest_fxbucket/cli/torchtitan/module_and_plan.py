@@ -350,5 +350,5 @@ def _optimizer(given: Any) -> Iterator[str]:
     yield "[optimizer]"
     yield f'factory = "torch.optim:{given.name}"'
     numbers = f"lr = {given.lr}, betas = [{given.beta1}, {given.beta2}], eps = {given.eps}, weight_decay = {given.weight_decay}"
-    how = {"fused": ", fused = true", "foreach": ", foreach = true"}.get(given.implementation, "")
+    how = {"fused": ", fused = true", "foreach": ", foreach = true"}.get(given.implementation, "")  # "for-loop": neither
     yield f"args = {{ {numbers}{how} }}"

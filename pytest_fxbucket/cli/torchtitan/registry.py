@@ -127,6 +127,7 @@ def _small(spec: Any, flavor: str) -> str:
         return flavor
     plain = [other for other, one in spec.model_args.items() if getattr(one, "attn_type", "sdpa") == "sdpa"]
     alike = [other for other in plain if _names(spec, other) == _names(spec, flavor)]
+    # Never of none: ``flavor`` itself is among them, since one without plain attention was refused before.
     smallest: str = min(alike, key=lambda other: _bytes(spec, other))
     if (size := _bytes(spec, smallest)) > MOST_BYTES_BUILT:
         raise CaptureError(
