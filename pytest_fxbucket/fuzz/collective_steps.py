@@ -19,6 +19,7 @@ def start(kind: str, drawing: Drawing, step: DrawingStep, count: int = 1) -> Non
     """A launch of ``count`` tensors; every other one is waited for at once."""
     group = pick(drawing.groups, step.c)
     fitting = drawing.readable(lambda value: _fits(drawing, value, kind, group))
+    # Three gathers in four send what a parameter could be, if there is such a value; the fourth anything.
     if kind == "all_gather" and step.b % 4:
         fitting = [value for value in fitting if value.plain] or fitting
     if fitting:
@@ -35,7 +36,9 @@ def coalesced(drawing: Drawing, step: DrawingStep) -> None:
 def _fits(drawing: Drawing, value: ReadableValue, kind: str, group: str) -> bool:
     fake, ranks = value.fake, drawing.program.ranks(group)
     if kind == "all_gather":
+        # Gathers of what was gathered would grow from step to step.
         return fake.dim() > 0 and fake.numel() * ranks <= MOST
+    # What is left, reduce_scatter and all_to_all, cuts rows into equal parts.
     return kind in ("all_reduce", "broadcast") or (fake.dim() > 0 and fake.shape[0] % ranks == 0)
 
 
@@ -47,6 +50,7 @@ def launch(drawing: Drawing, kind: str, sent: Sequence[ReadableValue], op: int, 
             drawing.fly([send(value.node, group)], [value], False)
         return
     integers = any(not value.fake.is_floating_point() for value in sent)
+    # The average of integers is no integer.
     ops = ["max", "sum"] if integers else ["max", "avg", "sum"]
     says: list[Any] = [] if kind == "all_gather" else [pick(ops, op)]
     says += [] if kind == "all_reduce" else [drawing.program.ranks(group)]
@@ -97,9 +101,11 @@ def cast_and_launch(drawing: Drawing, step: DrawingStep) -> None:
         fitting = [value for value in fitting if value.plain]
     pair = [pick(fitting, step.a + i) for i in range(2 if fitting else 0)]
     casts = [drawing.call(aten._to_copy.default, value, dtype=torch.bfloat16) for value in pair]
+    # Written behind the cast: a pass that casts in its pack instead would send the new value.
     writable = drawing.writable(lambda value: value in pair)
     if step.b % 2 and writable:
         drawing.call(aten.add_.Tensor, writable[0], 1)
+    # The casts are no values of the drawing, so nothing but their launches reads them.
     for value, cast in zip(pair, casts, strict=True):
         launch(drawing, kind, [ReadableValue(cast, drawing.new_storage(), value.plain)], step.b, "0")
 

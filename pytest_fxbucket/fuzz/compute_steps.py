@@ -17,6 +17,7 @@ def compute(drawing: Drawing, step: DrawingStep) -> None:
     if step.b % 4 == 0:
         made = drawing.call(aten.sum.default, value)
     elif step.b % 4 == 1:
+        # Modulo 7: numbers that double from step to step would soon be rounded.
         made = drawing.call(aten.remainder.Scalar, drawing.call(aten.mul.Tensor, value, 2), 7)
     elif step.b % 4 == 2:
         other = pick(drawing.readable(value.is_like), step.c)
@@ -54,7 +55,7 @@ def view(drawing: Drawing, step: DrawingStep) -> None:
         (aten.slice.Tensor, [0, 0, rows, 2]),
         (aten.select.int, [0, step.c % rows]),
         (aten.unsqueeze.default, [0]),
-        (aten.reshape.default, [[-1]]),
+        (aten.reshape.default, [[-1]]),  # may copy: to count it as a view only allows less
         (aten.split.Tensor, [1 + step.c % rows]),
     ]
     if fake.is_contiguous():
@@ -62,6 +63,7 @@ def view(drawing: Drawing, step: DrawingStep) -> None:
     if fake.dim() == 2:
         forms += [(aten.t.default, []), (aten.permute.default, [[1, 0]])]
     if rows == 1 and fake.numel() <= 12:
+        # Its rows share memory, so no step may write it, and are as many as a reduce-scatter can part.
         forms.append((aten.expand.default, [[2 * drawing.world, *fake.shape[1:]]]))
     target, args = pick(forms, step.b)
     made = drawing.call(target, value, *args)
@@ -87,8 +89,10 @@ def write(drawing: Drawing, step: DrawingStep) -> None:
             (aten._foreach_copy_.default, [[value.node], [other.node]], {}),
             (aten.add.out, [other, other], {"out": value.node}),
         ]
+    # The plainest write comes last, where small numbers choose.
     target, args, kwargs = pick([*alone, (aten.add_.Tensor, [value, 1], {})], step.b)
     made = drawing.call(target, *args, **kwargs)
+    # In-place foreach operators give nothing.
     if isinstance(made.meta["val"], torch.Tensor):
         drawing.add(made, storage=value.storage)
 

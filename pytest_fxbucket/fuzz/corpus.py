@@ -96,6 +96,7 @@ def text_of_test(trial: Trial, find: Find, name: str) -> str:
     lines = list(_program(trial))
     functions = [one for one in _FUNCTIONS if any(f"({one}, " in line for line in lines)]
     imports = f"\nfrom operator import {', '.join(functions)}\n" if functions else ""
+    # It goes into a docstring, which no quote may end and no backslash change.
     plain = " ".join(re.sub(r'["\\]', "'", find.says).split())
     says = textwrap.fill(plain, 119, break_long_words=False, break_on_hyphens=False)
     head = _HEAD.format(kind=find.kind, name=name, says=says, imports=imports)
@@ -156,6 +157,7 @@ def _names_group(node: fx.Node, name: str) -> bool:
 def _input_text(node: fx.Node) -> str:
     value = node.meta["val"]
     if any(not isinstance(size, int) for size in value.shape):
+        # Numbers are enough: inputs of equal rows get one symbol again.
         sizes = [size if isinstance(size, int) else size.node.hint for size in value.shape]
         return f"made.dynamic({', '.join([repr(node.name), *map(repr, sizes)])})"
     said = [] if value.dtype == torch.float32 else [f"dtype={value.dtype}"]
@@ -177,6 +179,7 @@ class _Names:
 
     def __init__(self, graph: fx.Graph) -> None:
         self.known: dict[fx.Node, str] = {}
+        # What the printed test calls by these names already.
         taken = {"made", "torch", "graph_module", *_FUNCTIONS}
         for node in graph.nodes:
             short = re.sub(r"_(default|tensor|into_tensor|int|scalar)(?=_|$)", "", node.name.lower()).strip("_") or "value"
@@ -198,4 +201,5 @@ class _Names:
         if isinstance(value, (list, tuple)):
             inner = ", ".join(map(self.shown, value))
             return f"[{inner}]" if isinstance(value, list) else f"({inner}{',' if len(value) == 1 else ''})"
+        # The repr of a dtype begins with ``torch.``, that of a device does not.
         return f"torch.{value!r}" if isinstance(value, torch.device) else repr(value)

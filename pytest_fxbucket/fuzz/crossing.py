@@ -62,6 +62,7 @@ def over_calls(step: StepGraph, usual: StepGraph | None = None) -> fx.GraphModul
     late = {value.key for value in step.outputs["cleanup"] if value.role in LATE} if crosses else set()
     given: dict[tuple[int, Key], Any] = {}
     for number, phase in enumerate(phases):
+        # Cleanup is no call: it ends the last one, with its learning rates and its batch.
         if 0 < number < CALLS:
             calls.change_rates()
         results = calls.call(step, phase, min(number, CALLS - 1))

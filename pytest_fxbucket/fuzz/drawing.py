@@ -122,6 +122,7 @@ class Drawing:
         # What is plainest comes last, since that is what small numbers choose.
         for i, dtype in enumerate(DTYPES[:0:-1]):
             self.add(self.program.given(f"q{i}", 2 * w, 3, dtype=dtype), plain=True)
+        # Two shapes come twice: to add, copy or swap takes two values that are alike.
         shapes: list[tuple[int, ...]] = [(), (0, 3), (2 * w * w, 3), (3,), (1, 5), (2, 3), (2, 3), (2 * w, 3), (2 * w, 3)]
         for i, shape in enumerate(shapes):
             self.add(self.program.given(f"p{i}", *shape), plain=True)
@@ -186,4 +187,5 @@ class Drawing:
 
 def pick(values: Sequence[Any], number: int) -> Any:
     """The one of ``values`` that ``number`` means, counted from the last; None if there is none."""
+    # hypothesis makes numbers small, and 0 then is what was made right before.
     return values[-1 - number % len(values)] if values else None

@@ -97,6 +97,7 @@ def _of_launches(trial: Trial, launches: list[collectives.Launch]) -> Iterator[s
         yield one.operator
         if one.group != "0":
             yield "a group of one" if trial.program.ranks(one.group) == 1 else "another group"
+        # The parts of a launch of several tensors are waited for one by one.
         if any(len([user for user in part.users if collectives.is_wait(user)]) > 1 for part in (one.node, *one.node.users)):
             yield "waited for twice"
         yield from _of_sent(one)
@@ -104,6 +105,7 @@ def _of_launches(trial: Trial, launches: list[collectives.Launch]) -> Iterator[s
         if isinstance(buffer, torch.fx.Node) and len(buffer.users) > 1:
             yield "a buffer that is read"
     kinds = {(one.kind, value.dtype) for one in launches for value in _values(one.node)}
+    # More pairs than kinds: one kind comes in two dtypes, which a pass may put into one bucket.
     if len({kind for kind, _ in kinds}) < len(kinds):
         yield "several dtypes"
     directions = {(one.kind, direction_of(one.node)) for one in launches}

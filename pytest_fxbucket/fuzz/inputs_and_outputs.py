@@ -49,6 +49,7 @@ def inputs_of(inputs: Sequence[GraphInput], seed: int, rank: int) -> list[Tensor
     sizes: dict[int, int] = {}
     for given in inputs:
         reach = sum((size - 1) * stride for size, stride in zip(given.shape, given.strides, strict=True))
+        # The reach can be negative where a size is 0.
         sizes[given.storage] = max(sizes.get(given.storage, 0), given.offset + max(0, reach) + 1)
     generator = torch.Generator().manual_seed(seed * 1009 + rank)
     numbers = {storage: torch.randint(-4, 5, (size,), generator=generator) for storage, size in sorted(sizes.items())}

@@ -74,6 +74,7 @@ def problem(trial: Trial, pass_name: str, kind: str = TWICE) -> str:
 def judged(trial: Trial, subject: TriedPass, last: str = TWICE) -> Find | None:
     """The first fault, up to the kind ``last``; None if there is none, or if the pass refused the trial with a sentence."""
     for kind, says, *lines in _findings(trial, subject, set(KINDS[: KINDS.index(last) + 1])):
+        # Without features all finds of one sentence are one.
         return Find(kind, says, (*lines,), frozenset() if kind == TWICE else features_of(trial))
     return None
 
@@ -144,6 +145,7 @@ def _within(seconds: float) -> Iterator[None]:
     try:
         yield
     finally:
+        # The timer goes first: with the default handler back a late alarm would end the process.
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, before)
 
@@ -237,6 +239,7 @@ def _launches(trial: Trial, graph: fx.Graph) -> Iterator[str]:
     dtypes = "mixed" if trial.options.get("bucket_mode") == "custom_ops_multidtype" else "separate"
     try:
         with fake_groups(trial.program.world, trial.program.groups):
+            # Where launches stand does not change how many there are, so none is prefetched or deferred.
             report = run_pass(ours.graph, trial.plan, dtypes=dtypes, prefetch=0, defer_reduce=False)
     except FxbucketError:  # of what ours refuses nothing is known
         return
@@ -322,6 +325,7 @@ _QUESTIONS: tuple[tuple[str, Callable[[PassOutput], Iterator[tuple[str, ...]]]],
 
 def twinned(members: dict[str, tuple[int, ...]]) -> dict[str, tuple[int, ...]]:
     """``members`` with the twin of each group, of the same ranks."""
+    # A pass may launch on twins, which the program does not name.
     return members | {twin_name(name): ranks for name, ranks in members.items()}
 
 

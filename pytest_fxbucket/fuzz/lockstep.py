@@ -53,6 +53,7 @@ def run(
             if late and buffer is None:
                 _spoil(env[node])
             flying[node] = launch, nodes
+            # Early, a buffer is filled at the launch, and nothing is left to do at the wait.
             if buffer is not None and not late:
                 _land(env, *flying.pop(node), groups or {})
         elif collectives.is_wait(node):
@@ -93,6 +94,7 @@ def _spoil(brought: Sequence[Any]) -> None:
     """Fill each rank's result with junk, so that a read before the wait shows."""
     for mine in brought:
         for tensor in collectives.tensors(mine):
+            # In each of the drawn dtypes this is a number, and none that drawn values come to.
             tensor.view(-1).view(torch.uint8).fill_(0x81)
 
 
@@ -158,6 +160,7 @@ def compare(
     for times in (1, 2) if has_symbolic(before) else (1,):
         results = []
         for one, late in ((before, False), (after, False), (after, True)):
+            # Made and seeded anew for each run: it may write its inputs, and must draw the same random numbers.
             inputs = [inputs_of(tuple(graph_inputs(before, times)), 0, rank) for rank in range(world)]
             torch.manual_seed(0)
             mine = own if one is after else ()

@@ -74,6 +74,7 @@ HANG_S = 20.0
 
 def on_real_ranks(pools: Pools, trial: Trial, find: Find, subject: TriedPass) -> str:
     """What ranks over gloo say of ``find``, a sentence; empty where it is nothing that ranks could tell."""
+    # Ranks cannot tell what the pass itself raises, whether it keeps the plan, or what it does a second time.
     if find.kind not in (HANG, VALUES) and not (find.kind == RAISED and "what it made raises" in find.says):
         return ""
     world, before = trial.program.world, trial.before

@@ -49,6 +49,7 @@ def run_pass(graph: fx.Graph, entries: object, **options: Any) -> PassReport:
 
 def any_seconds(number: int) -> Callable[[fx.Node], float]:
     """Seconds of nodes, from 0 to 1: arbitrary, but fixed by ``number`` and the name of the node."""
+    # Not ``hash``, which differs from process to process for strings.
     return lambda node: crc32(f"{number} {node.name}".encode()) / (1 << 32)
 
 
@@ -73,6 +74,7 @@ def _sums_exactly(graph: fx.Graph, world: int) -> bool:
         if said is None or said.kind not in collectives.REDUCTIONS:
             continue
         values = collectives.tensors(node.meta["val"])
+        # Only a division by a power of two is exact.
         if any(value.dtype.itemsize < 4 for value in values) or (said.op == "avg" and world & (world - 1)):
             return False
     return True

@@ -50,6 +50,7 @@ class Program:
 
     def shown(self, name: str, value: torch.Tensor) -> fx.Node:
         """An input with the fake value ``value``."""
+        # Inputs may be asked for at any time, and stay together at the head of the graph.
         last = self.graph.find_nodes(op="placeholder")[-1:]
         with self.graph.inserting_after(last[0]) if last else self.graph.inserting_before():
             node = self.graph.placeholder(name)

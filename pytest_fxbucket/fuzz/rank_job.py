@@ -61,6 +61,7 @@ def _run(portable: PortableGraph, inputs: list[Any], names: Mapping[str, str], s
     for node in graph_module.graph.nodes:
         if collectives.launch_kind(node) is not None:
             _rename(node, names)
+    # Names of groups are constants in the code of the graph.
     graph_module.recompile()
     ensure_twins(graph_module.graph)
     torch.manual_seed(seed)

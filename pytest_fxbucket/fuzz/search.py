@@ -169,6 +169,7 @@ class Search:
             return
         if self._best is None or len(steps) < len(self._best[0][0]):
             self._idle = 0
+        # Of equal size the later one is taken: hypothesis goes on to smaller numbers.
         if self._best is None or _size(steps, chosen) <= _size(self._best[0][0], self._best[0][1]):
             self._best = (steps, chosen, inside), find
         raise _FoundError(find.kind)
@@ -179,6 +180,7 @@ class Search:
         if time.monotonic() > self._shrink_until + _SHRINKING_S:
             return None
         found = judged(trial, self.subject, find.kind)
+        # With less in it, the trial may come to show what is known already.
         return found if found is not None and found.signature == find.signature and not found.is_of(self.known) else None
 
 

@@ -87,6 +87,7 @@ def _together(made: Program, form: LaunchForm) -> list[fx.Node]:
 
 
 def _read_early(made: Program, form: LaunchForm) -> list[fx.Node]:
+    # The first is read before the second is launched, so one of the two must move to be merged.
     first = made.neg(form.launched_and_waited(made, form.given(made, "p")))
     return [first, form.read(made, form.launched_and_waited(made, made.neg(form.given(made, "q"))))]
 
@@ -94,6 +95,7 @@ def _read_early(made: Program, form: LaunchForm) -> list[fx.Node]:
 def _written_before(made: Program, form: LaunchForm) -> list[fx.Node]:
     p, q = form.given(made, "p"), form.given(made, "q")
     first = form.launched_and_waited(made, p)
+    # Launched with the first one, the second would send what was there before the write.
     made.call(aten.mul_.Tensor, q, 2.0)
     return [form.read(made, first), form.read(made, form.launched_and_waited(made, q))]
 
@@ -109,6 +111,7 @@ def _written_before_through_an_alias(made: Program, form: LaunchForm) -> list[fx
 def _written_behind(made: Program, form: LaunchForm) -> list[fx.Node]:
     sent = made.neg(form.given(made, "p"))
     first = form.launched_and_waited(made, sent)
+    # Launched with the second one, the first would send zeros.
     made.call(aten.mul_.Tensor, sent, 0.0)
     return [form.read(made, first), form.read(made, form.launched_and_waited(made, form.given(made, "q")))]
 
@@ -126,6 +129,7 @@ def _waited_for_twice(made: Program, form: LaunchForm) -> list[fx.Node]:
 
 
 def _of_what_was_launched(made: Program, form: LaunchForm) -> list[fx.Node]:
+    # The outer launch needs the inner one: these two can never share a bucket.
     twice = form.launched_and_waited(made, form.launched_and_waited(made, form.given(made, "p")))
     return [form.read(made, twice), form.read(made, form.launched_and_waited(made, form.given(made, "q")))]
 
@@ -138,6 +142,7 @@ def _over_two_groups(made: Program, form: LaunchForm) -> list[fx.Node]:
 
 
 def _in_opposite_nesting(made: Program, form: LaunchForm) -> list[fx.Node]:
+    # Merged on both groups, each bucket would need the other: a circle.
     first = form.launched_and_waited(made, form.launched_and_waited(made, form.given(made, "p"), OTHER))
     second = form.launched_and_waited(made, form.launched_and_waited(made, form.given(made, "q")), OTHER)
     return [form.read(made, first), form.read(made, second)]
@@ -377,4 +382,5 @@ def _trial(ranks: int, build: Build, chosen: PlanChoice) -> Trial:
     outputs = build(made)
     graph_module = made.returns(*outputs)
     stacks = [module_stack(node) for node in graph_module.graph.nodes if launch_kind(node) is not None]
+    # The last letter is the module as plans name it: the ``a`` of ``net.a``.
     return chosen.of(made, graph_module, [stack[-1][0][-1] for stack in stacks])

@@ -91,6 +91,7 @@ def _erase_unread(graph: fx.Graph) -> None:
     while again:
         again = False
         for node in reversed(graph.nodes):
+            # Writes stay: inputs are compared as a run leaves them, so a write counts though nobody reads it.
             if going := _going(node, writes=False):
                 _erase(graph, going)
                 again = True
@@ -137,7 +138,7 @@ def _going(node: fx.Node, writes: bool = True) -> list[fx.Node]:
         writing = isinstance(node.target, torch._ops.OpOverload) and node.target._schema.is_mutable
         return [] if writing and not writes else [node]
     source = node.all_input_nodes[0]
-    launch = source if collectives.launch_kind(source) else source.all_input_nodes[0]
+    launch = source if collectives.launch_kind(source) else source.all_input_nodes[0]  # else a part of a launch of several
     assert isinstance(launch.target, torch._ops.OpOverload)
     waits = collectives.waits_of(launch)
     if _fills(launch):

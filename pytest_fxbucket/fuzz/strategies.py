@@ -49,13 +49,14 @@ def drawn(world: int, steps: Sequence[DrawingStep], inside: str = "") -> Drawing
 # What hypothesis draws.
 
 
+# What stands in a tuple twice is drawn twice as often.
 _MODES = (None, None, "default", "custom_ops", "custom_ops_multidtype")
 KEYWORDS: dict[str, tuple[Any, ...]] = {
     "bucket_mode": _MODES,
     "insert_overlap_deps": (False, False, True),
     "collective_bucketing": (True, True, False),
     "pre_bucketing_fsdp_collectives": (True, False),
-    "max_in_flight_gb": (5, 5, 1e-6, 1e-7),
+    "max_in_flight_gb": (5, 5, 1e-6, 1e-7),  # no limit here, 1 kB, 100 bytes
 }
 """Values for the keywords that a pass which is not ours may take; None: the keyword is left out."""
 OPTIONS: dict[str, tuple[Any, ...]] = {

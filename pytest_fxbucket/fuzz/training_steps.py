@@ -74,6 +74,7 @@ def _used(drawing: Drawing, whole: fx.Node, number: int) -> fx.Node:
 
 
 def _activation(drawing: Drawing, number: int) -> ReadableValue:
+    # Two of the inputs have this shape, so there always is one.
     shape = (2 * drawing.world, COLUMNS)
     found: ReadableValue = pick(drawing.readable(lambda v: v.fake.shape == shape and v.fake.dtype == torch.float32), number)
     return found

@@ -178,7 +178,7 @@ class PlanChoice:
                 node.meta.pop("nn_module_stack", None)
                 node.meta.pop("fwd_nn_module_stack", None)
         if self.wrong == "an unknown bucket_mode":
-            options["bucket_mode"] = "costum_ops"
+            options["bucket_mode"] = "costum_ops"  # a slip, as people make it
         found = Trial(program, graph_module, plan, options, self.wrong)
         return found if self.in_flight is None else _limited(found, self.in_flight)
 

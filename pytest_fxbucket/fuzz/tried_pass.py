@@ -80,6 +80,7 @@ def subject_of(name: str) -> TriedPass:
     with first_on_path([Path.cwd()]):
         function = import_callable(name, f"pass {name}")
     module = name.partition(":")[0]
+    # A pass of torch gives graphs with operators of torch's own, which another module than the pass's registers.
     modules = (torch_pass.OPERATORS,) if module.startswith(("torch.", "pytest_fxbucket.compat.")) else (module,)
     return TriedPass(name, function, _keywords(name, function), modules)
 

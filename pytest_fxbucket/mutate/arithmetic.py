@@ -69,6 +69,7 @@ def another(number: int | float) -> int | float:
     """A different number of the type of ``number``, to put in its place."""
     if isinstance(number, int):
         return number + 1
+    # Twice the -inf of a mask would be the same number.
     return 1.0 if number == 0 else number * 2 if math.isfinite(number) else 0.0
 
 

@@ -20,6 +20,7 @@ def run(context: Context) -> Verdict:
     asked = MutantSelection(seed=options.seed, at_most=options.at_most, seconds=options.budget_s)
     # A score comes after each mutant and counts all so far, so the last one is wanted; without mutants it is the empty one.
     score = [MutationScore((), 0), *scored(context, asked)][-1]
+    # Asked first: the share of no mutants is 1.0, and would pass.
     if not score.counted_mutants:
         undecided = [line for one in score.judged for line in undecided_lines(one)]
         return failed(

@@ -94,6 +94,7 @@ class Judge:
             equal = {"passed": None if added_state(context.run_world) else True, "failed": False}.get(said["bitwise"])
             if "bitwise" not in self.checks:
                 found.pop("bitwise", None)
+        # Eager runs ranks, too, so it is asked only of what nothing but golden has found.
         if not found.keys() - {"golden"} and "eager" in self.checks:
             said_by("eager")
         judged = Judged(mutant, found, undecided, equal, diff=tuple(diff_of(*spoiling.changed)) if spoiling.changed else ())
@@ -103,6 +104,7 @@ class Judge:
 
     def _with(self, spoiling: Spoiling, mutant: Mutant) -> Context:
         own = self.context
+        # With fewer steps bitwise tries no edge values, and a mutant that only these show would survive.
         run = replace(
             own.plan.run, timeout_s=min(own.plan.run.timeout_s, _LONGEST_S), steps=max(own.plan.run.steps, FEWEST_STEPS)
         )
@@ -197,6 +199,7 @@ def scored(context: Context, asked: MutantSelection) -> Iterator[MutationScore]:
     context.say("running the checks on the graph as it is")
     judge.refuse_red()
     mutants = mutants_of(context.run_world, operators, asked.seed)
+    # Cut first and dealt then, so that all workers together judge ``at_most`` of them.
     own = mutants[: asked.at_most][asked.worker :: asked.workers]
     judged: list[Judged] = []
     for number, mutant in enumerate(own, 1):

@@ -95,6 +95,7 @@ def _drop(launch: str, waits: tuple[str, ...], broken: BrokenGraph) -> None:
     make = _stand_in(node, tensors_sent(node)[0])
     assert make is not None
     instead = make(broken)
+    # The waits go first: fx erases a node only when nobody reads it.
     for wait in waits:
         broken.bypass(broken[wait], broken[wait].all_input_nodes[0])
     broken.bypass(node, instead)
@@ -112,6 +113,7 @@ def _stand_in(launch: fx.Node, sent: fx.Node | None) -> Callable[[BrokenGraph], 
         return lambda broken: sent
     if times > 1 and not rest:
         return lambda broken: broken.before(launch, aten.cat.default, [sent] * times)
+    # ``times`` is 0 where fewer rows arrive than are sent.
     return (lambda broken: broken.before(launch, aten.slice.Tensor, sent, 0, 0, large.shape[0])) if not times else None
 
 
@@ -170,6 +172,7 @@ def plain_launches(seen: SeenGraph) -> Iterator[tuple[fx.Node, fx.Node]]:
 
 def sent_otherwise(launch: fx.Node, sent: fx.Node, read: Callable[[fx.Node], fx.Node], broken: BrokenGraph) -> None:
     """Replace ``launch`` by one that sends ``sent``; readers of an old wait read what ``read`` makes of the new wait."""
+    # Launch and waits are made anew, since their fake values are of another dtype then.
     target = launch.target
     assert callable(target)
     new = broken.before(launch, target, sent, *launch.args[1:], **launch.kwargs)

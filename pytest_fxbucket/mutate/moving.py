@@ -27,6 +27,7 @@ class NodeMove(NamedTuple):
 def make_moves(moves: Sequence[NodeMove], broken: BrokenGraph) -> None:
     """Make ``moves``, one after the other."""
     for move in moves:
+        # fx takes a node that is prepended out of its old place. All go before the same node, so they keep their order.
         for name in move.names:
             broken[move.before].prepend(broken[name])
 
@@ -67,6 +68,7 @@ def lifted(seen: SeenGraph, node: fx.Node, before: fx.Node) -> NodeMove | None:
     own, place = set(brought_by(node)), seen.place[before]
     if any(seen.place[source] >= place for one in own for source in one.all_input_nodes if source not in own):
         return None
+    # What of the pack stands before ``place`` already stays there.
     return _move(seen, own, lambda one: seen.place[one] > place, before, place, seen.place[node])
 
 

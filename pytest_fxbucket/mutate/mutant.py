@@ -130,6 +130,7 @@ class Spoiling:
         site = self._mutant.site
         if phase != self._mutant.phase or self._world.mesh.at(rank, "pp") != self._mutant.stage:
             return bucketed
+        # Ranks, and the two meshes, need not have equal graphs: a node of this name may be missing.
         if site.on_rank not in (None, rank) or site.node not in {node.name for node in bucketed.graph.nodes}:
             return bucketed
         key = id(bucketed)
@@ -145,6 +146,7 @@ class Spoiling:
             graph = root.graph
         try:
             self._mutant.site.change(BrokenGraph(graph, root))
+            # Raises where a change has put a reader before what it reads.
             graph.lint()
         except Exception as error:
             raise CannotMakeError(f"{self._mutant.name} cannot be made: {type(error).__name__}: {error}") from error

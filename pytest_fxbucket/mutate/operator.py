@@ -92,6 +92,7 @@ class BrokenGraph:
 
         Raises PassError if ``target`` cannot be called on what these hold.
         """
+        # Module and direction are those of the place; the fake value is the node's own.
         with self.graph.inserting_before(place):
             return NodeMaker(self.graph, self._mode, {key: value for key, value in place.meta.items() if key != "val"})(
                 target, *args, **kwargs

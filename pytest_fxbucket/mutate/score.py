@@ -79,6 +79,7 @@ class MutationScore:
     @property
     def without_golden(self) -> tuple[int, int]:
         """(found by audit, collectives or bitwise, of how many): of mutants that are not harmless and that are decided."""
+        # Where bitwise, say, came to no verdict, a find of golden alone does not tell that the three miss the mutant.
         asked = [one for one in self.counted_mutants if not one.harmless and (one.without_golden or not one.undecided)]
         return sum(one.without_golden for one in asked), len(asked)
 

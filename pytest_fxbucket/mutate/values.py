@@ -37,6 +37,7 @@ def results(seen: SeenGraph, *roles: Role) -> list[Result]:
     """The outputs in one of ``roles``."""
     given = zip(returned(seen.graph.output_node()), seen.outputs, strict=True)
     found = [Result(place, node, value) for place, (node, value) in enumerate(given) if value.role in roles]
+    # A graph can return constants, too, such as None.
     return [one for one in found if isinstance(one.node, torch.fx.Node)]
 
 
@@ -94,6 +95,7 @@ def next_alike(seen: SeenGraph, nodes: Iterable[fx.Node]) -> Iterator[tuple[fx.N
     number = expressions(seen.graph)
     rest = list(dict.fromkeys(nodes))
     for at, node in enumerate(rest):
+        # Only the next one: all pairs would grow as the square of the nodes.
         other = next((one for one in rest[at + 1 :] if interchangeable(node, one) and number[node] != number[one]), None)
         if other is not None:
             yield node, other

@@ -151,8 +151,10 @@ NEEDED = ("tflops", "memory_bandwidth", "memory_gb", "devices_per_node", "within
 def lacking(table: Cluster) -> str:
     """The first figure without a default that ``table`` lacks, as ``within.bandwidth``; empty if it has all."""
     for name in NEEDED:
+        # Not ``is None``: an empty table of tflops has no figure, either.
         if not getattr(table, name):
             return name
+    # float32 stands for every dtype that has no figure of its own.
     if "float32" not in table.tflops:
         return "tflops.float32"
     for name in ("within", "between"):

@@ -12,6 +12,7 @@ from pytest_fxbucket.errors import PlanError
 from pytest_fxbucket.plan.rules import Metadata, Rule, wrong
 from pytest_fxbucket.words import show
 
+# At most 18 digits, since ``len`` of Python's ranges ends at 2**63.
 _RANGE = re.compile(r"\[(0|[1-9]\d{0,17})-(0|[1-9]\d{0,17})\]")
 _LETTERS = re.compile(r"([^\[\]]*)\[([A-Za-z]{1,8})\]([^\[\]]*)")
 _MOST_ENTRIES = 100_000  # a slip of the keyboard ("[0-99999999]") should not eat the memory

@@ -29,6 +29,7 @@ def first_on_path(folders: Sequence[Path]) -> Iterator[None]:
     try:
         yield
     finally:
+        # Undoes also what an import in the block has added: :func:`import_as_first` keeps that.
         sys.path[:] = before
 
 
@@ -53,6 +54,7 @@ def import_callable(name: str, where: str) -> Callable[..., Any]:
 
 
 def _why_not(module_name: str, error: BaseException) -> str:
+    # The module itself, or a package around it; any other name is one that the module imports.
     if isinstance(error, ModuleNotFoundError) and error.name and f"{module_name}.".startswith(f"{error.name}."):
         return f'there is no module "{error.name}" in the folders on the path, the first being {sys.path[0]}'
     return f'importing "{module_name}" raised {named(error)}'
@@ -107,6 +109,7 @@ def _put(changes: _Changes) -> None:
 
 def dtype_named(name: str | None) -> torch.dtype | None:
     """``torch.<name>``; None for None. Raises :class:`PlanError` if torch has no such dtype."""
+    # Not at the head of the file: plans are read without torch.
     import torch
 
     if name is None:

@@ -17,7 +17,9 @@ from pytest_fxbucket.plan.rules import Rule, wrong
 from pytest_fxbucket.plan.schema import Plan, field_of, may_be_several, tables
 from pytest_fxbucket.words import nearest
 
+# Far below the 4300 digits that Python reads by default: the limit can be set.
 _DIGITS = re.compile(r"[0-9](_?[0-9]){999,}")
+# The end of tomllib's messages; before Python 3.14 its errors have no attribute for the place.
 _PLACE = re.compile(r"\s*\(at (?:line (?P<line>\d+), column (?P<column>\d+)|end of document)\)$")
 
 
@@ -60,6 +62,7 @@ def _text(path: Path, what: str) -> str:
     except OSError as error:
         raise PlanError(f"{path}: the {what} cannot be read: {error.strerror or error}") from error
     try:
+        # tomllib refuses the byte order mark that some editors write.
         return data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         line = data.count(b"\n", 0, error.start) + 1
@@ -96,6 +99,7 @@ def _rows(text: str, path: Path) -> list[Plan | BrokenRow]:
             inside = f'{where}: [[matrix]] "{matrix_id}"'
             if matrix_id in seen:
                 raise PlanError(f"{inside} is there twice; each id must be its own")
+            # Only an id that no other row has becomes the name; a row that repeats one keeps its number.
             seen.add(name := matrix_id)
             found.append(read_plan(_with_overrides(base, row, inside), path, matrix_id, inside))
         except PlanError as error:
@@ -218,9 +222,11 @@ def _with_overrides(base: Mapping[str, object], row: Mapping[str, object], where
             merged[name] = value
             continue
         for table, key, inner in _keys(name, value, where):
+            # To TOML ``parallel.tp`` and ``"parallel.tp"`` are two keys, so it takes both.
             if (table, key) in written:
                 raise PlanError(f"{where}: {table}.{key} is set twice; set it once")
             written.add((table, key))
+            # A new dict, since the rows behind this one begin with the same ``base``.
             merged[table] = {**_one(merged.get(table, {}), table, key, where), key: inner}
     return merged
 

@@ -24,6 +24,7 @@ def agree_on_mesh(plan: Plan, where: str) -> None:
     mesh, inside = plan.parallel, f"{where}: [parallel]"
     if plan.world_size > MOST_RANKS:
         raise PlanError(f"{inside} makes a mesh of {plan.world_size} ranks, and at most {MOST_RANKS} can be looked at")
+    # Of a given graph, and of a mode of the user's own, nobody knows which degrees it uses.
     if plan.model is None or mesh.mode not in _DEGREES:
         _somebody_to_talk_to(mesh, inside)
     else:
@@ -96,6 +97,7 @@ def _context_parallel(plan: Plan, inside: str) -> None:
 
 
 def _tensor_parallel(mesh: Parallel, inside: str) -> None:
+    # A mode of the user's own may part modules without tp_plan.
     if mesh.tp > 1 and not mesh.tp_plan and mesh.mode in _DEGREES:
         raise PlanError(
             f'{inside} tp = {mesh.tp} parts nothing; say what in tp_plan, as in tp_plan = {{ "layers.*.wq" = "colwise" }}'
@@ -103,6 +105,7 @@ def _tensor_parallel(mesh: Parallel, inside: str) -> None:
     if mesh.tp_plan and mesh.tp == 1:
         raise PlanError(f"{inside} tp_plan parts nothing with tp = 1; set tp to 2 or more, or leave tp_plan out")
     styles = mesh.tp_plan.values()
+    # Activations are in parts from a scatter to a gather, so each of these styles needs both ends.
     there = next((style for style in SEQUENCE_STYLES if style in styles), "")
     for style, use in (("scatter", _SCATTER), ("gather", _GATHER)):
         if there and style not in styles:

@@ -32,6 +32,7 @@ def agree_with_entries(plan: Plan, entries: Sequence[str], where: str) -> None:
     ``entries`` are the names of all of them, in order, ranges and stars written out.
     """
     caps = plan.bucket.cap_mb
+    # A single cap is for all, and may stand where there is no entry at all.
     if len(caps) > max(1, len(entries)):
         held = "1 entry" if len(entries) == 1 else f"{len(entries)} entries"
         raise PlanError(f"{where}: [bucket] cap_mb has {len(caps)} caps for {held}; give one an entry at most")
@@ -61,6 +62,7 @@ def _by_plan(plan: Plan, where: str) -> None:
 
 def _names(bucket: Bucket) -> list[str] | None:
     """Names of all entries; None if an entry has a star of its own, for which the model must be known."""
+    # Within ``+`` a star does not matter here: the entry's name is its text.
     if any(len(entry.selectors) == 1 and "*" in entry.selectors[0].split(".") for entry in bucket.plan):
         return None
     return [entry.name for entry in bucket.plan] + ([ROOT] if bucket.unplanned == ROOT else [])
@@ -97,6 +99,7 @@ def _on_overlap(plan: Plan, where: str) -> None:
         if limit := next((key for key in _LIMITS if getattr(overlap, key) is not None), None):
             raise PlanError(f'{inside} {limit} is a limit of schedule = "auto", and the schedule is "manual"; leave one out')
         return
+    # A key that is written out with its default cannot be told from one left out, and is let pass.
     if key := next((key for key in _BY_HAND if getattr(overlap, key) != getattr(plain, key)), None):
         raise PlanError(
             f'{inside} {key} = {show(getattr(overlap, key))} says by hand what schedule = "auto" finds; leave one out'
@@ -158,6 +161,7 @@ def _circle(pairs: Mapping[str, str]) -> list[str]:
             done.add(entry)
             walk.append(entry)
             entry = pairs.get(entry)
+        # The walk came back to itself. An entry of an earlier walk is done as well, and led into no circle.
         if entry in walk:
             return walk[walk.index(entry) :]
     return []

@@ -62,6 +62,7 @@ def _fits(plan: Plan, pipeline: Pipeline, key: str, pp: int, where: str) -> None
 def _that_fits(plan: Plan, schedule: str, key: str, pp: int) -> str:
     """What to do instead, as a clause: the nearest number of ranks for the stages, or if none fits, a number of stages."""
     is_small = pp != plan.parallel.pp
+    # In [run] world a degree is 2 or more, and one that is as large as the real one can be left out.
     fitting = [one for one in fitting_ranks(schedule, plan.stages) if not is_small or 2 <= one < plan.parallel.pp]
     if fitting:
         # The nearest, and of two as near the larger one.

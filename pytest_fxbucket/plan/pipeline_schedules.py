@@ -27,6 +27,7 @@ def rank_of_stage(schedule: str, stages: int, pp: int, stage: int) -> int:
     """The place along ``pp`` of the rank that has ``stage`` of ``stages``, both counted from 0."""
     if SCHEDULES[schedule] != "two":
         return stage % pp
+    # There and back: four stages on two ranks are on 0, 1, 1, 0.
     return min(stage, stages - 1 - stage)
 
 
@@ -45,6 +46,7 @@ def microbatches_problem(schedule: str, microbatches: int, stages: int, pp: int)
     """Why ``schedule`` cannot run ``microbatches``, and the nearest number that it can, as a clause; empty if it can."""
     if (why := _why_not(schedule, microbatches, stages, pp)) is None:
         return ""
+    # It ends, since every multiple of ``pp`` from ``stages`` on can be run.
     tries = (near for away in count(1) for near in (microbatches + away, microbatches - away) if near > 0)
     return f"{why}; use {next(near for near in tries if _why_not(schedule, near, stages, pp) is None)}"
 

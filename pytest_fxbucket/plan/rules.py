@@ -148,6 +148,7 @@ def whole(doc: str, *, least: int, limit: int = 10**9) -> Metadata:
     expects = f"a whole number of at least {least}"
 
     def read(value: object, where: str) -> object:
+        # Python's True is an int, while to TOML true is no number.
         if isinstance(value, bool) or not isinstance(value, int) or value < least:
             raise wrong(where, expects, value)
         if value > limit:
@@ -194,6 +195,7 @@ def _meant(value: object, names: tuple[str, ...]) -> str:
         return ""
     if (own := _ELSEWHERE.get(value.lower())) in names:
         return f"; did you mean {show(own)}?"
+    # Dots alone, as in an import: the last part is taken for the callable.
     if dotted := _DOTTED.fullmatch(value):
         return f'; did you mean "{dotted[1]}:{dotted[2]}"?'
     return nearest(value, list(names))
@@ -282,6 +284,7 @@ def part(doc: str) -> Metadata:
 def finite_number(value: object, where: str, expects: str, fits: Callable[[float], bool]) -> float:
     """Give a number that ``fits`` as a float; one too large for a float counts as infinite."""
     if isinstance(value, int | float) and not isinstance(value, bool):
+        # float() raises for an int that is too large; and nan, which is not below anything, becomes infinite here.
         found = float(value) if abs(value) < 1e300 else math.inf
         if fits(found):
             return found

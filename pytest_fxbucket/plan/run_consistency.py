@@ -45,6 +45,7 @@ def _compiled(plan: Plan, where: str) -> None:
 
 def _on_a_cluster(plan: Plan, where: str) -> None:
     cluster, overlap, memory = plan.cluster, plan.checks.overlap, plan.checks.memory
+    # What a preset lacks is told when its file is read; no file is opened here.
     if cluster is not None and cluster.preset is None and (missing := lacking(cluster)):
         raise PlanError(
             f"{where}: [cluster] has neither {missing} nor a preset that has it; give preset, "
@@ -52,6 +53,7 @@ def _on_a_cluster(plan: Plan, where: str) -> None:
         )
     for name, is_on, has_limits, example in (
         ("overlap", bool(overlap), bool(overlap and overlap.limits()), "{ exposed_max_ms = 1.5, hidden_min = 0.9 }"),
+        # ``memory = true`` is read as a table of defaults, which has no limit.
         ("memory", bool(memory), memory not in (False, MemoryLimits()), "{ peak_max_gb = 70, increase_max = 0.1 }"),
     ):
         if is_on and cluster is None:

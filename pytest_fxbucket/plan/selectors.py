@@ -114,6 +114,7 @@ def _match(selector: str, entry: Entry, names: _Names, notes: list[str]) -> list
         return [(selector, held)]
     candidates = _children_of_star(selector, entry, names)
     empty = [fqn for fqn in candidates if not names.held_by(fqn)]
+    # A star also meets modules without parameters, such as activations; it is wrong if it meets nothing else.
     if len(empty) == len(candidates):
         raise PlanError(f'entry "{entry.name}"{_no_match(candidates[0], entry.name, names)}')
     if empty:
@@ -132,6 +133,7 @@ def _children_of_star(selector: str, entry: Entry, names: _Names) -> list[str]:
         below = [child for fqn in reached for child in names.children(fqn)]
         if not below:
             stem = ".".join(components[:place])
+            # Behind an earlier star the stem is no name that could be looked up.
             if "*" not in stem and not names.is_module(stem) and not names.held_by(stem):
                 raise PlanError(f'entry "{entry.name}"{_no_match(stem, entry.name, names)}')
             raise PlanError(f'entry "{entry.name}" matches nothing: "{stem}" has no child modules')
@@ -144,6 +146,7 @@ def _claim(found: Sequence[_Found]) -> tuple[list[ResolvedEntry], dict[str, int]
     resolved: list[ResolvedEntry] = []
     owners: dict[str, int] = {}
     for place, (_, _, held) in enumerate(found):
+        # One entry may hold a tied parameter under both its names.
         wanted = list(dict.fromkeys(held.values()))
         for fqn in wanted:
             if fqn in owners:
@@ -206,6 +209,7 @@ class _Names:
         """
         held = self._held.get(selector, {})
         place = {name: number for number, name in enumerate(self._in_unit(selector))}
+        # A parameter's own name is no unit, so it has no place in one; it holds itself alone.
         return dict(sorted(held.items(), key=lambda one: place.get(one[0], -1)))
 
     def in_unit(self) -> list[str]:
@@ -232,6 +236,7 @@ class _Names:
 
     def _add_child(self, fqn: str) -> None:
         self._children.setdefault(fqn, {})
+        # Not every module need be among those given: what stands before a dot of a known name is one, too.
         while fqn:
             parent = fqn.rpartition(".")[0]
             self._children.setdefault(parent, {})[fqn] = None
@@ -287,6 +292,7 @@ def _no_match(selector: str, entry: str, names: _Names) -> str:
     if names.is_module(selector):
         return f"{subject} is a module without {names.what}; take it out"
     ways = [_wrapped(selector, names), _reached(selector, names)]
+    # For a number that is too large the nearest names would be other numbers.
     out_of_range = ways[1] and selector.rpartition(".")[2].isdigit()
     if not ways[0] and not out_of_range:
         ways.append(_nearest(selector, names))
@@ -340,6 +346,7 @@ def _nearest(selector: str, names: _Names) -> str:
     """Suggest names that are spelled nearly like ``selector``, or else one whose last part is spelled nearly like its own."""
     near = get_close_matches(selector, names.known(), n=2, cutoff=0.6)
     if not near:
+        # Backwards, so that of equal last parts the first one of the model stays.
         leaves = {fqn.rpartition(".")[2]: fqn for fqn in reversed(names.known())}
         near = [leaves[leaf] for leaf in get_close_matches(selector.rpartition(".")[2], list(leaves), n=1, cutoff=0.6)]
     return f"did you mean {one_or_other([show(fqn) for fqn in near])}?" if near else ""
@@ -364,6 +371,7 @@ def kept_entries(asked: GatherAgain, entries: Sequence[str], last: str | None) -
     if isinstance(asked, bool):
         return frozenset(() if asked else entries)
     named = _by_entry(asked or {}, entries)
+    # Answers say what is gathered again; what stays is the rest.
     return frozenset(entry for entry in entries if not named.get(entry, entry not in (last, ROOT)))
 
 

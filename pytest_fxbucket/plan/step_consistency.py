@@ -95,6 +95,7 @@ def _next_iteration(plan: Plan, where: str) -> None:
     if len(moving) > 1:
         raise PlanError(f"{at} and {moving[1]} are both next_iteration; list all its entries in one")
     if moving[0] < len(plan.transform):
+        # Numbers begin at 1, so this is the one behind it.
         after = plan.transform[moving[0]].name
         raise PlanError(f"{at}: next_iteration gives three graphs, and {after} stands behind it; list it last")
     if plan.step.clip_norm:
@@ -111,6 +112,7 @@ def _next_iteration(plan: Plan, where: str) -> None:
 def _merged_again(plan: Plan, where: str) -> None:
     for number, one in enumerate(plan.transform, 1):
         again = one.args.get("again", False) if one.name == "merge_duplicates" else False
+        # Left out, it gathers most parameters again, and a table may.
         if (again is True or again == "backward") and plan.parallel.reshard_after_forward is not False:
             raise PlanError(
                 f"{where}: [[transform]] {number}: merge_duplicates with again = {show(again)} keeps what forward gathered "

@@ -61,7 +61,7 @@ def reshard(doc: str) -> Metadata:
         if not isinstance(value, Mapping) or not value:
             raise wrong(where, expects, value)
         for selector, again in value.items():
-            parse_entries([selector], where)
+            parse_entries([selector], where)  # for its errors alone
             if not isinstance(again, bool):
                 raise wrong(f'{where}."{selector}"', "true or false; a selector with dots stands in quotes", again)
         return dict(value)
@@ -85,7 +85,7 @@ def tp_styles(doc: str) -> Metadata:
             raise wrong(where, expects, value)
         for selector, style in value.items():
             _refuse_table(selector, style, where)
-            parse_entries([selector], where)
+            parse_entries([selector], where)  # for its errors alone
             if style not in STYLES:
                 near = nearest(style, list(STYLES)) if isinstance(style, str) else ""
                 inside = f'{where}."{selector}"'

@@ -13,6 +13,7 @@ _BARE_KEY = re.compile(r"[A-Za-z0-9_-]+")
 def to_toml(value: object) -> str:
     """Write a value that :mod:`tomllib` has read, on one line; ``tomllib`` reads the same value back."""
     if isinstance(value, str):
+        # A string of JSON is one of TOML, but for DEL, which TOML takes escaped only.
         return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
     if isinstance(value, bool):
         return "true" if value else "false"
@@ -27,6 +28,7 @@ def to_toml(value: object) -> str:
 def from_toml(text: str) -> object:
     """Read one TOML value; text that is none is taken as a string, so that quotes can be left out in a shell."""
     try:
+        # With a line break the text could hold a second key, which would be lost.
         return tomllib.loads(f"value = {text}")["value"] if "\n" not in text else text
     except tomllib.TOMLDecodeError:
         return text

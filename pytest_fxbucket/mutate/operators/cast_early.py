@@ -23,6 +23,7 @@ def sites(seen: SeenGraph) -> Iterator[Site]:
     """Every launch of which all that arrives is cast to one dtype."""
     for launch, _ in plain_launches(seen):
         dtypes = {_cast_of(user) for wait in waits_of(launch) for user in _ends(wait)}
+        # A reader that does not cast puts None into the set.
         if len(dtypes) == 1 and (dtype := dtypes.pop()) is not None:
             yield Site(launch.name, f"sends what was cast to {dtype} already", partial(_cast_early, launch.name, dtype))
 
@@ -45,4 +46,5 @@ def _cast_early(name: str, dtype: torch.dtype, broken: BrokenGraph) -> None:
     own = value.dtype if value is not None else None
     cast = torch.ops.aten._to_copy.default
     early = broken.before(launch, cast, sent, dtype=dtype)
+    # Cast back behind the wait, since the old casts still read it.
     sent_otherwise(launch, early, lambda wait: broken.behind(wait, cast, wait, dtype=own), broken)

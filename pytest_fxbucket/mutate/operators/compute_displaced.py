@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 def sites(seen: SeenGraph) -> Iterator[Site]:
     """Every product that can pass a launch or a wait, with the views that only it reads, or that are of it."""
     order = order_of(seen.graph)
+    # Edges alone would let a product pass a write to what it reads; the order has such dependences, too.
     nodes, index, before = order.nodes, order.index, order.before
     behind: list[list[int]] = [[] for _ in nodes]
     for at, sources in enumerate(before):
@@ -36,6 +37,7 @@ def sites(seen: SeenGraph) -> Iterator[Site]:
             names = sorted((one.name for one in up), key=lambda name: index[seen.nodes[name]])
             yield Site(node.name, f"stands right behind {nodes[top].name}", partial(_up, names, nodes[top].name))
         down = _with_views(node, lambda one: one.users)
+        # Of a product that nobody reads, 0 leaves nothing to pass.
         bottom = min((at for one in down for at in behind[index[one]] if nodes[at] not in down), default=0)
         if passes(index[node], bottom):
             names = sorted((one.name for one in down), key=lambda name: index[seen.nodes[name]])
@@ -48,6 +50,7 @@ def _with_views(node: fx.Node, onward: Callable[[fx.Node], Iterable[fx.Node]]) -
 
 def _up(names: list[str], behind: str, broken: BrokenGraph) -> None:
     place = broken[behind]
+    # Inputs stay together at the head of a graph, so behind one of them is behind the last.
     if place.op == "placeholder":
         place = broken.graph.find_nodes(op="placeholder")[-1]
     for name in names:

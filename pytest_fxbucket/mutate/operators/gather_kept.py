@@ -21,6 +21,7 @@ def sites(seen: SeenGraph) -> Iterator[Site]:
             pairs = tuple((node.name, kept[fqn].name) for fqn, node in parts.items())
             how = "is left out, since an earlier one brought the same"
             yield Site(flight.launch.name, how, partial(_keep, pairs))
+        # The earliest gather of a parameter counts, for a third one, too.
         had = parts | had
 
 

@@ -39,10 +39,12 @@ def _unreduced(unpacked: list[str], wait: str, sent: str, broken: BrokenGraph) -
     arrived, own = tensor(broken[wait]), broken[sent]
     assert arrived is not None
     place = last.next
+    # A reduce-scatter brings a part of what is sent; here it is the first rows, as on the first rank.
     if (whole := tensor(own)) is not None and whole.shape != arrived.shape:
         own = broken.before(place, torch.ops.aten.slice.Tensor, own, 0, 0, arrived.shape[0])
     made = {broken[wait]: own}
     readers = list(last.users)
+    # The unpack is copied and not changed: other gradients of the bucket are cut out of the same nodes.
     with broken.graph.inserting_before(place):
         for name in unpacked:
             made[broken[name]] = broken.graph.node_copy(broken[name], lambda node: made[node])

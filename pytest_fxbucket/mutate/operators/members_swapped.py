@@ -34,6 +34,7 @@ def sites(seen: SeenGraph) -> Iterator[Site]:
 
 def _first_twins(what: Sequence[object]) -> list[tuple[int, int]]:
     """The first two of each that is there several times."""
+    # Backwards, so that of each value the first pair is the one that stays in the dict.
     pairs = {what[a]: (a, b) for a, b in reversed(list(combinations(range(len(what)), 2))) if what[a] == what[b]}
     return sorted(pairs.values())
 

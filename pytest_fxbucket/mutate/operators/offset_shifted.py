@@ -22,6 +22,7 @@ def sites(seen: SeenGraph) -> Iterator[Site]:
         sizes, pieces = sizes_of(split), pieces_of(split)
         for number, end in enumerate(accumulate(sizes)):
             if number in pieces and sizes[number]:
+                # Nothing lies before the first piece: -1 would count from the end.
                 to = -1 if number else 1
                 change = partial(_shift, pieces[number].name, split.name, end - sizes[number] + to, end + to)
                 yield Site(pieces[number].name, f"begins {to:+} element further", change)

@@ -18,6 +18,7 @@ def sites(seen: SeenGraph) -> Iterator[Site]:
 
 def _take_out(name: str, broken: BrokenGraph) -> None:
     node = broken[name]
+    # ``after`` gives a list of one tensor, so what reads it are getitems.
     for item in list(node.users):
         broken.bypass(item, node.all_input_nodes[0])
     broken.graph.erase_node(node)

@@ -27,6 +27,7 @@ def sites(seen: SeenGraph) -> Iterator[Site]:
 
 
 def _strips(node: Any) -> bool:
+    # Dimension 0 from 0 to an end, without a step.
     return operator_name(node) == "aten::slice" and tuple(node.args[1:3]) == (0, 0) and len(node.args) == 4
 
 

@@ -16,6 +16,7 @@ def sites(seen: SeenGraph) -> Iterator[Site]:
     for flight in gathers(seen):
         assert flight.bucket is not None
         if (move := later(seen, flight.launch)) is not None:
+            # An entry has several gathers where dtypes or caps part it.
             entries = frozenset(seen.entry_of.get(fqn, fqn) for fqn in flight.bucket.fqns)
             key = (entries, flight.bucket.direction, flight.bucket.round)
             moves.setdefault(key, []).append((flight.launch.name, move))

@@ -32,6 +32,7 @@ def sites(seen: SeenGraph) -> Iterator[Site]:
             if operator_name(node) in _PERMUTES and _keeps_shape(node):
                 yield Site(node.name, f"is left out, beside {launch.name}", partial(leave_out, node.name))
         for wait in waits_of(launch):
+            # A single row is the same when it is reversed.
             if (value := tensor(wait)) is not None and value.dim() and value.shape[0] != 1:
                 yield Site(wait.name, "is read in reversed order", partial(_reverse, wait.name))
 

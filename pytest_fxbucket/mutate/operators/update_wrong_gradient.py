@@ -23,6 +23,7 @@ def sites(seen: SeenGraph) -> Iterator[Site]:
 
     for first, second in next_alike(seen, [node for node in gradients if readers(node)]):
         both = dict.fromkeys([*readers(first), *readers(second)])
+        # After the trade each reads the other's gradient, which must stand before it.
         made = max(seen.place[first], seen.place[second])
         if all(seen.place[seen.nodes[name]] > made for name in both):
             yield Site(

@@ -31,9 +31,11 @@ def _cast(name: str, waits: tuple[str, ...], dtype: torch.dtype, broken: BrokenG
     was = sent.meta["val"].dtype
     cast = broken.before(launch, aten._to_copy.default, sent, dtype=dtype)
     launch.replace_input_with(sent, cast)
+    # Launch and waits stay, and nothing computes their fake values anew.
     for node in (launch, *map(broken.__getitem__, waits)):
         node.meta["val"] = node.meta["val"].to(dtype)
     for wait in map(broken.__getitem__, waits):
+        # Taken before the cast back is made, which reads the wait itself.
         readers = list(wait.users)
         back = broken.behind(wait, aten._to_copy.default, wait, dtype=was)
         for reader in readers:
