@@ -51,6 +51,7 @@ def attend(
     key, value = (_for_heads_of(query, one) for one in (key, value))
     scores = _scores(query, key, is_causal, attn_mask, scale)
     logsumexp = scores.logsumexp(-1)
+    # In a row that is masked as a whole all scores are -inf: less -inf they would give NaN, less 0 they give weights of 0.
     logsumexp = logsumexp.masked_fill(logsumexp.isneginf(), 0)
     out = (_weights(scores, logsumexp) @ value.to(scores.dtype)).to(query.dtype)
     return _by_sequence(out), _by_sequence(logsumexp)
@@ -81,6 +82,7 @@ def attend_backward(
     shared = (wide * out.to(scores.dtype)).sum(-1, keepdim=True)
     of_scores = weights * (wide @ value.to(scores.dtype).mT - shared) * _scale(query, scale)
     of_key = of_scores.mT @ query.to(scores.dtype)
+    # Heads of queries that share a head of keys and values lie side by side: their gradients are added.
     found = (of_scores @ key.to(scores.dtype), *(one.unflatten(_HEADS, (own, -1)).sum(2) for one in (of_key, of_value)))
     of_query, of_key, of_value = (_by_sequence(one.to(query.dtype)) for one in found)
     return of_query, of_key, of_value

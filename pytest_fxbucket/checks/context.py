@@ -98,6 +98,7 @@ class Context:
         lines = disagreements(self.run_world) + schedule_problems(self.run_world)
         if not lines:
             return None
+        # ``collectives`` looks at the real mesh, so it may be green while the smaller one would hang.
         if self.plan.checks.collectives and (self.run_world is self.world or disagreements(self.world)):
             more = f" (and {len(lines) - 1} more)" if lines[1:] else ""
             return skipped(check, f"not run, since its ranks would hang, as collectives finds: {lines[0]}{more}")

@@ -53,6 +53,7 @@ def first_red(passes: int, final: Verdict, behind: Callable[[int], Verdict]) -> 
     at_first = set(start.lines) if start.outcome == "failed" else set[str]()
     if not (last := set(final.lines) - at_first):
         return 0
+    # Behind all of them the verdict is ``final``: if none before was red, the last pass is the one, without a run.
     for count in range(1, passes):
         verdict = behind(count)
         if verdict.outcome == "failed" and (not at_first or last & set(verdict.lines)):

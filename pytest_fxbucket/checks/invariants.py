@@ -59,6 +59,7 @@ def broken_invariants(before: Graphs, after: Graphs) -> list[str]:
     names = _group_members([*old.values(), *new.values()], [*old, *new])
     seen = _Seen(names)
     problems = said_once(([rank], list(_one_rank(old[rank], graph, seen, rank))) for rank, graph in new.items())
+    # Whose bytes are mixed up can only be asked of ranks that launch the same.
     return problems + (
         joint_problems(seen.calls) or list(mixed_launches({rank: (one, names) for rank, one in seen.readings.items()}))
     )

@@ -94,6 +94,7 @@ def final_values(world: PlanOnMesh, rank: int, phase: Phase) -> tuple[Values, Va
     reference, final = world.reference(rank), world.final_step(rank)
     if final.pipelined is not None:
         return _of_stages(reference, final, phase)
+    # Where work crosses iterations, set-up, steady and clean-up stand in the place of the one graph.
     phases = (phase,) if phase in final.graphs else CROSSING
     inputs, outputs = (
         tuple(dict.fromkeys(value for one in phases for value in side[one] if value.role != "carried"))
@@ -138,6 +139,7 @@ def removed_state(world: PlanOnMesh) -> list[str]:
 
 def _final_state(world: PlanOnMesh) -> set[str]:
     """State of the final step; with pipeline stages, of all stages together."""
+    # One rank of each stage.
     return {fqn for rank in world.mesh.ranks(0, "pp") for fqn in _state(world.final_step(rank))}
 
 

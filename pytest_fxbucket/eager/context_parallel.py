@@ -57,6 +57,7 @@ class WholeSequence(TorchFunctionMode):
         keys, values = (_FromAll.apply(one, self._group) for one in (key, value))
         seen = None
         if is_causal:
+            # ``is_causal`` would set this rank's queries against the first keys of all: its rows of the whole mask are cut out.
             every = torch.ones(keys.shape[2], keys.shape[2], dtype=torch.bool, device=query.device).tril()
             seen = every.chunk(self._group.size())[self._group.rank()]
         return F.scaled_dot_product_attention(query, keys, values, seen, dropout_p, **more)
@@ -182,6 +183,7 @@ def parting_of(call: Callable[[Any], Any], whole: Any, part: Any, group: dist.Pr
     cut = [
         (number, own, all_of_it)
         for number, (own, all_of_it) in enumerate(zip(parts, wholes, strict=False))
+        # Divided with a remainder the size is a fraction, which no size equals.
         if own.dim() > 1 and own.shape == (all_of_it.shape[0], all_of_it.shape[1] / group.size(), *all_of_it.shape[2:])
     ]
     if not cut:  # such as a loss alone: the loss of a part is no part of the whole's loss

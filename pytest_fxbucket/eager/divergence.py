@@ -111,6 +111,7 @@ def _is_wrappers(*, in_backward: bool) -> bool:
 @contextmanager
 def _bodies(model: nn.Module, follower: _Follower) -> Iterator[None]:
     """While inside, ``follower`` knows which module's forward runs."""
+    # Some modules have a ``forward`` of their own, as recomputed ones do: that is put back. Others have their class's again.
     before = [(module, module.__dict__.get("forward")) for module in model.modules()]
     for fqn, module in model.named_modules():
         module.forward = partial(_body, follower, plain(fqn), module.forward)
@@ -177,6 +178,7 @@ def own_rows(tensor: torch.Tensor, fqn: str, rank: int, task: BitwiseTask) -> to
     if owner is None or task.parallel.mode == "replicate" or tuple(tensor.shape) != owner.shard_shape or not tensor.dim():
         return tensor
     rows = owner.local_shape[0] if owner.local_shape else 1
+    # Without elements, only for the sizes. There may be fewer chunks than ranks: the last ranks have no rows then.
     chunks = torch.empty(rows, 0).chunk(task.mesh.degree(task.mesh.data_parallel("dp_shard")))
     at = task.mesh.at(rank, task.mesh.data_parallel("dp_shard"))
     return tensor[: len(chunks[at]) if at < len(chunks) else 0]

@@ -123,6 +123,7 @@ def run(rank: int, world: int, task: EagerTask) -> EagerOutcome:
                 _compare(found, rank, step, made, left, task)
             reporter.report(step, made.get(("loss", ""), left["loss", ""]), left["loss", ""], _first(found))
     except _RaisedError as error:
+        # A model that torch cannot step is a skip. A trainer of the user's own that cannot is wrong.
         found.cannot, found.wrong = ("", f"it raised {error}") if task.plan.eager.factory else (str(error), "")
     except OtherModelError as error:
         found.wrong = str(error)
@@ -189,6 +190,7 @@ class _Reference:
         mark(f"eager step {step + 1} of {self.task.steps}")
         tensors = iter(batch)
         leaves = [next(tensors).clone() if isinstance(leaf, Tensor) else leaf for leaf in self.leaves]
+        # As the graph's step is seeded, so that both draw the same numbers.
         torch.manual_seed(self.task.seed + step)
         with _its_own(), uncompiled(), self.attention():  # uncompiled, as in capture
             return self.step.take(pytree.tree_unflatten(leaves, self.spec))
@@ -260,6 +262,7 @@ def _torchs(task: EagerTask, data: Any, found: EagerOutcome) -> Trainer:
         reused=reused if "reused_unit" in plan.eager.rounds_otherwise else (),
         without_gradient=any(one.trainable and one.fqn not in gradients for one in graph.parameters),
     )
+    # Asked behind wrapping, since FSDP2 puts parameters of its own into the model, which optimizers must update.
     named = dict(wrapped.model.named_parameters())
     return TorchsOwn(wrapped, split, loss, plan.step, graph.optimizing.build(named) if graph.optimizing is not None else [])
 
@@ -279,6 +282,7 @@ def _by_key(ours: StepRun, took: StepOutcome) -> Left:
     """What the graph left, by role and name: inputs as they are now, then outputs."""
     left = {v.key: tensor for v, tensor in zip(ours.task.inputs, took.inputs_after, strict=True)}
     left |= {v.key: made for v, made in zip(ours.task.outputs, took.results, strict=True)}
+    # The graph may name the loss; the eager step does not.
     return {("loss", "") if key[0] == "loss" else key: value for key, value in left.items()}
 
 

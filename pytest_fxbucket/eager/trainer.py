@@ -129,6 +129,7 @@ class EagerStep:
     def take(self, batch: Any) -> Left:
         """Take one step on ``batch``, and say what it left: copies."""
         loss = self.trainer.backward(batch)
+        # Copied before the update, which clips gradients in place.
         gradients = {fqn: local(one.grad).clone() for fqn, one in self.named.items() if one.grad is not None}
         if self._updates:
             self.trainer.update()

@@ -127,6 +127,7 @@ def _reduce_by_unit(
         for tensor, part in zip(tensors, torch.split(flat, [one.numel() for one in tensors]), strict=True):
             tensor.copy_(part.view_as(tensor))
     done: torch.futures.Future[torch.Tensor] = torch.futures.Future()
+    # The gradients are views of this buffer, so it holds the averages by now.
     done.set_result(bucket.buffer())
     return done
 
@@ -145,6 +146,7 @@ def _shard(model: nn.Module, devices: DeviceMesh, plan: Plan, left_out: Collecti
     reshard = asked if isinstance(asked, bool) else None  # a table by entry makes no difference to bits
     for modules in units(model, entries, left_out):
         fully_shard(modules, mesh=devices, mp_policy=policy, reshard_after_forward=reshard)
+    # Last, since the root takes all parameters that no unit has taken.
     fully_shard(model, mesh=devices, mp_policy=policy, reshard_after_forward=reshard)
 
 

@@ -32,7 +32,7 @@ def arranged(edges: Edges, wishes: Sequence[float]) -> list[int]:
     # dependence.
     place: dict[int, float] = {}
     opened: set[int] = set()
-    stack = sorted(edges, reverse=True)
+    stack = sorted(edges, reverse=True)  # the smallest number on top, to be placed first
     while stack:  # an item behind all that it depends on: depth first, without recursion
         item = stack.pop()
         latest, missing = wishes[item], []
@@ -54,6 +54,7 @@ def arranged(edges: Edges, wishes: Sequence[float]) -> list[int]:
 def pull_up(order: Order, wishes: list[float], starts: Sequence[int], place: float) -> None:
     """Let the nodes ``starts``, and what they need, wish to stand at ``place``, or as early as what may not move allows."""
     blocked = blocker(order, starts, place)
+    # Nodes that nobody moves stand at whole numbers, so this is right behind what may not move.
     place = place if blocked is None else blocked + 0.5
     for index in _needs(order, starts, place):
         wishes[index] = min(wishes[index], place)
@@ -131,6 +132,7 @@ def without_circles(order: Order, groups: Sequence[Group]) -> list[list[tuple[Gr
 
     circles = networkx.strongly_connected_components(networkx.DiGraph(edges))
     circle_of = {item: number for number, circle in enumerate(circles) if len(circle) > 1 for item in circle}
+    # ``drawn`` names nothing of a group of one launch, which cannot be parted: it counts as on no circle.
     on = [{circle_of[head] for head in drawn(order, [group]).values() if head in circle_of} for group in groups]
     # Groups on no circle stay whole. The others join them one by one, and each is split only where it would close a circle with
     # what has joined before. The largest come first, so that the smaller ones are split.

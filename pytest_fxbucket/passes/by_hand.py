@@ -72,6 +72,7 @@ def _in_turn(places: Sequence[NodePlace]) -> list[NodePlace]:
     left = {place.bucket.launch: place for place in places}
     turn: list[NodePlace] = []
     while left:
+        # Each turn has the launches whose place does not hang on one that is still left.
         free = [place for place in left.values() if place.node not in left]
         if not free:
             one = next(iter(left.values()))

@@ -52,6 +52,7 @@ def carried(graph: fx.Graph) -> dict[fx.Node, LaunchContents]:
     """What each launch of ``graph`` carries, in graph order."""
     inputs = {node: i for i, node in enumerate(graph.find_nodes(op="placeholder"))}
     values = returned(graph.output_node())
+    # Reversed, so that a node that is returned several times has the place where it is returned first.
     outputs = {node: i for i, node in reversed(list(enumerate(values))) if isinstance(node, torch.fx.Node)}
     products = _Products()
     found: dict[fx.Node, LaunchContents] = {}
@@ -151,6 +152,7 @@ class _Products:
             return () if found else (user for user in node.users if user not in self._clear)
 
         met = reached(launch.users, onward)
+        # A search that found a product ended there, so what it met may lead to one.
         if not found:
             self._clear.update(met)
         return bool(found)

@@ -250,6 +250,7 @@ def plan_of(entries: object, options: Mapping[str, Any], where: str) -> Plan:
         tables[table][name] = list(value) if isinstance(value, tuple) else value
     if entries is not None and entries != () and entries != []:
         tables["bucket"]["plan"] = entries
+    # By size, and by overlap without entries, nothing is left out, and ``unplanned`` may not be said.
     if tables["bucket"].get("by") != "size" and (entries or tables["bucket"].get("by") != "overlap"):
         tables["bucket"].setdefault("unplanned", "allow")
     # A plan file must have a model and a mesh; nobody reads these.

@@ -150,6 +150,7 @@ def overlapped(graph: fx.Graph, spans: Sequence[tuple[fx.Node, Sequence[fx.Node]
     timeline = _Timeline((before[node], name) for node, name in labels if node in before)
     found: list[OverlappedCompute] = []
     for launch, waits in spans:
+        # Both count nodes that compute, so that their difference is how many stand in between.
         first, last = before[launch], min(before[wait] for wait in waits)
         found.append(OverlappedCompute(last - first, tuple(dict.fromkeys(timeline.between(first, last)))))
     return found

@@ -149,6 +149,7 @@ def _globals_of(name: str) -> dict[str, Any]:
     """Numbers, texts and containers among the global variables of the pass's own module, as they are now."""
     module = sys.modules.get(name.partition(":")[0]) if ":" in name else None
     plain = (bool, int, float, str, list, dict, set, torch.Tensor)
+    # Without a module these are the names of ``object``, all of which begin with two underscores.
     found = {key: value for key, value in vars(module or object).items() if isinstance(value, plain) and key[:2] != "__"}
     return {key: _copy_of(value) for key, value in found.items()}
 

@@ -155,6 +155,7 @@ def _by_key(targets: Sequence[MergeTarget], rules: Bucket) -> list[Part]:
 def _key(target: MergeTarget, rules: Bucket) -> _Key:
     dtype = "several dtypes" if target.dtype is None else dtype_name(target.dtype)
     several = target.dtype is None
+    # A gather moves bytes, whatever they mean. A reduction computes with them, so it stays with one dtype.
     if rules.dtypes == "mixed" and target.kind == "all_gather":
         dtype, several = "mixed", False
     alone = target.launch.name if several or target.launch.meta.get(BUCKETED) else ""
@@ -190,6 +191,7 @@ def _capped(group: Group, bucketer: Bucketer, entries: Sequence[str]) -> Iterato
     """``group`` cut so that each part stays under its cap; a member above it stands alone."""
     rules = bucketer.rules
     if rules.has_entries:
+        # An entry that the plan does not list is a name of the bucketer's: it has the first cap.
         place = entries.index(group[0].entry) if group[0].entry in entries else 0
         cap = rules.cap_mb[min(place, len(rules.cap_mb) - 1)]
         yield from _filled(_laid_out(group, bucketer), [cap])
@@ -268,6 +270,7 @@ def leveled(order: Order, groups: Sequence[Group]) -> list[Leveled]:
             known |= needed[earlier]
         if index in home:
             number, level = home[index][0], 0
+            # A level that no member has reached yet gets a new bit, on which nothing depends: there the search ends.
             while known & (bit := bits.setdefault((number, level), 1 << len(bits))):
                 level += 1
             level_of[index] = level

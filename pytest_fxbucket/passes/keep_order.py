@@ -83,9 +83,10 @@ def _hold_what_is_sent(graph: fx.Graph, launched: fx.Node, wait: fx.Node, meta: 
 
     Inductor frees that memory earlier where it does not see the launch right before the wait, but ``after`` in between.
     """
+    # A coalesced launch is waited for item by item: a getitem stands between.
     launch = launched if collectives.launch_kind(launched) else next(iter(launched.all_input_nodes), launched)
     inputs = collectives.tensors_sent(launch)
-    readers = list(wait.users)
+    readers = list(wait.users)  # before ``held`` becomes one of them
     with graph.inserting_after(wait):
         held = _behind(graph, wait, inputs, meta)
     for reader in readers:

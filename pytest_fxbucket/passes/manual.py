@@ -169,6 +169,7 @@ def within_room(bucket: Bucket, run: Callable[[Bucket], _T]) -> _T:
     """
     tries = [bucket]
     if bucket.by == "overlap" and bucket.enabled:
+        # A cap that is no tighter than the plan's own would merge as much again; 0 is no cap.
         tries += [*(replace(bucket, cap_mb=(cap,)) for cap in _CAPS_MB if not 0 < bucket.cap_mb[0] <= cap)]
         tries.append(replace(bucket, enabled=False))
     for one in tries[:-1]:

@@ -95,6 +95,7 @@ def _wished_places(order: Order, merging: Sequence[Group]) -> list[float]:
         if group[0].kind == "all_gather":
             pull_up(order, wishes, launches, launches[0])
         else:
+            # The first launch is the item that stands for the whole bucket.
             wishes[launches[0]] = launches[-1]
     return wishes
 
@@ -174,7 +175,7 @@ def build(
     packed = cast.apply(make, packed) if cast else packed
     pack = make.taken()
     launch, wait = _launched(make, members[0], packed)
-    make.taken()
+    make.taken()  # the launch and its wait: neither pack nor unpack
     results = _checked(name, _call_packer(name, unpack, wait), parts, bucket)
     results = [_in_own_storage(make, result, part) for result, part in zip(results, parts, strict=True)]
     # Views of the old wait carry fake values in that wait's fake storage. The result takes over the wait's fake value, so that
@@ -352,6 +353,7 @@ def need_own_storage(node: fx.Node) -> bool:
 
 
 def _asks(node: fx.Node) -> bool:
+    # Of aten::view only this overload asks: for an offset that is aligned for the new dtype.
     return operator_name(node) in _READERS or node.target is torch.ops.aten.view.dtype
 
 

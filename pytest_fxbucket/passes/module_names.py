@@ -194,6 +194,7 @@ def _every_module(graph: fx.Graph, stack: ModuleStackFn, prefix: Path) -> list[s
 def _entry_of(modules_of: Mapping[fx.Node, Sequence[str]], resolution: Resolution) -> dict[fx.Node, str]:
     owner = {module: entry.name for entry in resolution.entries for module in entry.parameters}
     owners = {node: {owner.get(name) for name in names} for node, names in modules_of.items()}
+    # A launch that was merged before has several names. If they are of several entries, it belongs to none.
     return {node: name for node, found in owners.items() if len(found) == 1 and (name := next(iter(found))) is not None}
 
 

@@ -99,6 +99,7 @@ def _strided(
 def _contiguous_strides(shape: Shape) -> tuple[int, ...]:
     strides = [1] * len(shape)
     for dim in range(len(shape) - 1, 0, -1):
+        # As torch has it, a dimension without elements counts as one.
         strides[dim - 1] = strides[dim] * max(shape[dim], 1)
     return tuple(strides)
 
@@ -159,6 +160,7 @@ def _sizes(args: Sequence[Any]) -> Iterator[Any]:
 def _joined(mode: FakeTensorMode, tensors: Sequence[FakeTensor], dim: int = 0) -> FakeTensor | None:
     first = tensors[0]
     shapes = {(*t.shape[:dim], *t.shape[dim + 1 :]) for t in tensors}
+    # cat promotes several dtypes, and passes over empty vectors among matrices: both are left to the operator.
     if not 0 <= dim < first.dim() <= 2 or len(shapes) > 1 or len({(t.dim(), t.dtype) for t in tensors}) > 1:
         return None
     shape = [*first.shape[:dim], sum(t.shape[dim] for t in tensors), *first.shape[dim + 1 :]]
@@ -277,6 +279,7 @@ class NodeMaker:
 
     def missing(self, size: int | fx.Node, unit: int) -> int | fx.Node:
         """What ``size`` lacks to the next multiple of ``unit``."""
+        # Python's remainder is never negative: of -size it is what is missing.
         return self._computed(operator.mod, self._computed(operator.mul, size, -1), unit)
 
     def taken(self) -> tuple[fx.Node, ...]:

@@ -129,7 +129,7 @@ def _cost(estimation: Estimation | None, cluster: Cluster, scale: float) -> Cost
     def seconds(node: fx.Node) -> float | None:
         milliseconds = None if estimation is None else estimation(node, None)
         if milliseconds is not None and not isinstance(milliseconds, (int, float)):
-            return milliseconds
+            return milliseconds  # no number: ``checked`` refuses it
         found = roofline(node) if milliseconds is None else milliseconds / 1000
         return found * scale if computes(node) else found
 

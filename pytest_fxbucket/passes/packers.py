@@ -159,6 +159,7 @@ def _shaped(make: NodeMaker, bucket: Packing, piece: fx.Node, index: int) -> fx.
     """``piece`` in the shape of result ``index``; its fake value is that of the old wait if both share a storage already."""
     view = aten.view.default
     value, old = fake_value(piece), bucket.replaced[index]
+    # A symbolic size is a node, and missing here: then the operator itself says what the view holds.
     shape = [size for size in bucket.shapes[index] if isinstance(size, int)]
     if len(shape) < len(bucket.shapes[index]) or not has_numbers(value) or math.prod(shape) != value.numel():
         return make(view, piece, list(bucket.shapes[index]))

@@ -131,6 +131,7 @@ class _Moves:
         for level in sorted(levels):
             stages = self._stages(levels[level], lambda stage: max(self._place(bucket) for bucket in stage))
             for stage, following in pairwise(stages):
+                # The launch of the next stage that will stand last.
                 anchor = max(self._place(bucket) for bucket in following)[1]
                 for bucket in stage:
                     for wait in bucket.waits:
@@ -158,6 +159,7 @@ class _Moves:
                 name = self.order.nodes[used].name
                 raise PlanError(f"{asked.where} is impossible: when {asked.when}, {name} has used what is gathered")
             pull_up(self.order, self.wishes, [launch], place)
+            # ``pull_up`` puts nothing off, and the place may also be behind the one that it has.
             self.wishes[launch] = place
             self.kept.append((asked.bucket.launch, asked.node))
 

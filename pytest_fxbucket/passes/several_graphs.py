@@ -96,6 +96,7 @@ class SeveralGraphs:
         """
         if self._stack is not None or self._plan.bucket.packer != "default":
             return None
+        # Names node by node: two graphs of the same modules may differ in which node is whose.
         said = repr((_code(), self._plan.bucket, self._plan.overlap, self._plan.cluster, list(self._names(graph, each=True))))
         return hashlib.sha256(said.encode()).hexdigest()
 

@@ -120,6 +120,7 @@ def by_parameter(
     nodes = {node.name: node for node in graph.nodes}
     names: dict[fx.Node, LaunchContents] = {}
     for bucket in reading.buckets:
+        # A member without an FQN is no parameter, and no parameter's gradient.
         known = tuple(fqn for fqn in bucket.fqns if fqn)
         owners = {entry_of.get(fqn) for fqn in known}
         first = min((place.get(fqn, 0) for fqn in known), default=0)
@@ -249,6 +250,7 @@ def mergeable(node: fx.Node, order: Order, carried: LaunchContents) -> MergeTarg
         op=said.op,
         group=said.group,
         dtype=dtypes.pop() if len(dtypes) == 1 else None,
+        # The larger side: of a gather that is what arrives.
         bytes=size * (ranks if ROWS[said.kind].brings == "all parts" else 1),
         launch=node,
         parts=parts,

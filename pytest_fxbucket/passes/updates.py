@@ -41,6 +41,7 @@ def hoist_updates(order: Order, wishes: list[float], updating: Set[int], waits: 
     for index in moved:
         wishes[index] = found[index].place
     # What these need, and needs no reduction itself (a step count, a learning rate), comes along.
+    # From the last on, so that a source has its own new wish when its sources follow it.
     for index in sorted(updating, reverse=True):
         for source in order.before[index]:
             if source in updating and source not in found:
@@ -55,7 +56,7 @@ def kept_pairs(
     last = {wishes[i]: i for i in sorted(moved) if isinstance(order.nodes[i].meta.get("val"), torch.Tensor)}
     behind = sorted((wishes[i], i) for i in waits)
     for place, index in last.items():
-        at = bisect_right(behind, (place, len(order.nodes)))
+        at = bisect_right(behind, (place, len(order.nodes)))  # behind every wait of that very place
         if at < len(behind):
             yield order.nodes[index], order.nodes[behind[at][1]]
 
@@ -102,6 +103,7 @@ def _others(order: Order, places: Sequence[float], updating: Set[int], waits: Ma
     """Places of all that an update should not stand behind without need: launches, waits, and compute of the backward."""
     behind: set[int] = set()
     for index, (node, before) in enumerate(zip(order.nodes, order.before, strict=True)):
+        # What needs a reduced gradient works for the optimizer, and holds no update back.
         if index in waits or not behind.isdisjoint(before):
             behind.add(index)
         if index not in updating and (communicates(node) or (computes(node) and index not in behind)):

@@ -189,6 +189,7 @@ class SameProgram:
 
 
 def _side(graph: fx.Graph, root: nn.Module, step: StepGraph, phase: Phase) -> GraphSide:
+    # The ranks of its groups differ from rank to rank, and are put in when a rank is looked at.
     return GraphSide(without_kept_order(graph), root, step.inputs[phase], step.outputs[phase], {})
 
 
@@ -217,6 +218,7 @@ def expression_text(table: ExpressionTable, number: int, depth: int = _DEPTH) ->
 def _reduction(table: ExpressionTable, key: Key, depth: int) -> str:
     sources = dict.fromkeys(one for one, *_ in key[1]) if key[0] == "scattered" else (key[1],)
     of = ", ".join(expression_text(table, one, depth) for one in list(sources)[:2])
+    # A constant's text is its repr, so a string is in quotes.
     op, dtype, ranks = key[-3].text.strip("'"), _short(key[-2].text), _span(key[-1].text)
     return f"{op} in {dtype} over ranks {ranks} of {of}{', scattered' if key[0] == 'scattered' else ''}"
 
@@ -292,7 +294,7 @@ _FORMS: dict[str, Callable[[ExpressionTable, Key, int], str]] = {
     "undefined": lambda table, key, depth: "nothing that was written",
     "zeros": lambda table, key, depth: "zeros",
     "start": lambda table, key, depth: "the beginning",
-    "input": lambda table, key, depth: str(key[1].text).rpartition(" ")[0],
+    "input": lambda table, key, depth: str(key[1].text).rpartition(" ")[0],  # without the count among equal names
     "attribute": lambda table, key, depth: f"a constant {key[1].text[:8]}",
     "cast": lambda table, key, depth: f"{_part(table, key[1], depth)} as {_short(key[3].text)}",
     "gathered": lambda table, key, depth: f"{_part(table, key[1], depth)} gathered over ranks {_span(key[2].text)}",

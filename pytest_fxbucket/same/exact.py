@@ -56,6 +56,7 @@ class ExactContents(StorageContents):
         how = (const(tensor.dtype), const(dtype))
         found = []
         for offset, length, source, rank, start, _, form in runs:
+            # Zeros, and bytes that nobody wrote, are the same in every dtype: only how many there are changes.
             if source <= ZERO:
                 found.append(ByteRange(offset // old * new, length // old * new, source, rank, start, EXACT, 0))
                 continue
@@ -98,10 +99,12 @@ def _without_gaps(tensor: torch.Tensor) -> tuple[int, ...]:
         strides = [1] * tensor.dim()
         for dim in range(tensor.dim() - 2, -1, -1):
             strides[dim] = strides[dim + 1] * tensor.shape[dim + 1]
+        # The stride of a dimension of size 1 selects nothing, and two tensors with the same elements may differ in it.
         return tuple(0 if size == 1 else stride for size, stride in zip(tensor.shape, strides, strict=True))
     found, step = [0] * tensor.dim(), 1
     lying = tensor.stride()
     for dim in sorted(range(tensor.dim()), key=lambda d: (lying[d], tensor.shape[d])):
+        # An expanded dimension (stride 0) takes no memory and stays at 0.
         if tensor.shape[dim] != 1 and lying[dim]:
             found[dim] = step
             step *= tensor.shape[dim]
@@ -187,10 +190,12 @@ def scattered(table: ExpressionTable, runs: Runs, own: int, op: str, dtype: torc
             pieces.append(chunk[places[index]].part(begin, end, begin))
         first = next((one.start for one in pieces if one.source > ZERO), None)
         if first is None:
+            # No member sends data here, only filling.
             source = UNDEFINED if any(one.source == UNDEFINED for one in pieces) else ZERO
             found.append(ByteRange(begin, end - begin, source, OWN_RANK, 0, EXACT, 0))
             continue
         source = table.number(("scattered", _steps(pieces, first), *how))
+        # It starts where the first piece does, so that neighbours of one gradient are joined to one run below.
         found.append(ByteRange(begin, end - begin, source, OWN_RANK, first, EXACT, form))
     return contents.joined(found)
 

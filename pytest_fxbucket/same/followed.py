@@ -106,6 +106,7 @@ class FollowedExpressions:
         # All tensors that are followed from those storages hold something else now, so each is read anew.
         context, state = self.context, self.context.states.state
         for home in context.states.of(target):
+            # What the target is made of says which part of the storage is written, ``out`` with what.
             state[home] = context.number(("write", state.get(home, 0), context.made[target], out), node)
             for one in self._roots.get(home, ()):
                 for tensor in tensors_in(self.values[one]):

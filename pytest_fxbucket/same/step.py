@@ -64,6 +64,7 @@ def compared(table: ExpressionTable, before: GraphSide, after: GraphSide, known:
     # Which inputs share a storage is read off the graph before, for both. Then numbers are compared: of outputs, of what inputs
     # and attributes hold at the end, of the random state, of effects on the world.
     homes = _homes(before)
+    # A walk that is known holds the nodes of its graph, so no other graph gets that id.
     key = id(before.graph), tuple(sorted(before.members.items()))
     if key not in known:
         known[key] = _walked(table, before, homes)
@@ -90,6 +91,7 @@ def compared(table: ExpressionTable, before: GraphSide, after: GraphSide, known:
     # Equal numbers prove nothing if part of the expression cannot be followed.
     found.left |= {pair.name: _why(table, pair.after) for pair in equal if shaky and shaky[pair.after]}
     found.outputs = sum(pair.name not in differing and pair.name not in found.left for pair in outputs)
+    # An input that nobody writes still stands for itself at the end.
     found.written = sum(table.keys[number][0] != "input" for number in one.left_in_inputs())
     found.waste = waste(one, other, table.within([*other.outputs(), *other.left_in_inputs(), other.draws, other.world]))
     return found
@@ -277,6 +279,7 @@ def crosswise(sent: Mapping[int, Sequence[tuple[tuple[int, ...], int]]]) -> tupl
     groups = dict.fromkeys(members for launches in sent.values() for members, _ in launches)
     for group in groups:
         rows = [[n for members, n in launches if members == group] for rank, launches in sent.items() if rank in group]
+        # If one rank launches more often than another, ``collectives`` says so.
         for place, numbers in enumerate(zip(*rows, strict=False)):
             if len(set(numbers)) > 1:
                 return group, place

@@ -58,6 +58,7 @@ class ExpressionTable:
     """Every expression of the graphs that are compared."""
 
     def __init__(self) -> None:
+        # In the order of UNDEFINED and ZERO.
         self.keys: list[Key] = [("undefined",), ("zeros",)]
         self._numbers: dict[Key, int] = {key: number for number, key in enumerate(self.keys)}
         self.facts: dict[int, Any] = {}
@@ -184,6 +185,7 @@ def read(node: fx.Node) -> OperatorEffect:
     left = _left(node, effects)
     by_member = name.startswith(("aten::_foreach_", "aten::_fused_adam", "aten::_fused_sgd", "aten::_fused_adagrad"))
     return OperatorEffect(
+        # view.dtype sees the same bytes as other elements, so it is no plain view.
         label="aten::view" if name in _COPIES and label != "aten::view.dtype" else label,
         defaults=defaults,
         effects=effects,
@@ -228,6 +230,7 @@ def _python_name(target: Any) -> str:
 
 
 def _casts(name: str) -> Callable[[fx.Node], Any] | None:
+    # With any further argument a cast does more, for example to another device or memory format: then it is told as a call.
     if name == "prims::convert_element_type":
         return lambda node: node.args[1] if len(node.args) == 2 else None
     if name == "aten::_to_copy":

@@ -218,6 +218,7 @@ class Walk:
         If its kind allows, what it sends is in the expression by elements instead of by shape, and its result is followed on.
         """
         group, members = const(str(collectives.argument(node, "group_name") or "")), self._launching.members(node)
+        # The name of the group gives way to its ranks, since a pass may launch on another group of the same ranks.
         said = tuple(among(members) if members and one == group else one for one in self._arguments(node, operator))
         sent = self._launching.sent_whole(node, operator)
         if sent is not None:
@@ -264,6 +265,7 @@ def _members(said: Key) -> list[Key] | None:
     if len(counts) != 1:
         return None
     return [
+        # Item 0 of a list is LIST. What is no list, such as a learning rate, is an argument of every member.
         tuple(one[index + 1] if listed else one for one, listed in zip(said, lists, strict=True))
         for index in range(counts.pop())
     ]

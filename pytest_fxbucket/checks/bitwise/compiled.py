@@ -78,4 +78,5 @@ def launched_later(emitted: Sequence[str], graph: Sequence[str]) -> str:
 
 def _before_waits(names: Sequence[str]) -> list[int]:
     waits = [at for at, name in enumerate(names) if name == WAIT]
+    # All that stands before wait ``number`` is launches, but for the waits before it.
     return [at - number for number, at in enumerate(waits)]

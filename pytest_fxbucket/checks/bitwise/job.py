@@ -140,6 +140,7 @@ def run(rank: int, world: int, task: BitwiseTask) -> BitwiseOutcome:
         one_graph(graphs["unbucketed"], placed(start, task.inputs, numbers), task, "unbucketed"),
         final_run(graphs, start, task, numbers),
     ]
+    # Their gradients hold nothing, and so can only be "all zero".
     empty = {parameter.fqn for parameter in task.parameters if 0 in parameter.shape}
     zero = {value.fqn for value in task.outputs if value.role == "grad"} - empty
     before: dict[Key, torch.Tensor] = {}
@@ -251,7 +252,7 @@ def _final(task: BitwiseTask) -> BitwiseTask:
 
 def _peak_bytes() -> int:
     if device() == "cpu":
-        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024  # in KiB on Linux
     return torch.cuda.max_memory_allocated()
 
 
@@ -332,6 +333,7 @@ def compare(step: int, rank: int, what: str, fqn: str, a: Any, b: Any) -> Iterat
     b = b.to(a.device)  # a number that the step reads may lie on the CPU in one of them
     unequal = bits(a) != bits(b)
     if bool(unequal.any()):
+        # A complex number has two integers, one for each of its halves, and is one element.
         elements = unequal.reshape(a.numel(), -1).any(1).sum()
         yield TensorDifference(step, rank, what, fqn, int(elements), a.numel(), ulps_apart(a, b))
 
@@ -362,4 +364,5 @@ def put_edges(tensors: Sequence[torch.Tensor], values: Sequence[Value] | None = 
             )
             count = min(len(edges), flat.numel())
             flat[:count] = edges[:count]
+            # ``flatten`` gives a copy where the tensor is not contiguous.
             tensor.detach().copy_(flat.view(tensor.shape))

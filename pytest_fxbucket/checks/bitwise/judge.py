@@ -53,6 +53,7 @@ def unusable_data(
     infinite = sorted({fqn for outcome in outcomes for fqn in outcome.not_finite})
     if infinite:
         found.append(f"the values of {some(infinite)} are not finite, so equal bits mean nothing; scale batch or loss")
+    # A parameter whose gradient may be zero may stay as it is.
     still = set.intersection(*(set(outcome.still) for outcome in outcomes)) - idle(outcomes).intersection(may_be_idle)
     if still:
         found.append(
@@ -214,6 +215,7 @@ def crossed_lines(outcomes: Sequence[BitwiseOutcome], mesh: Mesh) -> list[str]:
     for rank, outcome in enumerate(outcomes):
         made = {of: digest for other in mesh.ranks(rank, "pp") for of, digest in outcomes[other].sent_digests.items()}
         for (direction, stage, microbatch, name), digest in outcome.received.items():
+            # A value that no rank says it made has nothing to be compared with.
             if made.get((direction, stage, microbatch, name), digest) != digest:
                 receiver = stage + 1 if direction == "forward" else stage - 1
                 of = f"{name} of microbatch {microbatch}"

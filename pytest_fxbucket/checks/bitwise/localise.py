@@ -39,6 +39,7 @@ def ulps_apart(a: torch.Tensor, b: torch.Tensor) -> int:
     if not a.is_floating_point() or bool((a.isnan() != b.isnan()).any()):
         return -1
     numbers = ~a.isnan().reshape(-1)
+    # Of each pair the smaller and the larger, so that only a difference that wraps is negative.
     low, high = torch.aminmax(torch.stack([_ordered(a)[numbers], _ordered(b)[numbers]]), dim=0)
     if not low.numel():
         return -1
@@ -84,6 +85,7 @@ def first_difference(runs: Sequence[StepRun], batches: Sequence[Batch | None], t
         for one in runs[number:]:
             if batch is not None and (number == 0 or isinstance(one, ThreeGraphs)):
                 one.watch = run_with_digests
+                # As every step is seeded, so that both runs draw the same numbers.
                 torch.manual_seed(task.seed + step + number)
                 one.step([tensor.clone() for tensor in batch], step + number + 1, count)
         set_rates(runs, step + number + 1)
@@ -137,6 +139,7 @@ class _Recorder(fx.Interpreter):
 
     def run_node(self, n: fx.Node) -> Any:
         result = super().run_node(n)
+        # A view or an item of what a launch gives is in flight, too.
         in_flight = collectives.launch_kind(n) is not None or any(
             collectives.launch_kind(source) is not None for source in n.all_input_nodes if not collectives.is_wait(n)
         )

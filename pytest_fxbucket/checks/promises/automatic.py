@@ -78,6 +78,7 @@ def _promised(passed: Mapping[Phase, Passed], after: Timeline) -> Iterator[str]:
             continue
         place = {node.name: at for at, node in enumerate(one.graph.nodes)}
         for earlier, later in schedule.pairs:
+            # By these defaults a node that is gone breaks no order.
             if place.get(earlier, -1) >= place.get(later, len(place)):
                 yield f"{earlier} was to stand before {later}, so that compute hides a collective, and does not"
         # The simulation is of the whole step, the report of one graph: they compare only where that is the whole step.

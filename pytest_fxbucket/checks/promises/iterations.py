@@ -188,7 +188,9 @@ def _updates(entry_of: Mapping[str, str], bucketed: ReadPhase, graphs: Mapping[P
     for phase, one in graphs.items():
         after = {(update.role, update.fqn): update for update in one.reading.updates}
         for (role, fqn), update in before.items():
+            # State has the name of its parameter, and behind that its own.
             owner = fqn if role == "param" else fqn.rpartition(".")[0]
+            # Steady updates everything, of this call or the one before; clean-up what moved, set-up all the rest.
             wanted = phase == "steady" or (owner in entry_of) == (phase == "cleanup")
             now = after.get((role, fqn))
             if (now is not None) != wanted:
@@ -267,6 +269,7 @@ def _launch_text(key: _Key) -> str:
 def _makers(one: ReadPhase) -> dict[str, fx.Node]:
     """By parameter, the node that made its gradient, before the gradient was reduced."""
     found = reductions_of(one.nodes[0].graph, one.inputs, one.outputs)
+    # A reduction of a higher level is given what a lower one brought.
     return {fqn: maker for each in found if not each.level for fqn, maker in zip(each.fqns, each.makers, strict=True)}
 
 

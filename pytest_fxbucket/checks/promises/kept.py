@@ -121,6 +121,7 @@ def _numbers(promise: Expectations, captured: GraphAnalysis, passed: GraphAnalys
 
 
 def _faults(promise: Expectations, bucket: Bucket, member: Member, old: Bucket, old_member: Member) -> Iterator[str]:
+    # Where the plan says nothing, the dtype from before the pass is to stay.
     wanted = _dtype(promise, bucket, member.fqn) or old.dtype
     if member.dtype != wanted:
         yield f"is launched in {dtype_name(member.dtype)}, expected {dtype_name(wanted)}"
@@ -200,6 +201,7 @@ def _moved(promise: Expectations, captured: GraphAnalysis, passed: GraphAnalysis
     free = captured.updating_names if promise.overlap.updates == "ready" else frozenset[str]()
     before, after = ([name for name in one.names if name not in free] for one in (captured, passed))
     moved, of = displaced(before, after)
+    # In a small graph that share is less than a node, so four may always move.
     if of > len(before) // 2 and moved > max(of * MOST_DISPLACED, 4):
         most = f"at most {MOST_DISPLACED:.0%} may"
         yield f"{moved} of {of} compute nodes stand in another order than before the pass; {most}"
@@ -246,6 +248,7 @@ def resharding_problems(promise: Expectations, captured: GraphAnalysis, passed: 
         for bucket in of_kind(passed, "forward", "all_gather")
         if bucket.backward_use is not None
         for member in bucket.members
+        # Backward may read some members of a bucket alone, so the last reader of each is asked.
         if (member.last_use or 0) >= bucket.backward_use and promise.is_planned(member.fqn) and member.fqn not in kept
     ]
     if read:

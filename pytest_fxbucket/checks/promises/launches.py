@@ -60,6 +60,7 @@ def expected(promise: Expectations, captured: GraphAnalysis, order: Order | None
         for key, same in _by_key(promise, of_kind(captured, direction, kind)).items()
     ]
     if promise.bucket.by == "overlap":
+        # All may be split anyway, so neither levels nor circles need be looked for.
         return [replace(one, loose=True) for one in _labelled(capped, {})]
     parted = in_parts(order, [[bucket.node for bucket in part] for one in capped for part in one.parts])
     found = list(_labelled(capped, parted.level))
@@ -143,6 +144,7 @@ def _by_key(promise: Expectations, buckets: Sequence[Bucket]) -> dict[_Key, list
 def _key(promise: Expectations, bucket: Bucket) -> _Key:
     entries = {promise.entry_of.get(fqn) if promise.bucket.has_entries else "" for fqn in bucket.fqns}
     entry = entries.pop() if len(entries) == 1 else None
+    # In a group of one rank nothing travels, so its launches stay as they are.
     merged = promise.bucket.enabled and entry is not None and not bucket.unmergeable and promise.ranks(bucket) != 1
     several = promise.bucket.dtypes == "mixed" and bucket.kind == "all_gather"
     merged = merged and (several or bucket.dtype is not None)
@@ -237,6 +239,7 @@ class _Launches:
                 groups.setdefault(fqn, set()).add(one.first.group)
         self.several = {fqn for fqn, names in groups.items() if len(names) > 1}
         self.count = Counter(member for one in wanted for member in self._members(one.fqns, one.first.group))
+        # A gather may run on the twin of its group now, and what is wanted names the group of before.
         self.there = [(bucket, self._members(bucket.fqns, untwinned(bucket.group))) for bucket in there]
         self.have = Counter(member for _, members in self.there for member in members)
         self.carrying: dict[frozenset[tuple[Member, int]], list[Bucket]] = {}
@@ -282,6 +285,7 @@ class _Launches:
         carrying = [bucket for bucket in carrying if bucket.node not in taken] or carrying
         if one.loose:
             for bucket in carrying:
+                # It may be split anywhere, but each part must be laid out as the whole is.
                 yield from self._layout(bucket, one, [fqn for fqn in one.fqns if fqn in bucket.fqns])
         elif len(carrying) > 1:
             yield f"{one.label}: {len(carrying)} launches, expected 1"
@@ -315,7 +319,7 @@ def _gaps(bucket: Bucket, one: Expected) -> Iterator[str]:
     step = alignment(bucket)
     begin = 0
     for member in bucket.members:
-        begin = -(-begin // step) * step
+        begin = -(-begin // step) * step  # rounded up
         if member.offset != begin:
             yield f"{one.label}: {member.fqn} begins at byte {member.offset} of a rank's part, expected {begin}"
             return

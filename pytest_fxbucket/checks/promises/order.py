@@ -52,6 +52,7 @@ def _gathers(promise: Expectations, launched: _Launched, passed: GraphAnalysis) 
             needs = _needs(promise, free)
             for place, later in enumerate(free):
                 for sooner in free[:place]:
+                    # Both must come first: what is waited for first may be computed with last.
                     is_needed_first = all(a < b for a, b in zip(needs[later.launch], needs[sooner.launch], strict=True))
                     if sooner.group == later.group and is_needed_first and _overtook(sooner, later, launched):
                         what = f"entry {_name(promise, later)}, {direction} all_gather{of_round(number)}"
@@ -78,6 +79,7 @@ def _needs(promise: Expectations, gathers: Sequence[Bucket]) -> dict[int, tuple[
 def _overtook(sooner: Bucket, later: Bucket, launched: _Launched) -> bool:
     """Whether ``sooner`` stood behind ``later`` before the pass, and need not stand before it."""
     before, behind = ([at for fqn in one.fqns for at in launched.get(_key(one, fqn), ())] for one in (later, sooner))
+    # If members of the two stood among each other, neither came first.
     return bool(before and behind) and max(before) < min(behind) and later.blocked < sooner.launch
 
 
@@ -89,6 +91,7 @@ def _reductions(promise: Expectations, launched: _Launched, captured: GraphAnaly
         members = [at for fqn in bucket.fqns if fqn for at in launched.get(_key(bucket, fqn), ())]
         if bucket.kind not in REDUCTIONS or not members or not _is_planned(promise, bucket):
             continue
+        # The last member counts: a bucket cannot be launched before all of its gradients are there.
         between = [key for where, key in now if bucket.blocked < where < bucket.launch and stood[key] > max(members)]
         if between:
             names = promise.entries_of(fqn for _, fqn, _ in between)
@@ -150,6 +153,7 @@ def _launches(graph: fx.Graph) -> dict[fx.Node, fx.Node]:
     """The launch of each wait, and of each node between: views, and operators that only hold the order."""
     found: dict[fx.Node, fx.Node] = {}
     for node in graph.nodes:
+        # The first input is what ``after`` and views give on. All others of ``after`` need only be computed before.
         source = next(iter(node.all_input_nodes), None)
         if launch_kind(node) is not None:
             found[node] = node

@@ -46,6 +46,7 @@ def overlap_problems(promise: Expectations, captured: GraphAnalysis, passed: Gra
     hidden = _Hidden(captured, passed)
     for direction in DIRECTIONS:
         before, now = (_rounds(promise, reading, direction) for reading in (captured, passed))
+        # Marks at one place are one use, for which ``prefetch`` counts once.
         uses = sorted({mark.place: mark for _, marks in now.values() for mark in marks.values()}.values(), key=_place)
         for number, (stages, marks) in now.items():
             old = before.get(number, ({}, {}))
@@ -81,6 +82,7 @@ def _soonest(
         known = [marks[ahead], uses[max(0, bisect_left(places, mark.place) - promise.overlap.prefetch)]]
         before = bisect_left(others, mark.place)
         if ahead in stages and before:
+            # There is one in any case: the mark itself stands behind that compute.
             known.append(uses[bisect_right(places, others[before - 1])])
         found[name] = max(known, key=_place)
     return found
@@ -128,6 +130,7 @@ def _marks(promise: Expectations, reading: GraphAnalysis, stages: Stages, direct
     gathered = {of: [fqn for bucket in of_kind(reading, of, "all_gather") for fqn in bucket.fqns] for of in DIRECTIONS}
     entries = {of: dict.fromkeys(promise.entry_of[n] for n in fqns if n in promise.entry_of) for of, fqns in gathered.items()}
     starts = {
+        # An entry that computes nothing here is put at ``first``, and so gets no mark below.
         entry: min(starts_of(promise, reading, direction, entry, number), default=first)
         for entry in entries["forward"]
         if entry not in entries["backward"]
@@ -223,6 +226,7 @@ def _deferring(promise: Expectations, captured: GraphAnalysis, passed: GraphAnal
         for (name, stage), (following, next_stage) in pairwise(in_order):
             launched = max(other.launch for other in next_stage)
             for bucket in stage if name not in promise.overlap.wait_before.get("backward", {}) else []:
+                # Asked of members, since the buckets of before had others.
                 was_bound = any((bucket.kind, bucket.level, fqn) in bound for fqn in bucket.fqns)
                 if bucket.wait is None or (was_bound and bucket.needed is not None and bucket.needed <= launched):
                     continue
@@ -259,6 +263,7 @@ def placing_problems(promise: Expectations, passed: GraphAnalysis) -> Iterator[s
         here = [bucket for bucket in passed.buckets if bucket.direction == direction]
         for entry, other in sorted(promise.overlap.launch_at.get(direction, {}).items()):
             gathers = [b for b in here if b.kind == "all_gather" and _is_of(promise, b.fqns, entry)]
+            # Without any gather there is no round, and one look all the same, to say that there is none.
             for number, buckets in by_round(gathers).items() or {0: gathers}.items():
                 what = f"entry {entry}, {direction} all_gather{of_round(number)} is not launched"
                 starts = starts_of(promise, passed, direction, other, number)
@@ -266,6 +271,7 @@ def placing_problems(promise: Expectations, passed: GraphAnalysis) -> Iterator[s
         for entry, other in sorted(promise.overlap.wait_before.get(direction, {}).items()):
             reductions = [b for b in here if b.kind in REDUCTIONS and _is_of(promise, b.fqns, entry)]
             last = max((bucket.level for bucket in reductions), default=0)
+            # Of an entry that is reduced in several steps only the last wait is placed: the others must come before it.
             waits = [bucket.wait for bucket in reductions if bucket.wait is not None and bucket.level == last]
             what = f"entry {entry}, {direction} reduction is not waited for"
             starts = starts_of(promise, passed, direction, other, None)
@@ -318,9 +324,11 @@ def memory_problems(promise: Expectations, captured: GraphAnalysis, passed: Grap
     for direction in DIRECTIONS:
         allowed = _Allowance(promise, captured, passed, direction)
         for key, (where, now) in after.items():
+            # Compute that is new has no bytes to be compared with, so it is passed over.
             place, then = before.get(key, (where, now))
             if key[0] != direction or now - then <= allowed.at(where):
                 continue
+            # Asked only now, since it walks over the members of all earlier stages.
             most = allowed.at(where) + allowed.for_later(where, place)
             if now - then > most:
                 name = promise.entry_of.get(key[1], key[1])

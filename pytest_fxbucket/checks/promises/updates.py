@@ -101,6 +101,7 @@ def _among_reductions(promise: Expectations, reading: GraphAnalysis) -> Iterator
     waits = _waits(promise, reading)
     last = max(waits, default=-1)
     for index, ready in sorted(readiness(reading.order, reading.updating, waits).items()):
+        # What stands among the waits stands before the last of them, so it is enough to ask for that one.
         if index < last and waits[last] not in ready.entries:
             entry = some(sorted(ready.entries))
             yield f'the update of {entry} stands before the wait for the reduction of {waits[last]}, but updates = "last"'
@@ -127,6 +128,7 @@ def _others(promise: Expectations, reading: GraphAnalysis) -> list[tuple[int, st
         found += [(where, entry, f"wait for the {what}") for where in bucket.waits]
     for where, direction, fqn in reading.computes:
         entry = promise.entry_of.get(fqn, fqn)
+        # Without an entry it counts against all updates, those of its own entry too.
         found.append((where, "", f"{direction} compute of {entry}"))
     return sorted(one for one in found if one[0] not in reading.updating)
 

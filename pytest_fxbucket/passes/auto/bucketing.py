@@ -84,6 +84,7 @@ class HidingBefore:
         for group in jobs:
             for job in group:
                 streams.setdefault(job.flights[0].stream, []).append(job)
+        # What nobody may merge takes its time on the stream, too.
         for launch, one in self._by_launch.items():
             if launch not in known:
                 streams.setdefault(one.stream, []).append(self._of_flight(one, []))
@@ -109,6 +110,7 @@ class HidingBefore:
 
     def _of_flight(self, one: MovableCollective, members: list[MergeTarget]) -> _Job:
         release = self._times[min(one.low, len(self._times) - 1)] + one.pack
+        # ``late`` is not known before ``_stack`` has put it on its stream.
         return _Job(release, self._deadlines[one.number], one.seconds, inf, one.size, members, [one])
 
     def _merged(self, jobs: list[_Job], streams: dict[int, list[_Job]], latency: float, cap: float) -> list[_Job]:
@@ -135,6 +137,7 @@ class HidingBefore:
         worst = max(0.0, into.release - into.late, other.release - other.late)
         place, at = stream.index(into), stream.index(other)
         into.release = max(into.release, other.release)
+        # A gathered bucket is unpacked as a whole: its first reader also waits for the copies of what ``other`` brings.
         into.deadline = min(into.deadline, other.deadline) - self._copying * other.bytes
         # One latency of the two is saved. A cost model may say other things of latency: no merge is quicker than either flight.
         into.seconds = max(into.seconds, other.seconds, into.seconds + other.seconds - latency)

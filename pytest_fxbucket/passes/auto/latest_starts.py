@@ -85,6 +85,7 @@ def latest(windows: Windows, times: Sequence[float], drift: float) -> Latest:
     heap: list[tuple[float, int]] = []
     for one in flights:
         if not readers[one.number]:
+            # Negative, as a heap gives the smallest first and the latest deadline is wanted.
             heappush(heap, (-deadline[one.number], -one.number))
     found, begin = [0.0] * len(flights), dict[int, float]()
     while heap:

@@ -70,6 +70,7 @@ class Sweep:
             self._launch_all(slot, needed)
             self._land(slot, [one for one in waited.get(slot, ()) if one.number not in self.over])
             self._make_room(slot)
+            # From this slot on the ideal clock has counted these packs and calls, too.
             for one in packed.get(slot, ()):
                 self._pack(one)
                 self.ahead -= one.pack
@@ -83,6 +84,7 @@ class Sweep:
                 self.holding[one.number] = one
                 self.bytes_held += one.holds
             insort(self.queues.setdefault(one.stream, []), (self.late[one.number], one.number))
+            # Launched early, it lets no more memory live, so it may fill any hole.
             if not one.grows:
                 heappush(self.fills.setdefault(one.stream, []), (one.low, one.number))
 
@@ -122,6 +124,7 @@ class Sweep:
             while queue:
                 late, number = queue[0]
                 one = self.windows.flights[number]
+                # It was launched since it was queued, because something needed it or to fill a hole.
                 if number in self.end:
                     queue.pop(0)
                     continue
@@ -250,6 +253,7 @@ class Sweep:
     def _make_room(self, slot: int) -> None:
         """Launch reductions and wait for them, until no more lives than may: what they were sent is free then."""
         while self.holding and self.live[slot] + self.bytes_held > self.room.peak:
+            # What flies comes first, the soonest to end before others; what is not launched yet (inf) comes last.
             one = min(self.holding.values(), key=lambda one: (self.end.get(one.number, inf), one.number))
             self._launch_needed(one, slot, forced=True)
             self._wait(one, slot)
@@ -276,6 +280,7 @@ def lazy(windows: Windows) -> list[Event]:
     found: list[tuple[int, int, int, int]] = []
     for one in windows.flights:
         slot = one.last if one.grows else min(one.low, one.last)
+        # 0 for a launch and 1 for a wait: sorted, a launch comes before its own waits.
         found.append((slot, one.number, 0, one.launch))
         found += [(slot if not one.grows else one.high, one.number, 1, wait) for wait in one.waits]
     return [Event(slot, node, turn == 1) for slot, _, turn, node in sorted(found)]

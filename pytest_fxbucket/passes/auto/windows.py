@@ -73,6 +73,7 @@ class Nodes:
                 found[index] = index
             elif self.after[index] and nodes[index].op != "placeholder" and (self.moves[index] or self.given[index]):
                 owners = [found[reader] for reader in self.after[index]]
+                # One reader that goes with no launch (-1) is enough.
                 found[index] = min(owners) if min(owners) >= 0 else -1
         return found
 
@@ -193,6 +194,7 @@ class Windows:
                     last=high[launch],
                     high=min(high[wait] for wait in own),
                     pack=packs.get(launch, 0.0),
+                    # What packs computed data stays in the slot that the launch has in the graph, unless it may fill waits.
                     packed=high[launch] if early or self.fills else min(bisect_left(self.anchors, launch), high[launch]),
                     grows=made + (held if early else 0) if gathers else 0,
                     holds=0 if early else held,
@@ -262,6 +264,7 @@ class Windows:
         # Events of a slot get wishes between two whole numbers, in even steps: right behind the anchor before the slot, or for
         # a wait that is due right before the slot's own anchor. Then, backwards, what packs goes to its launch, and what may
         # fill waits to its first reader.
+        # Inputs wish for -1, since the events of the first slot begin right behind that.
         wishes = [-1.0 if node.op == "placeholder" else float(index) for index, node in enumerate(self.order.nodes)]
         in_slot: dict[int, list[Event]] = {}
         for event in events:
