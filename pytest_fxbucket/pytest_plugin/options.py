@@ -256,7 +256,7 @@ def _compare(config: pytest.Config, plans: tuple[Path, ...]) -> str | None:
 
 def _plans(config: pytest.Config) -> Iterator[Path]:
     entries: list[str] | None = config.getoption("fxbucket_plans")
-    # As everywhere in pytest: paths of the command line are from where it was started, those of an ini from its folder.
+    # Paths of the command line are from where pytest was started, those of the ini from its folder, as pytest's own are.
     if entries is not None:
         where, base = "--fxbucket-plans", config.invocation_params.dir
     else:
