@@ -77,6 +77,7 @@ class Backend:
     def lacking(self, world: int, machine: Machine, ranks_per_gpu: int = 0) -> str:
         """One clause that says why ``world`` ranks cannot run on ``machine``; "" if they can."""
         needed, there = self.gpus_to_lease(world, machine, ranks_per_gpu), len(machine.gpus)
+        # Only where GPUs are there: else these are what is lacking, whatever torch was built with.
         if needed and there and not machine.has_cuda:
             return f"{self.name} needs a torch that was built with CUDA"
         if self.name == "nccl" and there and machine.nccl is None:
@@ -96,6 +97,7 @@ class Backend:
                 f"; {machine.exclusive[0]} takes one process at a time (nvidia-smi --compute-mode=DEFAULT lets ranks share it)"
             )
         most = self.most_on_gpu(machine, ranks_per_gpu)
+        # The same machine with an NCCL that lets ranks share, to see whether that would be enough.
         newer = replace(machine, nccl=_SHARING_NCCL)
         if most < (shared := self.most_on_gpu(newer, ranks_per_gpu)):
             version = ".".join(map(str, machine.nccl or ()))

@@ -62,6 +62,7 @@ class CapturedPlan:
 
     def under(self, plan: Plan) -> CapturedPlan:
         """The same step under another plan that traces the same: captured once, and read once."""
+        # Not what transformations made: the other plan may have others.
         return CapturedPlan(plan, self.mesh, self.say, self.causes, _steps=self._steps, _read=self._read)
 
     def step(self, rank: int) -> StepGraph:
@@ -76,6 +77,7 @@ class CapturedPlan:
         """The first rank whose unbucketed step is that of ``rank``."""
         if self.plan.graph is not None:
             return rank
+        # Of a rank's places only that in the ring is in a graph, whose exchanges are with the neighbours there.
         return self.mesh.ranks(0, "cp")[self.mesh.at(rank, "cp")] if self.plan.parallel.has_ring else 0
 
     @cached_property

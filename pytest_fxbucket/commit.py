@@ -193,6 +193,7 @@ class Repository:
 
     def _renamed(self, path: PurePosixPath, commit: Commit) -> str:
         answer = self._names("diff", "-z", "--name-status", "-M", "--diff-filter=R", commit.sha, "--", f"*{path.suffix}")
+        # With -z a rename is three fields: R with its score, the old name, the new one.
         for _, old, new in zip(answer[::3], answer[1::3], answer[2::3], strict=True):
             if new == str(path):
                 advice = f": give that as the first plan and {path} as the second" if self.asked_by == "--at" else ""
@@ -248,6 +249,7 @@ def _remove(repository: Repository, tree: Path, outer: Path) -> None:
     shutil.rmtree(tree, ignore_errors=True)
     try:
         if str(tree) in repository.git("worktree", "list", "--porcelain"):
+            # Forced twice, since git keeps a worktree locked while it makes it.
             repository.git("worktree", "remove", "--force", "--force", str(tree))
     except FxbucketError as error:
         print(f"fxbucket: the worktree {tree} is still known to git, remove it by git worktree prune: {error}", file=sys.stderr)

@@ -33,6 +33,7 @@ def write_whole(path: Path, text: str, check: Callable[[], None] = lambda: None)
         with os.fdopen(handle, "wb") as file:
             file.write(data)
             file.flush()
+            # mkstemp lets nobody but the owner read the file, whatever the umask says.
             os.fchmod(handle, stat.S_IMODE(path.stat().st_mode) if path.exists() else 0o666 & ~_umask())
             # The bytes are on the disk before the name leads to them, so that a crash of the machine leaves no half file.
             os.fsync(handle)
@@ -165,6 +166,7 @@ def not_written(path: Path, shown: str, error: OSError) -> str:
 
 
 def _umask() -> int:
+    # It can be read only by setting it.
     mask = os.umask(0)
     os.umask(mask)
     return mask

@@ -48,6 +48,7 @@ class _AsOne(PlanOnMesh):
             final = as_one(self._parts.step(rank), {p: (one.bucketed.root, one.bucketed.graph) for p, one in passed.items()})
             modules = tuple(dict.fromkeys(name for one in passed.values() for name in one.bucketed.modules))
             module = final.graphs["joint"]
+            # No pass made the joined graph, so it comes without a report.
             with fake_mesh(self.mesh, rank):
                 before = self.captured.readings(step)["joint"]
                 graphs = {"joint": self.look("joint", final, Bucketed(module.graph, module, None, modules), before)}

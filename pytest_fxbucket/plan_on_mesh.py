@@ -93,6 +93,7 @@ class PlanOnMesh:
 
     def reading(self, rank: int) -> Mapping[Phase, GraphAnalysis]:
         """The graphs that the pass is given, read."""
+        # Without either the pass is given the captured step, and to read that the pass need not run.
         has_own = self.captured.stages.before or self.plan.pipeline
         return self.captured.readings(self.versions(rank).step if has_own else self.step(rank))
 
@@ -258,6 +259,7 @@ def text_of(world: PlanOnMesh, rank: int, name: str) -> str:
     schedules: dict[str, Schedule] = {}
     for other in world.mesh.ranks(rank, "pp"):
         for phase, one in world.final(other).items():
+            # A phase of a stage names its stage; ``ties`` and ``update`` are there once on each rank along pp.
             of = "" if world.plan.pipeline is None or stage_of(phase) is not None else f" of pp {world.mesh.at(other, 'pp')}"
             schedules[phase + of] = schedule_of(one.reading, world.entry_of, world.dims_of(one.bucketed.graph))
     how = world.final_step(rank).pipelined

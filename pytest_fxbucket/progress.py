@@ -57,6 +57,7 @@ class Progress:
                 # Something was said in time, so the silence begins anew.
                 if self._news.wait(self._after_s) or not self._open:
                     continue
+                # Before anything is said both are None, and no line is due.
                 if self._message != shown:
                     shown = self._message
                     show(f"{what}: {shown}")

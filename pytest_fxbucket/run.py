@@ -88,6 +88,7 @@ class PlanRun:
                 context.folder.write_graphs(world.step(0), {ranks[0]: graphs for ranks, graphs in world.distinct()})
                 verdict = told_by_pass(check, context, verdict)
                 return replace(verdict, folder=context.folder.path)
+        # Ranks may have logged there, but a check that did not fail leaves nothing to look at.
         context.folder.clear()
         return verdict
 

@@ -26,6 +26,7 @@ def user_code(folders: Sequence[Path]) -> Iterator[None]:
     except (Exception, KeyboardInterrupt, GeneratorExit):
         raise
     except BaseException as error:
+        # What is left ends a process or a test: SystemExit, pytest.skip, pytest.fail, and HardExit below.
         if is_timeout(error):
             raise
         raise FxbucketError(f"a callable of the plan raised {named(error)}; it must return, or raise an error") from error

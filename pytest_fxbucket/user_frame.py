@@ -65,6 +65,7 @@ def _shown(path: Path) -> str:
     """``path`` from the current directory if it is below it, else from the folder that it is imported from."""
     path = path.resolve()
     imported = {Path(entry).resolve() for entry in sys.path if entry}
+    # The deepest folder of those that hold it gives the shortest path, as it is written in imports.
     for root in (Path.cwd(), *sorted(imported, key=lambda root: len(root.parts), reverse=True)):
         if path.is_relative_to(root) and root != Path(root.anchor):
             return path.relative_to(root).as_posix()

@@ -138,6 +138,7 @@ def _moved(what: str, way: str, fqns: Sequence[str], old: NamedBucket, holders: 
     for name, moved in by_holder.items():
         if name in settled:
             continue
+        # Many members end in a comma before what follows, and without another bucket nothing follows.
         yield f"{what} {_several(moved)} {way} {name}" if name else f"{what} {_several(moved)}".rstrip(",")
 
 

@@ -25,6 +25,7 @@ def heaviest_increasing(places: Sequence[int], weights: Sequence[int]) -> set[in
     best = [(0, -1)] * (size + 1)
     total, before = [0] * len(places), [-1] * len(places)
     for index, place in enumerate(places):
+        # Slots of the tree count from 1: a query from ``place`` on is of the places below it, an update begins one higher.
         weight, source, at = 0, -1, place
         while at > 0:
             if best[at][0] > weight:
@@ -37,6 +38,7 @@ def heaviest_increasing(places: Sequence[int], weights: Sequence[int]) -> set[in
                 best[at] = (total[index], index)
             at += at & -at
     found: set[int] = set()
+    # Of equally heavy ones the one that ends first, so that it is always the same.
     index = max(range(len(places)), key=lambda i: (total[i], -i), default=-1)
     while index >= 0:
         found.add(index)
@@ -62,6 +64,8 @@ def within_sentences(old: Events, new: Events, said: Set[str]) -> Iterator[str]:
         if event in before and event not in said:
             yield from (f"{event} stands within {compute} now" for compute in around if compute not in before[event])
             yield from (f"{event} no longer stands within {compute}" for compute in before[event] if compute not in around)
+    # If a launch stands behind the same part of a compute as before, and that part has to do with more or fewer
+    # parameters now, the launch has moved within the compute.
     parts = {name: (event, following) for name, event, following in _parts(old)}
     for name, event, following in _parts(new):
         is_inside = plain(name) in after.get(following, ()) and following not in said
@@ -157,6 +161,7 @@ def event_sentences(section: str, old: Sequence[str], new: Sequence[str], paired
     for events, others, what in ((before, shared, "gone"), (after, shared, "new")):
         lone = [event for event in events if event not in others]
         known = {plain(event) for event in (after if what == "gone" else before)}
+        # Compute that others cut into more or fewer parts than before is not new and not gone.
         lone = [event for event in lone if not _computes(event) or plain(event) not in known]
         yield from (f"{section}: {event} is {what}" for event in lone if event.partition(" ")[2] not in lost | fresh)
     moved = list(_moved([e for e in before if e in shared], [e for e in after if e in shared]))

@@ -62,6 +62,7 @@ def read_back(text: str) -> ReadGolden:
 
 def _buckets(lines: Sequence[str]) -> Iterator[NamedBucket]:
     block: list[str] = []
+    # The empty line behind all others ends the last block.
     for line in [*(line[2:] for line in lines if line.startswith("  ")), ""]:
         if not line.startswith(" ") and block:
             for one in unfold_alike(tuple(block)):
@@ -82,6 +83,7 @@ def _of_entry(entry: str, lines: Sequence[str]) -> Iterator[NamedBucket]:
             yield from (_bucket(match, entry, tuple(members)) for match in waiting)
             waiting, members = [], []
         match = _BUCKET.match(line)
+        # No line of a member will follow that ends the waiting of such a bucket.
         if match and match["count"] == "0":
             yield _bucket(match, entry, ())
         elif match:

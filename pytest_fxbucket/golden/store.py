@@ -30,6 +30,7 @@ def parse(text: str, where: str) -> str:
 
     Raises GoldenError, one sentence that begins with ``where``: conflict markers, another format, cut short, or edited.
     """
+    # First of all, since a marker may stand in the place of the first or the last line.
     if CONFLICT.search(text):
         raise GoldenError(f"{where} has merge conflict markers; settle the merge and accept it again")
     _check_format(text.partition("\n")[0], where)

@@ -89,6 +89,7 @@ def _from_launch(
     """
     first = next((i for i in range(at, at + found.length) if lines[i].lstrip().startswith("launch ")), at)
     turned = _repeats(cut, first, found.length)
+    # From a later line on the last block is not whole any more, and those that are left may be too few.
     if turned is None:
         return at, found
     out += lines[at:first]
@@ -234,6 +235,7 @@ def fold_alike(blocks: Sequence[Block]) -> list[Block]:
     for block, one in zip(blocks, relative, strict=True):
         best = max(one, key=lambda text: often[text], default=None)
         if best is None or often[best] == 1:
+            # The flag parts a block that has braces of its own from a relative text that reads like it.
             groups[block, False] = []
         else:
             groups.setdefault((best, True), []).append(one[best])

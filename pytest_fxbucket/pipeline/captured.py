@@ -112,6 +112,7 @@ class StagedStep:
         return self._of_stages[stage]
 
     def _update(self, optimizing: Optimizing, gradients: tuple[str, ...], clip: Clip | None) -> TracedUpdate:
+        # A Clip holds a mapping, so it has no hash: the few of one set of gradients are compared one by one.
         known = self._updates.setdefault(gradients, [])
         for of, update in known:
             if of == clip:
@@ -139,6 +140,7 @@ class StagedStep:
         inputs: list[Value] = []
         for fqn, stages in tied.items():
             inputs += [_gradient(by_fqn[fqn]) for stage in stages if places[stage] == place]
+        # Two stages on this rank give two inputs of one name, and their sum is one output.
         outputs = list(dict.fromkeys(inputs))
         apart = {fqn for fqn, stages in tied.items() if len({places[stage] for stage in stages}) > 1}
         if not inputs and not apart:
@@ -148,6 +150,7 @@ class StagedStep:
             found, own = [], iter(gradients)
             for fqn, stages in tied.items():
                 here = {stage: next(own) for stage in stages if places[stage] == place}
+                # Tied within one other rank: that rank sums alone, and no gather is to be joined.
                 if not here and fqn not in apart:
                     continue
                 total: torch.Tensor | None = None
@@ -246,6 +249,7 @@ def _refuse_within_checkpoints(plan: Plan, microbatch: Microbatch, model: ModelT
         for cut in model.cuts:
             ((begin, end),) = calls[modules[cut]]  # one call: cuts behind modules of several calls are refused before
             within = any(first <= begin and end <= last for first, last in calls.get(modules[fqn], ()))
+            # A cut behind the checkpointed module itself has all of that module in one stage.
             if within and modules[cut] != modules[fqn]:
                 raise CaptureError(
                     f'{plan.path}: [pipeline] cut "{cut}" is inside of {fqn}, which [step] checkpoint computes again in '
@@ -258,6 +262,7 @@ def _as_made(microbatch: Microbatch) -> list[StageRead]:
     index = {node: number for number, node in enumerate(microbatch.graph_module.graph.nodes)}
     _, *gradients = returned(microbatch.graph_module.graph.output_node())
     made = {read: index[node] for read, node in zip(microbatch.reads, gradients, strict=True)}
+    # Parameters that are added to each other may have one gradient node: the read then settles the order.
     return sorted(microbatch.reads, key=lambda read: (made[read], read))
 
 

@@ -104,6 +104,7 @@ class _Composing:
         # the receiver, so a stage computes with what was really sent. Received values are outputs too, beside loss and
         # gradients: each can then be compared with the value of its name in the microbatch's graph.
         count = self.how.stages
+        # The first stage alone is given the batch; a later one that reads of it must have received that.
         self.have[0] = {name: node for (role, name), node in self.given.items() if role == "batch"}
         for stage in range(count):
             if stage:
@@ -153,6 +154,7 @@ class _Composing:
         named = {node.name: copy for node, copy in copies.items()}
         placeholders = microbatch.graph_module.graph.find_nodes(op="placeholder")
         given = {value.fqn: copies[node] for node, value in zip(placeholders, microbatch.inputs, strict=True)}
+        # A tensor of the batch crosses under its path in the arguments, all else under the name of its node.
         crossed = [given[name] if name in given else named[name] for name in self.crossed.values()]
         assert isinstance(gives, (list, tuple))
         graph.output([*crossed, *gives])
@@ -299,6 +301,7 @@ def _lost(staged: StagedStep, places: Sequence[StepGraph], reduced: Mapping[str,
 def _rank_lost(staged: StagedStep, place: int, step: StepGraph) -> list[str]:
     """Parameters that the rank at ``place`` updates without reading them in any stage, or reads and does not update."""
     how = staged.pipelined
+    # In reverse, so that of several stages that read a parameter the first one is left to be named.
     own = {read.fqn: read.stage for read in sorted(staged.microbatch.reads, reverse=True) if how.pp_places[read.stage] == place}
     wanted = [value.fqn for values in staged.whole.outputs.values() for value in values if value.role == "param"]
     updated = [value.fqn for value in step.outputs.get(UPDATE, ()) if value.role == "param"]

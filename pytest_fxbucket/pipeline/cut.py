@@ -87,6 +87,7 @@ def _instead(fqn: str, calls: Mapping[str, Sequence[Call]], work: Sequence[int])
         return f"cut behind {', or '.join(near)}"
     if within := [other for other in ends if other.startswith(f"{fqn}.")]:
         return f'cut behind "{max(within, key=ends.__getitem__)}", which is part of it'
+    # ``ends`` has a module before those inside it, so the last one around is the innermost.
     around = [other for other in ends if fqn.startswith(f"{other}.")]
     return (
         f'cut behind "{around[-1]}", which it is part of' if around else f'cut behind one that is, such as "{next(iter(ends))}"'
@@ -97,6 +98,7 @@ def _next_to_call(call: Call, ends: Mapping[str, int], work: Sequence[int]) -> l
     """The module that ends last before ``call``, and the one that ends first behind it."""
     begin, end = (bisect_left(work, place) for place in call)
     before = [fqn for fqn in ends if ends[fqn] <= begin]
+    # Around a call in which nothing computes a module that ends there would be on both sides.
     behind = [fqn for fqn in ends if ends[fqn] >= end and fqn not in before]
     said = [f'"{max(before, key=ends.__getitem__)}", which ends before its first call'] if before else []
     if behind:

@@ -31,6 +31,7 @@ def _ring(played: _Played) -> str:
     while rank in played.waiting and rank not in seen:
         seen.append(rank)
         rank = played.waits_for(rank)
+    # Ranks on the way into a ring are left out. Without a ring the way ends at a rank that has ended.
     ring = seen[seen.index(rank) :] if rank in seen else seen
     each = [f"rank {one} at {played.waiting[one]} for rank {played.waits_for(one)}" for one in ring]
     return f"ranks wait for ever: {some(each, 4)}"
@@ -58,6 +59,7 @@ class _Played:
             moved = any([self._run(rank) for rank in range(table.pp)])
         for rank, launches in enumerate(self._launches):
             left = launches[self._at[rank]] if self._at[rank] < len(launches) else []
+            # A rank that has run all its actions still waits for every transfer that it launched.
             pending = self._awaited(left[0]) if left else [one for one in self._open.values() if one.rank == rank]
             if pending:
                 self.waiting[rank] = min(pending, key=table.ranks[rank].index)
@@ -93,6 +95,7 @@ class _Played:
             for part in action.parts or (action,)
             if part.kind in (FORWARD, BACKWARD, INPUT_GRADS)
         ]
+        # A value of a stage on this rank is not received at all, so it is never open and not waited for.
         return [self._open[need] for need in needs if need in self._open]
 
     def _post(self, launch: list[Action]) -> None:

@@ -94,6 +94,7 @@ class _MicrobatchStep(JointStep):
 
     def _whole(self, parameter: Parameter) -> torch.Tensor:
         floating = parameter.dtype.is_floating_point
+        # Whole over the data-parallel ranks only: what is sharded over tp or ep stays this rank's part.
         dtype = self.param_dtype if self.param_dtype is not None and floating else parameter.dtype
         return torch.empty(parameter.local_shape, dtype=dtype, requires_grad=parameter.trainable)
 
@@ -103,6 +104,7 @@ class _MicrobatchStep(JointStep):
 
     def __call__(self, *inputs: torch.Tensor) -> list[torch.Tensor]:
         """The microbatch's share of the loss, and the gradients of :attr:`reduced`."""
+        # Parameters are the first inputs, so the shorter list ends the zip in the right place.
         whole = dict(zip((p.fqn for p in self.parameters), inputs, strict=False))
         leaves = self.leaves_with(inputs[len(inputs) - len(self.tensors) :])
         reader = _WholeReader(whole, self.travels, self.namer, {}, False, self.hooks, True)
@@ -124,6 +126,7 @@ class _WholeReader(Reader):
     """Gathers nothing: parameters are whole already, and each stage gets a leaf of its own of each that it reads."""
 
     def _gathered(self, read: StageRead) -> torch.Tensor:
+        # With a leaf for each stage autograd keeps the gradients of a tied parameter apart, one for each stage.
         whole = self._parts[read.fqn]
         return whole.detach().requires_grad_(whole.requires_grad)
 

@@ -70,6 +70,7 @@ class MicrobatchParts:
         behind = timed.nodes_at(timed.backward_of(stage))
         if work == "backward":
             return timed.part(stage, work, behind)
+        # ``input`` is all that the values sent back are computed from, ``weight`` the rest. Stage 0 sends nothing back.
         first = timed.made_of(self._gives[stage - 1] if stage else (), behind)
         if work == "input":
             return timed.part(stage, work, [node for node in behind if node in first])
@@ -92,6 +93,7 @@ class _Timed:
         self._refuse_draws()
         placeholders = self.graph.find_nodes(op="placeholder")
         self.given: dict[fx.Node, Value] = dict(zip(placeholders, microbatch.inputs, strict=True))
+        # Parameters and buffers: each stage has those that it reads, so they never cross.
         self.everywhere = {node for node, value in self.given.items() if value.role != "batch"}
         self.order = order_of(self.graph)
         self.times = self._times()
@@ -120,7 +122,7 @@ class _Timed:
             else:
                 own = self.backward_of(stage) if node.meta.get("autograd_backward") else stage
             times[node] = max((own, *(times[self.order.nodes[before]] for before in self.order.before[index])))
-        del times[self.order.nodes[-1]]
+        del times[self.order.nodes[-1]]  # the output node, which is of no part
         return times
 
     def backward_of(self, stage: int) -> int:
@@ -230,6 +232,8 @@ class _Timed:
             return [(value, self.loss)] if stage == self.stages - 1 else []
         found = []
         for read, node in self.gradients.items():
+            # A gradient may be made before this backward, as in that of a later stage, and crosses to here: the part that
+            # runs last gives it, while ``input`` gives only gradients that it makes.
             if read.stage == stage and node not in done and (work != "input" or node in own):
                 value = node.meta["val"]
                 found.append((Value("unreduced", read.fqn, tuple(value.shape), value.dtype), node))
@@ -286,6 +290,7 @@ class _Timed:
             for storage in sorted(storages & kept.keys()):
                 readers = (order.nodes[index] for index in order.readers(storage))
                 self._refuse_seen_elsewhere(kept[storage], node, {self.times[one] for one in readers if one in self.times})
+            # By time and not by stage: forward and backward of one stage are two parts, too.
             if any(made[storage] != time for storage in storages - kept.keys()):
                 across.append(node)
         return across

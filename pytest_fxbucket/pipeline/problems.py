@@ -30,6 +30,7 @@ def table_problems(table: Table) -> tuple[str, ...]:
     they need, sends and receives that do not match or match another value, and ranks that wait for each other.
     """
     found = [*_misplaced(table), *_not_once(table), *_too_early(table)]
+    # Only where each send has its receive can be said which one is taken for which.
     transfers = [*_unmatched(table)] or [*_crossed(table)]
     found += transfers
     if not transfers and (hang := hang_of(table)):  # transfers that do not match would hang, and that is said already
@@ -51,6 +52,7 @@ def _not_once(table: Table) -> Iterator[str]:
     ran = Counter((one.kind, one.stage, one.microbatch) for actions in table.ranks for one in leaves(actions))
     for stage, rank in enumerate(table.owners):
         for microbatch in range(table.microbatches):
+            # In the order of COSTS: F, B, I, W.
             forwards, whole, inputs, weights = (ran[kind, stage, microbatch] for kind in COSTS)
             where = f"on rank {rank} stage {stage}, microbatch {microbatch}"
             if forwards != 1:

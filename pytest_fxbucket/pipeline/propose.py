@@ -113,6 +113,7 @@ def _parameters(forward: Forward, places: Sequence[int]) -> list[list[int]]:
         {forward.parameter_nodes.get(s, "") for node in part for s in node.all_input_nodes}
         for part in _by_part(forward, places)
     ]
+    # Buffers, and the "" of all that is no parameter, have no size here.
     return _of_runs(read, lambda fqns: sum(sizes.get(fqn, 0) for fqn in fqns))
 
 

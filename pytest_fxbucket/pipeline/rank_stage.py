@@ -60,6 +60,7 @@ class RunnableStage(RankStage):
 
     def forward_one_chunk(self, fwd_chunk_id: int, *_: Any, **__: Any) -> Any:
         """Run forward; give the loss in the last stage, what is sent on in others."""
+        # A schedule of one stage a rank has no UNSHARD, so the first forward gathers.
         self._note("F", fwd_chunk_id)
         self.unshard()
         self._compute("forward", fwd_chunk_id)
@@ -222,6 +223,7 @@ def _own(flow: Sequence[Crossing], values: Sequence[torch.Tensor]) -> dict[str, 
 def wire(tensor: torch.Tensor, said: Crossing) -> torch.Tensor:
     """The bytes of ``tensor`` from its first to its last element: a contiguous view. Raises CaptureError for another layout."""
     pairs = zip(tensor.shape, tensor.stride(), said.strides, strict=False)
+    # The stride of a dimension of size 1 moves nothing, and may be any number.
     other = any(size > 1 and stride != traced for size, stride, traced in pairs)
     if said.bytes and (other or (tuple(tensor.shape), tensor.dtype) != (said.shape, said.dtype)):
         raise CaptureError(

@@ -118,6 +118,7 @@ class PipelinedRun(StepRun):
         each: dict[str, list[torch.Tensor]] = {}
         for stage in self._stages:
             # Each loss is its microbatch's share of the step's.
+            # They are added in the order of microbatches, whatever order the schedule ran them in, as the bits depend on it.
             if losses := [loss for _, loss in sorted(stage.losses.items())]:
                 results["loss", ""] = sum(losses[1:], losses[0])
             for fqn, gradient in stage.gradients.items():

@@ -139,6 +139,7 @@ def split_forward(forward: Forward, cuts: Sequence[str], hooks: Hooks | None = N
         own = [
             node for node, stage in stages.items() if stage == index and node.op not in ("placeholder", "get_attr", "output")
         ]
+        # In a tuple, since a model may give None itself.
         result = (forward.result,) if index == len(cuts) else None
         gives = sends if result is None else returned(forward.graph_module.graph.output_node())
         read = {source for node in own for source in node.all_input_nodes}.union([*gives, *seen] if result else ())

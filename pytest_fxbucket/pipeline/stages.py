@@ -85,7 +85,7 @@ class Stage(nn.Module):
                         getattr(place, table)[name] = tensor
                         if name in module._non_persistent_buffers_set:
                             place._non_persistent_buffers_set.add(name)
-        super().train(root.training)
+        super().train(root.training)  # its own ``train`` does nothing
 
     @property
     def graph_module(self) -> fx.GraphModule:

@@ -174,6 +174,7 @@ class _GradModes(TorchDispatchMode):
         last = next(iter(reversed(nodes)), None)
         given = func(*args, **(kwargs or {}))
         for node in reversed(nodes) if not torch.is_grad_enabled() else ():
+            # One call may have added several nodes, or none: all behind ``last`` are of this call.
             if node is last:
                 break
             node.meta[WITHOUT_GRAD] = True

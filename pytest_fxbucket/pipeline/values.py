@@ -47,6 +47,7 @@ def leaves_of(signature: inspect.Signature, args: tuple[Any, ...], kwargs: Mappi
                 f"argument {pytree.keystr(path)} is a value of type {type(leaf).__name__}, whose tensors no stage would "
                 "receive; pass tensors, and tuples, lists and dicts of them"
             )
+    # A path begins with the name of the argument: ``['x'][0]`` becomes ``x[0]``.
     return {re.sub(r"^\['([^']*)'\]", r"\1", pytree.keystr(path)): leaf for path, leaf in found}
 
 

@@ -64,6 +64,7 @@ class Controller:
         if report.when == "call":
             self._outcomes[report.nodeid] = report.outcome
         elif report.failed:
+            # A teardown that fails comes behind the call and takes its place: the test did not run to its end.
             self._outcomes[report.nodeid] = "error"
         sent: Mapping[str, Any] = getattr(report, "fxbucket", {})
         self._fx.to_write.extend(sent.get("goldens", ()))
@@ -91,6 +92,7 @@ class Controller:
                 self._done.report = ["report NOT written: the run was interrupted"]
             return
         self._done = GoldensOutcome(fx.to_write.flush(options.accept, self._start))
+        # A run that compared no golden, as one of other tests alone, says nothing of goldens.
         if not options.is_collect_only and (self._compared or options.prune):
             self._look()
         if options.report is not None and not options.is_collect_only and fx.is_reporting:
@@ -98,6 +100,7 @@ class Controller:
         # Only an option on the command line asks for a comparison now. The ini asks for one whenever step time is measured.
         if session.config.getoption("fxbucket_compare") and not options.is_collect_only and fx.is_reporting:
             self._done.has_compared_nothing = not fx.compared_step_times and not hasattr(session.config, "workerinput")
+        # Any other status says already that something is wrong, and often more.
         if self._has_failed() and session.exitstatus in (pytest.ExitCode.OK, pytest.ExitCode.NO_TESTS_COLLECTED):
             session.exitstatus = pytest.ExitCode.TESTS_FAILED
 

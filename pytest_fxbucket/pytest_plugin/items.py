@@ -126,6 +126,7 @@ class OfPlan(InPlanFile):
         fx = fx_session(self.config)
         if self._failed_before:  # run again, as by pytest-rerunfailures: a new PlanRun traces and runs everything anew
             fx.release(key_of(self.plan))
+        # True until the check has ended well, so that an unforeseen error, which is not caught here, counts as well.
         self._failed_before, failure = True, None
         try:
             with fx.progress.watching(self.nodeid):
@@ -136,6 +137,7 @@ class OfPlan(InPlanFile):
         except FxbucketError as error:
             failure = error_text(error).replace(f"{self.config.rootpath}/", "")
         except pytest.fail.Exception as error:
+            # pytest-timeout fails the test wherever it is at that moment: the user's frame says where that was.
             from pytest_fxbucket.user_frame import at_user_frame, is_timeout
 
             if not is_timeout(error):
@@ -353,6 +355,7 @@ def _options_of(planned: Benchmark | Literal[False], changes: Mapping[str, objec
     for key in changes:
         if key not in rules:
             raise PlanError(f'{FIXTURE} has no argument "{key}"{nearest(key, list(rules))}')
+    # Rules read what TOML can give, which has lists and no tuples.
     given = {key: list(value) if isinstance(value, tuple) else value for key, value in changes.items()}
     read = {key: rules[key].read(value, f"{FIXTURE}: {key}") for key, value in given.items()}
     return replace(planned or Benchmark(), **cast("dict[str, Any]", read))

@@ -104,7 +104,7 @@ def add_options(parser: pytest.Parser) -> None:
 
 def close_bare_accept(args: list[str], flag: str = "--fxbucket-accept") -> bool:
     """Rewrite a bare ``--fxbucket-accept`` in ``args``, in place, as ``--fxbucket-accept=``, so it never eats a path."""
-    end = args.index("--") if "--" in args else len(args)
+    end = args.index("--") if "--" in args else len(args)  # behind it all are paths
     closed = [f"{arg}=" if arg == flag else arg for arg in args[:end]]
     changed, args[:end] = closed != args[:end], closed
     return changed
@@ -181,6 +181,7 @@ def _pass_name(text: str, where: str) -> str | None:
 
 
 def _accept(config: pytest.Config) -> str | None:
+    # None: the option is not there. Empty: it stands alone, and the ini says what that means.
     given = config.getoption("fxbucket_accept")
     if given is None:
         return None
@@ -216,6 +217,7 @@ def _report(config: pytest.Config) -> Path | None:
         return None
     base = config.invocation_params.dir if _is_given(where) else config.rootpath
     folder = Path(os.path.normpath(base / text))
+    # Folders that are not there yet are made below the nearest one that is, so that one is asked.
     nearest = next(path for path in (folder, *folder.parents) if path.exists())
     if not nearest.is_dir():
         raise pytest.UsageError(f"{where}: {nearest} is a file; expected a folder, or nothing yet")
@@ -254,6 +256,7 @@ def _compare(config: pytest.Config, plans: tuple[Path, ...]) -> str | None:
 
 def _plans(config: pytest.Config) -> Iterator[Path]:
     entries: list[str] | None = config.getoption("fxbucket_plans")
+    # Paths of the command line are from where pytest was started, those of the ini from its folder, as pytest's own are.
     if entries is not None:
         where, base = "--fxbucket-plans", config.invocation_params.dir
     else:

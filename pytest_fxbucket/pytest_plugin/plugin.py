@@ -126,9 +126,11 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if options.plans:
         params = list(plan_params(options.plans, options.rootdir))
         refs, ids = [ref for _, ref in params], [name for name, _ in params]
+        # pytest runs tests that share a parameter of session scope side by side, so each plan is set up once.
         metafunc.parametrize("fxbucket_plan", refs, indirect=True, ids=ids, scope="session")
     elif marker := metafunc.definition.get_closest_marker("fxbucket_plan"):
         ref = _marked(marker, options.rootdir, metafunc.definition.nodeid)
+        # There is one plan only, and the node id stays that of the function.
         hidden = pytest.param(ref, id=pytest.HIDDEN_PARAM)
         metafunc.parametrize("fxbucket_plan", [hidden], indirect=True, scope="session")
 
@@ -383,6 +385,7 @@ class OddPaths:
 
 def as_arguments(paths: Iterable[Path], base: Path) -> tuple[list[str], list[Path]]:
     """``paths`` as arguments of pytest, started in ``base``, and those of them that no argument can name."""
+    # The bracket may be in the name of a folder above ``base``, which a relative path does not have.
     shown = {path: str(path) if can_be_named(str(path)) else os.path.relpath(path, base) for path in paths}
     odd = [path for path, text in shown.items() if not can_be_named(text)]
     return [text for path, text in shown.items() if path not in odd], odd

@@ -29,6 +29,7 @@ def expected_failure(item: pytest.Item) -> tuple[str, tuple[type[BaseException],
 
 def _kinds(raises: Sequence[Any]) -> Iterator[type[BaseException]]:
     for one in raises:
+        # Since pytest 8.4 ``raises`` may have a RaisesExc, which keeps the types that it expects in an attribute.
         yield from (one,) if isinstance(one, type) else getattr(one, "expected_exceptions", None) or ()
 
 

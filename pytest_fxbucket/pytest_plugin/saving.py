@@ -77,6 +77,7 @@ def _save_whole(config: pytest.Config, failed: Callable[[str], None]) -> None:
         failed(sentence)
 
     def save(output_json: object, save: str) -> None:
+        # Runs of this kind of machine have a folder of their own, which the storage tells only with a file in it.
         folder = Path(storage.get("_")).parent
         try:
             file = save_new(folder, save, _dumped(output_json), (Path(storage.path),))

@@ -126,6 +126,7 @@ class FxSession:
         from pytest_fxbucket.capture.last_step import LastStep
         from pytest_fxbucket.run import PlanRun
 
+        # One for all plans: a row that traces the same step as the one before it takes that over.
         self._last_step = self._last_step or LastStep()
         key = key_of(plan)
         if key not in self._runs:

@@ -59,6 +59,7 @@ def record(results: dict[str, PlanResult], report: pytest.TestReport) -> None:
     sent: Mapping[str, object] | None = getattr(report, "fxbucket", None)
     if not path.endswith(".toml") or not (report.failed or (sent is not None and report.when == "call")):
         return
+    # All checks of one matrix row share a line, so the key has the row and not the check.
     check, bracket, row = name.partition("[")
     result = results.setdefault(path + bracket + row, PlanResult())
     result.outcomes[check] = _outcome(report)
@@ -77,6 +78,7 @@ def parts_of(nodeid: str) -> tuple[str, str]:
 
 def _outcome(report: pytest.TestReport) -> str:
     if report.skipped and isinstance(report.longrepr, tuple):
+        # A skip of ours begins with the name of the item, which stands before the outcome already.
         return f"skipped ({report.longrepr[2].removeprefix('Skipped: ').partition(': ')[2]})"
     return report.outcome if report.when == "call" else "error"
 

@@ -234,6 +234,7 @@ class Torchrun:
         return said
 
     def _check_collected(self, said: RendezvousRound, session: pytest.Session) -> None:
+        # With errors of its own this process is ended by pytest, which shows them.
         if session.testsfailed or self._config.getoption("continue_on_collection_errors", False):
             return
         for rank, one in sorted(cast("dict[int, _Collected]", said.entries).items()):

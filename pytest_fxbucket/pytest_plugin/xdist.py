@@ -37,4 +37,5 @@ class PlanScheduling(LoadScopeScheduling):  # type: ignore[misc]  # xdist has no
 @pytest.hookimpl(tryfirst=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> PlanScheduling | None:
     """Keep plans whole where the user chose no other distribution."""
+    # ``load`` is what -n alone means.
     return PlanScheduling(config, log) if config.getvalue("dist") == "load" else None

@@ -154,6 +154,7 @@ def _group(group: dict[str, Any], live: Live) -> Hashable:
     names = tuple(live.fqns[id(parameter)] for parameter in group["params"])
     return (
         names,
+        # A rate is an input of the graph: of a tensor its form counts, of a number only that there is one.
         _tensor(rate) if isinstance(rate, torch.Tensor) else rate is not None,
         *plain_values(group).items(),
     )

@@ -251,11 +251,13 @@ class StateMaking:
             if state:
                 held[self._live.params[fqn]] = state
             else:
+                # Before there was nothing, so not even an empty entry may stay.
                 held.pop(self._live.params[fqn], None)
         self._before.clear()
 
     def _remember(self, fqns: Iterable[str]) -> None:
         for fqn in fqns:
+            # The first copy counts: a later one would have what was made meanwhile.
             self._before.setdefault(fqn, dict(self._live.state_of(fqn, self._live.owners[fqn])))
 
 

@@ -196,12 +196,14 @@ def _over_tp(model: nn.Module, plan: Mapping[str, Any], mesh: DeviceMesh) -> Non
         if "*" not in fqn and fqn not in names:
             raise CaptureError(f"parallel has {show(fqn)}, and the model has no module of that name")
         given[fqn] = styles[style]() if isinstance(style, str) else style
+    # A mesh of one dimension is taken whatever that is called.
     parallelize_module(model, mesh[_TP] if mesh.ndim > 1 else mesh, given)
 
 
 def _agree(model: nn.Module, sync: bool) -> None:
     """Broadcast the values of rank 0, or without ``sync`` raise :class:`CaptureError` if ranks hold different values."""
     held = {**dict(model.named_parameters()), **dict(model.named_buffers())}
+    # What a rank holds of a DTensor differs from rank to rank by design.
     whole = {fqn: tensor for fqn, tensor in held.items() if not is_dtensor(tensor)}
     # Also before values are sent: a rank with a tensor more or less would wait for the others, or take one for another.
     own = {fqn: str((tuple(tensor.shape), tensor.dtype)) if sync else _digest(tensor) for fqn, tensor in whole.items()}
@@ -225,6 +227,7 @@ def _agree(model: nn.Module, sync: bool) -> None:
 
 
 def _digest(tensor: torch.Tensor) -> str:
+    # In bytes, since numpy has no bfloat16; flat first, since a tensor without dimensions has no view in bytes.
     data = tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().tobytes()
     return hashlib.sha256(f"{tuple(tensor.shape)} {tensor.dtype}".encode() + data).hexdigest()
 

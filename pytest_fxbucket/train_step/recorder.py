@@ -244,6 +244,7 @@ class StepNamer(NodeNamer):
         running = tracing.current_autograd_node()
         self._backward = None
         if running is not None:
+            # The node that accumulates into .grad belongs to no module, but has its parameter as ``variable``.
             accumulated = self._parameters.get(id(getattr(running, "variable", None)))
             self._backward = self._owner(running)[0] if accumulated is None else accumulated
         super().flush()

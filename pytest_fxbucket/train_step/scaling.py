@@ -49,6 +49,7 @@ def traced_scaler(scaler: GradScaler | None, twins: Mapping[int, torch.Tensor], 
         step(optimizer, torch.stack([one.to(found[0].device) for one in found]).sum())
 
     held = {name: getattr(scaler, name) for name in TENSORS}
+    # While traced, the scaler notes stages and fake tensors in these.
     states = scaler._per_optimizer_states.copy()
     try:
         for name, tensor in held.items():

@@ -33,6 +33,7 @@ class Schedulers:
         """
         with ExitStack() as inside:
             for kind in _kinds(LRScheduler):
+                # To patch the base alone would miss kinds with a ``step`` of their own; others inherit what is patched.
                 if "step" in vars(kind):
                     inside.enter_context(patch.object(kind, "step", self._noting(vars(kind)["step"])))
             yield

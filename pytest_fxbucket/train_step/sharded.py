@@ -30,6 +30,7 @@ from pytest_fxbucket.step.mesh import Group
 
 def _mode(unit: Unit, shard: Shard) -> ParallelMode:
     copies = Group(*shard.copies) if shard.copies is not None else None
+    # Where the unit has no reduce_dtype, gradients are reduced in the dtype in which they come, that of compute.
     reduced = shard.reduction(unit.reduce_dtype or unit.param_dtype or shard.parameter.dtype)
     return Sharded("dp_shard", Group(*shard.over), copies, True, reduced.after, reduced.ops, reduced.before)
 
@@ -225,6 +226,7 @@ class WholeParameters:
             reduced = reduced if reduced.shape == rows else reduced.narrow(0, 0, rows[0])
             return of_local(reduced, spec)
 
+        # The parameter is there for autograd alone. What is gathered is the local part with its padding.
         return with_gradient(parameter, lambda _: of_local(one.travel.gather(stored), inner), back)
 
     def _is_read(self) -> bool:

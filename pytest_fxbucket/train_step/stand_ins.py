@@ -106,6 +106,7 @@ def _placed(local: torch.Tensor, real: torch.Tensor) -> torch.Tensor:
         return local
     twin = of_local(local, spec_of(real), requires_grad=real.requires_grad)
     twin._is_param = True  # what makes isinstance(twin, nn.Parameter) true
+    # Attributes that somebody gave the parameter, which the step's code may read.
     for name, value in vars(real).items():
         if not hasattr(twin, name):
             setattr(twin, name, value)
@@ -181,6 +182,7 @@ def in_optimizers(live: Live, inputs: Inputs) -> Iterator[None]:
     finally:
         for optimizer, state, held in before:
             optimizer.state = state
+            # In place: schedulers and the user may hold this very list, and these very dicts.
             optimizer.param_groups[:] = held
         for _, group, was in groups:
             group.clear()
@@ -201,6 +203,7 @@ def stepped_by_parts(optimizer: Optimizer, inputs: Inputs) -> Iterator[None]:
             group["params"] = [inputs.updated[fqns[id(twin)]] for twin in twins]
             for twin, part in zip(twins, group["params"], strict=True):
                 if part is not twin:
+                    # A gradient need not be placed as its parameter: it may be a sum that is still to be taken over ranks.
                     part.grad = None if twin.grad is None else placed_as(twin.grad, spec_of(twin))
         yield
     finally:

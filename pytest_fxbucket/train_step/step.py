@@ -262,6 +262,7 @@ def _reply(traced: TracedCall, values: LiveValues, given: Mapping[str, Any]) -> 
     """The result that the function would have returned, put together from the graph's results by name."""
     leaves = []
     for leaf in traced.leaves:
+        # An input is given back as the user's own object, which may be a DTensor already.
         value = given[leaf.value] if leaf.kind == "output" else values.own(leaf.value) if leaf.kind == "input" else leaf.value
         leaves.append(value if is_dtensor(value) else of_local(value, leaf.spec))
     return pytree.tree_unflatten(leaves, traced.spec)

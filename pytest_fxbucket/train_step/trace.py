@@ -139,6 +139,7 @@ class _Tracing:
                 # While nothing is recorded, a look at .grad does not count as one by the step.
                 with self.recorder.unseen():
                     left, counting = self.gradients.left(), self.gradients.counting()
+                # A gradient that was replaced or dropped is in ``left``; what its old tensor holds is nothing to anybody now.
                 results = [
                     (value, self._now(value, fake))
                     for value, fake in self.inputs.all
@@ -166,6 +167,7 @@ class _Tracing:
         with ExitStack() as inside:
             inside.callback(register_optimizer_step_pre_hook(self._before_step).remove)
             inside.callback(register_optimizer_step_post_hook(self._after_step).remove)
+            # Modes are of one thread, and autograd would take others for backward on GPUs.
             inside.enter_context(torch.autograd.set_multithreading_enabled(False))
             inside.enter_context(takes_fake_tensors())
             inside.enter_context(watching_zero_grad(model, self.live.optimizers, self.recorder, self.gradients))
@@ -206,6 +208,7 @@ class _Tracing:
     def _reply(self, paths: Sequence[tuple[str, Any]]) -> tuple[tuple[Leaf, ...], list[tuple[Value, fx.Node]]]:
         """The leaves of the result, and the graph outputs among them; a scalar whose backward was run has the role "loss"."""
         inputs = {id(fake): value for value, fake in self.inputs.all}
+        # By memory: a step that gives ``loss.detach()`` gives another tensor than the one whose backward was run.
         losses = {storage_key(loss) for loss in self.functions.losses}
         leaves: list[Leaf] = []
         outputs: list[tuple[Value, fx.Node]] = []
@@ -265,6 +268,7 @@ class _Tracing:
         return fx.GraphModule(root, graph), tuple(value for value, _ in used), tuple(value for value, _ in kept)
 
     def _before_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+        # To make state ``make_state`` steps optimizers, too; those steps are not the user's.
         if self.recorder.paused:
             return
         if not any(optimizer is own for own in self.live.optimizers):

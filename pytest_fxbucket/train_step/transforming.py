@@ -144,6 +144,7 @@ class Crossing:
         self._seen.clear()
 
     def _refuse_changed(self, values: LiveValues) -> None:
+        # A write in place raises the version; another tensor in its place has another address.
         for (role, fqn), (version, pointer) in self._seen.items():
             found = values.find(role, fqn)
             if found is None or (found._version, found.data_ptr()) != (version, pointer):

@@ -45,6 +45,7 @@ class Carrier:
     def written(self, values: Sequence[torch.Tensor | None], with_grad: Sequence[bool]) -> torch.Tensor:
         """The bytes of ``values``, some of which may be None."""
         device = next((value.device for value in values if value is not None), None)
+        # A head that stays zero says that its value is absent.
         whole = torch.zeros(self.shape, dtype=self.dtype, device=device)
         made = whole.view(-1).view(torch.uint8)
         at = 0

@@ -221,6 +221,8 @@ def _item_given(item: pytest.Function) -> bytes:
 
     values = {name: _argument(name, item) for name in inspect.signature(item.obj).parameters if name in item.funcargs}
     state = dict(vars(item.instance)) if item.cls is not None else {}
+    # Each is packed by itself only to name the one that cannot be. What is sent is packed as one, so that an object that
+    # several of them hold stays one object.
     for name, value in (*values.items(), *((f"self.{name}", value) for name, value in state.items())):
         try:
             pack_whole(value)

@@ -22,7 +22,7 @@ Filters = tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...]]
 Kind = Literal["passed", "skipped", "xfailed"]
 
 _finder = Finder()
-_xfail = pytest.xfail
+_xfail = pytest.xfail  # kept here, since ``run`` replaces it
 _filters = contextlib.ExitStack()
 _filtered = 0  # bodies that run with the filters now
 
@@ -95,6 +95,7 @@ def _function(found: Any, names: tuple[str, ...], state: dict[str, Any]) -> Any:
     for name in names[:-1]:
         found = getattr(found, name)
     if len(names) > 1:
+        # Set-up has run in pytest's process and not here: the instance gets what it left there.
         found = found()
         vars(found).update(state)
     return getattr(found, names[-1])

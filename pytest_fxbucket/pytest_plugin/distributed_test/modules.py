@@ -128,6 +128,7 @@ class Finder(MetaPathFinder):
             return None
         folders = list(origin.folders) if origin.folders is not None else None
         if origin.file is None:
+            # Without a loader Python takes it for a namespace package, which is what has no file.
             spec = ModuleSpec(fullname, None, is_package=True)
             spec.submodule_search_locations = folders or []
             return spec

@@ -157,6 +157,7 @@ class Expectation:
         if not isinstance(expected, str):
             raise UsageError(f"fxbucket_expect: {expected!r} is no expectation; expected a string literal")
         text = actual if isinstance(actual, str) else text_of(actual, self._asking.plan_run())
+        # An empty literal stands where nothing was accepted yet.
         kind = "changed" if expected else "new"
         if self._mode in (kind, "all"):
             self._accept(sys._getframe(2), expected, text)  # frame 1 is the decorator's, frame 2 the caller's
