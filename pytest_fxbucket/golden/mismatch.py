@@ -5,6 +5,7 @@ The words speak first of the mesh and the graphs, then of the buckets, then of l
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Iterator, Sequence
 from difflib import unified_diff
 from pathlib import Path
@@ -15,6 +16,8 @@ from pytest_fxbucket.golden.read_back import ReadGraph, paired, read_back
 from pytest_fxbucket.golden.schedule import in_order
 from pytest_fxbucket.golden.text import fold_alike
 
+_AFTER_NAME = re.compile(r": |, | (?=on pp |in stages )")
+"""What stands between name and rest in the lines on pipeline stages (:func:`pytest_fxbucket.pipeline.text.stage_lines`)."""
 _MOST_WORDS = 40
 _MOST_DIFF = 60
 
@@ -79,11 +82,28 @@ def changes(old: str, new: str) -> list[str]:
 
 
 def _header(old: list[str], new: list[str]) -> Iterator[str]:
-    before = dict(line.partition(" ")[::2] for line in old)
-    after = dict(line.partition(" ")[::2] for line in new)
-    for name in sorted(before | after):
+    before, after = _by_name(old), _by_name(new)
+    for name in before | after:
         if name != "plan" and before.get(name) != after.get(name):
             yield f"{name} changed: {before.get(name, 'none')} -> {after.get(name, 'none')}"
+
+
+def _by_name(header: list[str]) -> dict[str, str]:
+    """What each line says, by its name: ``mesh``; below ``pipeline`` with those above it, ``stage 0, forward to stage 1``."""
+    found: dict[str, str] = {}
+    above: list[tuple[int, str]] = []
+    for line in header:
+        text = line.lstrip()
+        indent = len(line) - len(text)
+        name, said = _AFTER_NAME.split(text, maxsplit=1) if indent else text.partition(" ")[::2]
+        above = [one for one in above if 0 < one[0] < indent]
+        key = ", ".join([*(one for _, one in above), name])
+        above.append((indent, name))
+        # Several tensors of one module may cross to the same stage.
+        while key in found:
+            key += " again"
+        found[key] = said
+    return found
 
 
 def _graph(old: ReadGraph, new: ReadGraph) -> Iterator[str]:
