@@ -63,7 +63,7 @@ class CapturedPlan:
     def under(self, plan: Plan) -> CapturedPlan:
         """The same step under another plan that traces the same: captured once, and read once."""
         # Not what transformations made: the other plan may have others.
-        return CapturedPlan(plan, self.mesh, self.say, self.causes, _steps=self._steps, _read=self._read)
+        return CapturedPlan(plan, self.mesh, self.say, self.causes, self.last, _steps=self._steps, _read=self._read)
 
     def step(self, rank: int) -> StepGraph:
         """The unbucketed step. A model is traced once, for all ranks; a factory of graphs is called for each rank."""

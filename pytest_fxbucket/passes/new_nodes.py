@@ -188,7 +188,9 @@ def _viewed(mode: FakeTensorMode, value: FakeTensor, shape: Sequence[int]) -> Fa
 
 
 def _retyped(mode: FakeTensorMode, value: FakeTensor, dtype: torch.dtype) -> FakeTensor | None:
-    size = value.shape[0] * value.dtype.itemsize if value.dim() == 1 else -1
+    if value.dim() != 1:
+        return None
+    size = value.shape[0] * value.dtype.itemsize
     begin = int(value.storage_offset()) * value.dtype.itemsize
     if not value.is_contiguous() or size % dtype.itemsize or begin % dtype.itemsize:
         return None

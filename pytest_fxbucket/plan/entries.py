@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 import re
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -57,8 +58,8 @@ def _entries_of(item: object, where: str) -> list[Entry]:
     if len(parts) == 1:
         return [Entry(text, (text,)) for text in spelled[0]]
     selectors = tuple(itertools.chain.from_iterable(spelled))
-    for selector in selectors:
-        if selectors.count(selector) > 1:
+    for selector, times in Counter(selectors).items():
+        if times > 1:
             raise PlanError(f'{where}: entry "{name}" names "{selector}" twice; name it once')
     return [Entry(name, selectors)]
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import signal
 from collections import Counter
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -235,3 +237,22 @@ def test_a_pass_that_never_ends_is_a_find(monkeypatch: pytest.MonkeyPatch) -> No
 def turns_in_circles(gm: object, plans: object) -> None:
     while True:
         pass
+
+
+@pytest.fixture
+def limit_around() -> Iterator[None]:
+    """Of a test, by a signal, as plugins set them."""
+    before = signal.signal(signal.SIGALRM, lambda number, frame: None)
+    signal.setitimer(signal.ITIMER_REAL, 1000)
+    yield
+    signal.setitimer(signal.ITIMER_REAL, 0)
+    signal.signal(signal.SIGALRM, before)
+
+
+@pytest.mark.usefixtures("limit_around")
+def test_a_limit_around_a_trial_goes_on_behind_it() -> None:
+    drawing = drawn(2, SMALL)
+    trial = Trial(drawing.program, drawing.finish(), [["a"]])
+    assert judged(trial, subject_of("manual")) is None
+    left, _ = signal.getitimer(signal.ITIMER_REAL)
+    assert 0 < left < 1000

@@ -13,10 +13,12 @@ from torch import fx
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from pytest_fxbucket.compat.c10d import fake_world
+from pytest_fxbucket.compat.fake_tensors import FakeTensorMode
 from pytest_fxbucket.fuzz.inputs_and_outputs import differences
 from pytest_fxbucket.fuzz.lockstep import run
 from pytest_fxbucket.fuzz.our_pass import run_pass
 from pytest_fxbucket.fuzz.program import Program, aten, c10d
+from pytest_fxbucket.passes.new_nodes import value_of
 from suites.passes.packing import assert_same, integers, packed
 
 RANKS = 2
@@ -180,3 +182,11 @@ def test_a_reader_that_would_see_the_larger_storage_gets_one_of_its_own(form: st
     after, _, _ = assert_same(made.returns(p, read(made, q), r).graph, 2)
     copied = sum(node.target == aten.clone.default for node in after.nodes)
     assert copied == (3 if form == "gather" else 1)  # each member of a gather is copied anyway
+
+
+def test_bytes_of_rows_are_rows_of_bytes() -> None:
+    """Of a tensor of rows only the operator says what it is as another dtype."""
+    with FakeTensorMode() as mode:
+        rows = torch.empty(2, 3)
+    value = value_of(mode, aten.view.dtype, (rows, torch.uint8), {})
+    assert (tuple(value.shape), value.dtype) == ((2, 12), torch.uint8)
