@@ -12,9 +12,10 @@ from pytest_fxbucket.plan.selectors import ROOT, Resolution, resolve
 from pytest_fxbucket.plan.table_rules import Places
 from pytest_fxbucket.words import show
 
-# Keys of ``[overlap]`` that place launches by hand, and keys that limit the automatic schedule.
 _BY_HAND = ("prefetch", "defer_reduce", "updates", "launch_at", "wait_before")
-_LIMITS = ("max_memory_increase", "max_memory_increase_gb", "max_in_flight_gb", "max_prefetch")
+"""Keys of ``[overlap]`` that place launches by hand."""
+LIMITS = ("max_memory_increase", "max_memory_increase_gb", "max_in_flight_gb", "max_prefetch")
+"""Keys of ``[overlap]`` that limit the automatic schedule."""
 
 
 def agree_on_pass(plan: Plan, where: str) -> None:
@@ -96,7 +97,7 @@ def _on_overlap(plan: Plan, where: str) -> None:
     if plan.bucket.by == "overlap":
         _by_overlap(plan, where)
     if overlap.schedule == "manual":
-        if limit := next((key for key in _LIMITS if getattr(overlap, key) is not None), None):
+        if limit := next((key for key in LIMITS if getattr(overlap, key) is not None), None):
             raise PlanError(f'{inside} {limit} is a limit of schedule = "auto", and the schedule is "manual"; leave one out')
         return
     # A key that is written out with its default cannot be told from one left out, and is let pass.

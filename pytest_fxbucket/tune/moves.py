@@ -11,6 +11,7 @@ from typing import Any
 from pytest_fxbucket.errors import PlanError
 from pytest_fxbucket.plan.consistency import agree
 from pytest_fxbucket.plan.entries import Entry
+from pytest_fxbucket.plan.pass_consistency import LIMITS
 from pytest_fxbucket.plan.schema import Plan
 from pytest_fxbucket.plan.schema_bucket import Overlap
 from pytest_fxbucket.tune.entries import apart, items_of, regrouped, runs, together, with_stars, written_out
@@ -25,8 +26,7 @@ _LATE, _EARLY, _BUSY, _LITTLE = "launched too late", "waited for too early", "be
 """Why collectives are exposed: see :mod:`pytest_fxbucket.simulate.timeline`."""
 _ANY = frozenset({_LATE, _EARLY, _BUSY, _LITTLE, "memory"})
 BY_HAND = ("prefetch", "defer_reduce", "updates")
-"""Keys of [overlap] that a plan with ``schedule = "auto"`` may not have."""
-_LIMITS = ("max_memory_increase", "max_memory_increase_gb", "max_in_flight_gb", "max_prefetch")
+"""Keys of [overlap] that are taken out for ``schedule = "auto"``; places that somebody wrote are not, and it is refused."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,7 +117,7 @@ def _schedule(plan: Plan, facts: StepFacts) -> Iterator[PlanMove]:
     if overlap.schedule == "auto":
         # by = "overlap" needs the automatic schedule. Without entries it cannot become "plan", and then the move is refused.
         by = "plan" if plan.bucket.by == "overlap" and plan.bucket.plan else plan.bucket.by
-        manual = _overlap(plan, schedule="manual", **{key: getattr(plain, key) for key in _LIMITS})
+        manual = _overlap(plan, schedule="manual", **{key: getattr(plain, key) for key in LIMITS})
         yield PlanMove(_bucket(manual, by=by), '[overlap] schedule = "manual"')
     else:
         auto = _overlap(plan, schedule="auto", **{key: getattr(plain, key) for key in BY_HAND})
