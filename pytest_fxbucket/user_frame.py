@@ -43,13 +43,16 @@ def user_frame(error: BaseException) -> str:
     """``file:line in function`` of the innermost frame that is neither torch's, the standard library's, pytest's nor ours."""
     import torch
 
-    foreign = [Path(torch.__file__).parent, _OURS, Path(traceback.__file__).parent]
+    foreign, library = [Path(torch.__file__).parent, _OURS], Path(traceback.__file__).parent
     if pytest := sys.modules.get("_pytest"):  # as of pytest.skip in the user's code
         foreign += map(Path, pytest.__path__)
     if timeout := sys.modules.get("pytest_timeout"):
         foreign.append(Path(str(timeout.__file__)))
     for frame in reversed(traceback.extract_tb(error.__traceback__)):
         path = Path(frame.filename)
+        # Outside a virtual environment what was installed lies below the standard library.
+        if path.is_relative_to(library) and not {"site-packages", "dist-packages"}.intersection(path.parts):
+            continue
         if path.is_file() and not any(path.is_relative_to(root) for root in foreign):
             return f"{_shown(path)}:{frame.lineno} in {frame.name}"
     return ""

@@ -12,9 +12,9 @@ from pytest_fxbucket.captured_plan import CapturedPlan
 from pytest_fxbucket.cost.cluster import cluster_of
 from pytest_fxbucket.errors import CaptureError
 from pytest_fxbucket.graph.buckets import gathered_lives, peak_bytes
-from pytest_fxbucket.graph.collectives import REDUCTIONS, communicates
+from pytest_fxbucket.graph.collectives import REDUCTIONS
 from pytest_fxbucket.graph.ops import dtype_name
-from pytest_fxbucket.graph.order import displaced, order_of
+from pytest_fxbucket.graph.order import compute_names, displaced, order_of
 from pytest_fxbucket.graph.updates import readiness, updates_between
 from pytest_fxbucket.passes.compute import overlapped
 from pytest_fxbucket.passes.report import BucketReport, PassReport
@@ -159,7 +159,7 @@ def report_of_reading(
             for bucket, count, hidden, between in zip(planned, counts, behind, updates, strict=True)
         ),
         tuple(_left_alone(bucket) for bucket in left),
-        *displaced(*([node.name for node in one.nodes if not communicates(node)] for one in graphs)),
+        *displaced(*map(compute_names, graphs)),
         peak_bytes(gathered_lives(before)),
         peak_bytes(gathered_lives(after)),
         order_of(graph).barriers,
@@ -283,8 +283,8 @@ def explanation_of(plan: Plan, pass_name: str, say: Callable[[str], None]) -> Ex
 
 def _graph(world: PlanOnMesh, rank: int, phase: Phase, passed: Passed, on_cluster: Simulation | None) -> GraphReport:
     staged = world.plan.pipeline is not None
-    # The captured step is of the whole model: graphs of stages are made of it later, and only ``versions`` has them.
-    before = world.versions(rank).step.graphs[phase] if staged else world.step(rank).graphs[phase]
+    # As the pass was given it: behind transformations, and of stages, whose graphs are cut out of the captured one.
+    before = world.versions(rank).step.graphs[phase]
     dims = world.dims_of(before.graph) | world.dims_of(passed.bucketed.graph)
     members = {bucket.node: bucket.members for bucket in passed.reading.buckets}
     report = passed.bucketed.report

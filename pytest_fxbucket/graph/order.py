@@ -232,6 +232,11 @@ def _called(node: fx.Node) -> str:
     return f"{module}.{name}" if module else str(name)
 
 
+def compute_names(graph: fx.Graph) -> list[str]:
+    """Names of the nodes of ``graph``, in its order, but for those that launch a collective or wait for one."""
+    return [node.name for node in graph.nodes if not collectives.communicates(node)]
+
+
 def displaced(before: Sequence[str], after: Sequence[str]) -> tuple[int, int]:
     """(moved, counted): how many names are in both, and how many of them must have moved at least.
 

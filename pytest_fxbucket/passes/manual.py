@@ -18,7 +18,7 @@ from pytest_fxbucket.graph import collectives
 from pytest_fxbucket.graph.buckets import peak_bytes
 from pytest_fxbucket.graph.collectives import REDUCTIONS
 from pytest_fxbucket.graph.ops import dtype_name
-from pytest_fxbucket.graph.order import displaced
+from pytest_fxbucket.graph.order import compute_names, displaced
 from pytest_fxbucket.graph.updates import update_nodes
 from pytest_fxbucket.graph_view.roles_by_tracer import bare_values
 from pytest_fxbucket.passes.auto.headroom import NoRoomError
@@ -82,18 +82,17 @@ class ManualPass:
         bucketer = self.bucketer(self.bucket)
         targets = replace(targets, planned=named(targets.planned, bucketer))
         # Taken before launches are merged, since afterwards nobody can tell.
-        names, labels = [node.name for node in graph.nodes], labels_of(targets.planned)
+        names, labels = compute_names(graph), labels_of(targets.planned)
         gathers = ((one.launch, [part.waits[0] for part in one.parts], [one]) for one in targets.planned)
         gathered_before = peak_bytes(gathered_lives(graph, gathers))
         done = self._apply(graph, targets, bucketer, estimates)
-        launched = {node.name for bucket in done.buckets for node in (bucket.launch, *bucket.waits)}
         lives = gathered_lives(graph, ((bucket.launch, bucket.results, bucket.members) for bucket in done.buckets))
         return PassReport(
             targets.launches,
             targets.launches - len(targets.planned) + len(done.buckets),
             _reports(graph, done, labels),
             (*targets.left_alone, *done.left),
-            *displaced(names, [node.name for node in graph.nodes if node.name not in launched]),
+            *displaced(names, compute_names(graph)),
             gathered_before,
             peak_bytes(lives),
             targets.order.barriers,

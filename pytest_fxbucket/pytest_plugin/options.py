@@ -165,6 +165,11 @@ def _is_given(where: str) -> bool:
     return where.startswith("--")
 
 
+def _base(config: pytest.Config, where: str) -> Path:
+    """Return where relative paths begin: where pytest was started, or of the ini its own folder, as pytest's paths do."""
+    return config.invocation_params.dir if _is_given(where) or config.inipath is None else config.inipath.parent
+
+
 def _switch(config: pytest.Config, name: str) -> bool:
     try:
         return bool(config.getoption(f"fxbucket_{name}") or config.getini(f"fxbucket_{name}"))
@@ -215,8 +220,7 @@ def _report(config: pytest.Config) -> Path | None:
         if _is_given(where):
             raise pytest.UsageError(f"{where}: no folder given; expected where to write the pages, e.g. {where}=report")
         return None
-    base = config.invocation_params.dir if _is_given(where) else config.rootpath
-    folder = Path(os.path.normpath(base / text))
+    folder = Path(os.path.normpath(_base(config, where) / text))
     # Folders that are not there yet are made below the nearest one that is, so that one is asked.
     nearest = next(path for path in (folder, *folder.parents) if path.exists())
     if not nearest.is_dir():
@@ -247,27 +251,21 @@ def _compare(config: pytest.Config, plans: tuple[Path, ...]) -> str | None:
         return None  # an empty value on the command line turns the ini's off
     from pytest_fxbucket.bench.store import compared_with
 
-    base = config.invocation_params.dir if _is_given(where) or config.inipath is None else config.inipath.parent
     try:
-        return compared_with(text, where, base, next(iter(plans), config.rootpath / "pytest.ini"))
+        return compared_with(text, where, _base(config, where), next(iter(plans), config.rootpath / "pytest.ini"))
     except FxbucketError as error:
         raise pytest.UsageError(str(error)) from None
 
 
 def _plans(config: pytest.Config) -> Iterator[Path]:
     entries: list[str] | None = config.getoption("fxbucket_plans")
-    # Paths of the command line are from where pytest was started, those of the ini from its folder, as pytest's own are.
-    if entries is not None:
-        where, base = "--fxbucket-plans", config.invocation_params.dir
-    else:
-        where, base = "ini fxbucket_plans", config.inipath.parent if config.inipath else config.invocation_params.dir
-        entries = config.getini("fxbucket_plans")
-        if not entries:
-            return
+    where = "--fxbucket-plans" if entries is not None else "ini fxbucket_plans"
+    if entries is None and not (entries := config.getini("fxbucket_plans")):
+        return
     named = [[text.strip() for text in entry.split(",") if text.strip()] for entry in entries]
     if not all(named):
         raise pytest.UsageError(f"{where}: no path given; expected plan files, folders or globs, parted by commas")
-    yield from dict.fromkeys(path for texts in named for text in texts for path in _expand(text, base, where))
+    yield from dict.fromkeys(path for texts in named for text in texts for path in _expand(text, _base(config, where), where))
 
 
 def _expand(text: str, base: Path, where: str) -> list[Path]:

@@ -55,6 +55,12 @@ def test_edges_go_into_floating_parameters_alone_and_are_the_same_for_the_same_s
     assert ints.tolist() == [1, 1, 1, 1]
 
 
+def test_the_large_numbers_of_float16_are_finite() -> None:
+    half = torch.zeros(6, dtype=torch.float16)
+    put_edges([half])
+    assert half[4:].tolist() == [32752.0, -16376.0]
+
+
 # A bare graph's inputs are compared too, as the step left them.
 
 

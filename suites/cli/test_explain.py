@@ -190,9 +190,10 @@ def test_of_a_foreign_pass_what_its_graph_has_is_told_and_that_it_does_not_say_w
     assert reason["why"].endswith("gives no reason")
 
 
-def test_a_foreign_pass_that_is_ours_in_all_but_name_is_read_as_ours_reports_it(capsys: Capsys) -> None:
-    """What is read off the graph and what the report says are the same, but for why."""
-    path = str(ROOT / "fixtures/plans/traced.toml")
+@pytest.mark.parametrize("name", ["traced.toml", "duplicates.toml[added]"])
+def test_a_foreign_pass_that_is_ours_in_all_but_name_is_read_as_ours_reports_it(capsys: Capsys, name: str) -> None:
+    """What is read off the graph and what the report says are the same, but for why, behind transformations too."""
+    path = str(ROOT / "fixtures/plans" / name)
     ours = document(capsys, path)["graphs"]["joint"]
     theirs = document(capsys, path, "--pass=pytest_fxbucket.passes:manual_overlap_bucketing")["graphs"]["joint"]
     for one in (ours, theirs):

@@ -15,7 +15,7 @@ from pytest_fxbucket.fuzz.program import COLUMNS, Program, c10d
 from pytest_fxbucket.graph.order import order_of
 from pytest_fxbucket.passes.bucketer import Bucketer
 from pytest_fxbucket.passes.grouping import grouping_of
-from pytest_fxbucket.passes.report import PassReport, remedy, sentence
+from pytest_fxbucket.passes.report import PassReport, SplitReason, remedy, sentence
 from pytest_fxbucket.passes.targets import by_module
 from pytest_fxbucket.plan.schema_bucket import Bucket
 from suites.passes.programs import chain
@@ -174,6 +174,11 @@ def test_a_cap_that_would_be_enough_is_said() -> None:
     assert remedy(report.buckets[0].splits[0], "all_gather") == (
         "set bucket.cap_mb to at least 0.001 for that one, or to 0 for no cap"
     )
+
+
+def test_a_cap_is_said_rounded_up_however_large_it_is() -> None:
+    split = SplitReason("cap", bytes=round(12345.6783 * MB), more=1, cap_mb=12345.0)
+    assert remedy(split, "all_gather") == "set bucket.cap_mb to at least 12345.679 for that one, or to 0 for no cap"
 
 
 @pytest.mark.parametrize("links", [2, 3])

@@ -186,10 +186,11 @@ def test_an_option_is_meant_from_where_pytest_was_started(project: pytest.Pytest
     assert not (project.path / "pages").exists()
 
 
-def test_the_ini_twin_is_meant_from_rootdir(project: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_ini_twin_is_meant_from_its_folder(project: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> None:
     project.makeini("[pytest]\nfxbucket_report = pages\n")
     monkeypatch.chdir(project.path / "plans")
     assert options_of(project).report == project.path / "pages"
+    assert options_of(project, f"--rootdir={project.path / 'plans'}").report == project.path / "pages"
     assert options_of(project, "--fxbucket-report=here").report == project.path / "plans" / "here"
 
 

@@ -358,10 +358,9 @@ def put_edges(tensors: Sequence[torch.Tensor], values: Sequence[Value] | None = 
     for index, tensor in enumerate(tensors):
         if tensor.is_floating_point() and (values is None or values[index].role == "param"):
             flat = tensor.detach().flatten()
-            tiny = torch.finfo(tensor.dtype).tiny
-            edges = torch.tensor(
-                [-0.0, 0.0, tiny / 4, -tiny / 2, 2.0**20, -(2.0**15)], dtype=tensor.dtype, device=tensor.device
-            )
+            tiny, most = torch.finfo(tensor.dtype).tiny, torch.finfo(tensor.dtype).max
+            large = [min(2.0**20, most / 2), -min(2.0**15, most / 4)]
+            edges = torch.tensor([-0.0, 0.0, tiny / 4, -tiny / 2, *large], dtype=tensor.dtype, device=tensor.device)
             count = min(len(edges), flat.numel())
             flat[:count] = edges[:count]
             # ``flatten`` gives a copy where the tensor is not contiguous.
