@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from pytest_fxbucket import captured_plan
 from pytest_fxbucket.capture.last_step import LastStep, as_traced
 from pytest_fxbucket.captured_plan import CapturedPlan
 from pytest_fxbucket.plan.load import load_plans
@@ -17,6 +18,7 @@ from pytest_fxbucket.plan_on_mesh import PlanOnMesh, mesh_of
 from pytest_fxbucket.pytest_plugin.options import Options
 from pytest_fxbucket.pytest_plugin.session import FxSession, key_of
 from pytest_fxbucket.step.portable import digest, encode_module
+from suites.mutate.small_plans import IN_STAGES
 from suites.plans.llama import llama
 
 PLAN = llama("layers = 1, dim = 16, heads = 2, kv_heads = 1")
@@ -101,6 +103,20 @@ def test_the_next_row_has_the_last_step_as_it_was_traced(tmp_path):
     last.get(plans[1], mesh_of(plans[1]), 1, lambda plan: given.append(plan) or first.step(0))
     assert given == [as_traced(plans[0])]
     assert third.step(0) is not first.step(0)
+
+
+def test_plans_under_one_captured_plan_are_cut_into_stages_once(tmp_path, monkeypatch):
+    path = tmp_path / "stages.toml"
+    path.write_text(IN_STAGES + '\n[[matrix]]\nid = "row"\nbucket.cap_mb = 0.01\n')
+    cut, capture = [], captured_plan.capture_stages
+    monkeypatch.setattr(captured_plan, "capture_stages", lambda *args: cut.append(args) or capture(*args))
+    first, second = load_plans(path)
+    captured = CapturedPlan(first, mesh_of(first))
+    stages, others = captured.staged, captured.under(second).staged
+    assert len(cut) == 1
+    graphs = [one.of_rank(captured.mesh, 1).graphs for one in (stages, others)]
+    assert graphs[0].keys() == graphs[1].keys()
+    assert all(digest(encode_module(graph)) == digest(encode_module(graphs[1][phase])) for phase, graph in graphs[0].items())
 
 
 def test_a_pytest_session_hands_it_on_to_the_next_row(tmp_path):

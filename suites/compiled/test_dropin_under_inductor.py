@@ -13,7 +13,7 @@ from pytest_fxbucket.compat.c10d import fake_world
 from pytest_fxbucket.fuzz.program import Program
 from pytest_fxbucket.graph.collectives import launch_kind
 from pytest_fxbucket.graph.ops import overload
-from pytest_fxbucket.passes import manual_overlap_bucketing
+from pytest_fxbucket.passes import bucketing_post_grad_pass, manual_overlap_bucketing
 from suites.compiled.rank_jobs_of_compiled import WITHOUT_CODE
 from suites.compiled.small_nets import PLAN, net_of_dtensors, step
 from suites.passes.packing import packed
@@ -71,3 +71,14 @@ def test_inductor_has_code_for_every_operator_of_a_pack(form: str) -> None:
     made_by_pass = {op for node in (*built.pack, *built.unpack) if (op := overload(node))}
     assert len(made_by_pass) > 2
     assert made_by_pass - lowerings.keys() == set()
+
+
+def test_what_a_packer_of_one_s_own_makes_is_broken_down_as_inductor_has_broken_down_the_rest() -> None:
+    made = Program(2)
+    made.module = "a"
+    graph = made.returns(*(made.neg(made.gather(made.given(name, 2, 3))) for name in "pq")).graph
+    bucketing_post_grad_pass(["a"], packer="suites.passes.test_packers:joined", insert_overlap_deps=False)(graph)
+    assert counted(graph) == 1
+    graph.lint()
+    copies = graph.find_nodes(op="call_function", target=torch.ops.aten.clone.default)
+    assert [copy.all_input_nodes[0].meta["val"].shape for copy in copies] == [(2, 6), (2, 6)]  # of ``split_with_sizes_copy``

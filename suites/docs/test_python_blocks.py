@@ -71,9 +71,10 @@ def test_python_of_a_page_runs_in_one_process(page: str, tmp_path: Path, warm_ru
 
 def test_python_is_python() -> None:
     """Also where it is not run."""
-    for block in BLOCKS:
-        if block.language == "python":
-            compile(block.text, block.where, "exec")
+    blocks = [block for block in BLOCKS if block.language == "python"]
+    assert len(blocks) >= len(of("python")) > 0
+    for block in blocks:
+        compile(block.text, block.where, "exec")
 
 
 @pytest.mark.parametrize("block", of("toml"), ids=lambda block: block.where)
@@ -82,6 +83,7 @@ def test_a_plan_loads(block: Block) -> None:
 
 
 def test_ini_options_are_ours() -> None:
+    assert of("ini")
     for block in of("ini"):
         named = [line.partition("=")[0].strip() for line in block.text.splitlines() if "=" in line]
         assert named, block.where

@@ -69,6 +69,11 @@ def other_shapes(model: nn.Module) -> None:
     model.head = nn.Linear(8, 12)
 
 
+def stepped_by(trainer: TrainerOf) -> EagerStep:
+    """With neither ``backward`` nor ``update``: no step is taken here."""
+    return EagerStep(trainer, updates=True)  # type: ignore[arg-type]  # so it is no trainer by its type
+
+
 OTHERS: dict[Callable[[nn.Module], None], str] = {
     other_names: "the trainer's model has no parameter head.weight; it has embed.weight, layers.0.norm.weight, ",
     other_shapes: "the trainer's parameter head.weight is float32 (12, 8), where the plan's is float32 (16, 8)",
@@ -80,7 +85,7 @@ def test_a_trainer_of_another_model_is_one_sentence(change: Callable[[nn.Module]
     model = Net()
     change(model)
     with pytest.raises(OtherModelError) as caught:
-        EagerStep(TrainerOf(model, torch.optim.SGD), updates=True).begin(whole(Net()))  # type: ignore[arg-type]
+        stepped_by(TrainerOf(model, torch.optim.SGD)).begin(whole(Net()))
     assert str(caught.value).startswith(OTHERS[change])
 
 
@@ -92,7 +97,7 @@ def test_a_trainer_of_another_model_is_one_sentence(change: Callable[[nn.Module]
 )
 def test_one_parameter_after_another_unless_it_says_otherwise(options: dict[str, Any], foreach: bool | None) -> None:
     trainer = TrainerOf(nn.Linear(2, 2), torch.optim.AdamW, **options)
-    EagerStep(trainer, updates=True)  # type: ignore[arg-type]
+    stepped_by(trainer)
     (group,) = trainer.optimizers[0].param_groups
     assert (group["foreach"], bool(group["fused"])) == (foreach, "fused" in options)
 
@@ -100,5 +105,5 @@ def test_one_parameter_after_another_unless_it_says_otherwise(options: dict[str,
 def test_an_optimizer_that_knows_of_no_such_thing_is_left_alone() -> None:
     trainer = TrainerOf(nn.Linear(2, 2), torch.optim.LBFGS)
     before = dict(trainer.optimizers[0].param_groups[0])
-    EagerStep(trainer, updates=True)  # type: ignore[arg-type]
+    stepped_by(trainer)
     assert trainer.optimizers[0].param_groups[0] == before
