@@ -16,7 +16,7 @@ from pytest_fxbucket.graph.collectives import flight, flight_of, launch_kind, te
 from pytest_fxbucket.graph.effects import effects_of
 from pytest_fxbucket.graph.effects import shared as shared_by
 from pytest_fxbucket.graph.modules import direction_of, module_of
-from pytest_fxbucket.graph.ops import by_operator, held_by, is_view_operator, operator_name
+from pytest_fxbucket.graph.ops import MAYBE_VIEWS, by_operator, held_by, is_view_operator, operator_name
 from pytest_fxbucket.graph.storages import is_part
 
 if TYPE_CHECKING:
@@ -158,13 +158,11 @@ def _by_schema(op: torch._ops.OpOverload) -> _Shares:
     returns = [one.alias_info for one in op._schema.returns]
     if flight(op) == "wait" or (len(returns) == 1 and returns[0] is not None and returns[0].is_write):
         return "all"
-    return "all" if is_view_operator(op) and op._schema.name not in _MAYBE_VIEWS else "some"
+    return "all" if is_view_operator(op) and op._schema.name not in MAYBE_VIEWS else "some"
 
 
 _HOLD = ("all_gather", "reduce_scatter", "all_to_all")
 """Kinds of launches that read what they are given until their wait; others work in place, on it or on a copy."""
-# These give a view where they can, and else a copy.
-_MAYBE_VIEWS = frozenset({"aten::reshape", "aten::contiguous", "aten::flatten", "aten::to", "aten::view_as"})
 _SOME: _Shares = "some"
 _how = by_operator(_by_schema, _SOME)
 
@@ -251,7 +249,7 @@ class Walk:
             known.update(zip(map(storage_key, _leaves(source.meta.get("val"))), self.of[source], strict=False))
         found = [known.get(storage_key(one)) for one in _leaves(value)]
         # Such an operator copies only what lies otherwise than it should, even if fake values name two storages.
-        if found == [None] and operator_name(node) in _MAYBE_VIEWS and _lies_the_same(shared[0].meta.get("val"), value):
+        if found == [None] and operator_name(node) in MAYBE_VIEWS and _lies_the_same(shared[0].meta.get("val"), value):
             return self.of[shared[0]]
         return tuple([one or self._new_storage(tensor, place, node) for one, tensor in zip(found, _leaves(value), strict=True)])
 

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 Fact = TypeVar("Fact")
 _VIEWS_BY_TABLE = frozenset({"aten::_unsafe_view", "aten::unsafe_split", "aten::unsafe_split_with_sizes"})
 """Operators whose result shares its input's storage although their schema is silent."""
-_MAYBE_VIEWS = frozenset({"aten::reshape", "aten::contiguous", "aten::flatten", "aten::to", "aten::view_as"})
+MAYBE_VIEWS = frozenset({"aten::reshape", "aten::contiguous", "aten::flatten", "aten::to", "aten::view_as"})
 """Operators that give a view if they can, and else a copy."""
 
 
@@ -58,7 +58,7 @@ def operator_name(node: fx.Node) -> str:
 def is_view_operator(op: torch._ops.OpOverload) -> bool:
     """Whether ``op``'s result shares the storage of its first input, and ``op`` writes nothing."""
     name = op._schema.name
-    if name in _VIEWS_BY_TABLE or name in _MAYBE_VIEWS:
+    if name in _VIEWS_BY_TABLE or name in MAYBE_VIEWS:
         return True
     aliased = [argument.alias_info for argument in op._schema.arguments if argument.alias_info is not None]
     returned = [value.alias_info for value in op._schema.returns if value.alias_info is not None]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -14,6 +15,7 @@ from pytest_fxbucket.compat.c10d import group_ranks
 from pytest_fxbucket.errors import PassError
 from pytest_fxbucket.graph import collectives
 from pytest_fxbucket.graph.collectives import ROWS, Collective
+from pytest_fxbucket.graph.follow import hint
 from pytest_fxbucket.graph.ops import operator_name
 from pytest_fxbucket.graph.order import Order, order_of
 from pytest_fxbucket.passes.carried import LaunchContents, carried
@@ -274,11 +276,8 @@ def _ranks_of(group: str) -> int:
 
 
 def hinted_numel(value: torch.Tensor) -> int:
-    """Elements of ``value``; a symbolic size counts as the size that it was traced with."""
-    numel = 1
-    for size in value.shape:
-        numel *= size if isinstance(size, int) else int(size.node.hint or 0)
-    return numel
+    """Elements of ``value``; of symbolic sizes their hints."""
+    return math.prod(map(hint, value.shape))
 
 
 def _value(node: fx.Node) -> Any:

@@ -12,6 +12,7 @@ import pytest
 from pytest_fxbucket.artifacts import why_elsewhere
 from pytest_fxbucket.compat.versions import TESTED, is_tested
 from pytest_fxbucket.pytest_plugin.session import PlanResult
+from pytest_fxbucket.words import human_bytes
 
 if TYPE_CHECKING:
     from pytest_fxbucket.checks.verdict import Verdict
@@ -101,18 +102,7 @@ def sizes_text(sizes: Mapping[str, int] | None) -> str:
     if sizes is None:
         return ""
     launches = f"{sizes['launches_before']} → {sizes['launches_after']} launches"
-    return f"{launches}, {sizes['buckets']} buckets, {bytes_text(sizes['bytes'])}; "
-
-
-def bytes_text(count: int) -> str:
-    """Write a number of bytes in binary units, with one decimal from KiB on."""
-    if count < 1024:
-        return f"{count} B"
-    size, units = count / 1024, iter(("KiB", "MiB", "GiB"))
-    unit = next(units)
-    while size >= 1024 and (larger := next(units, None)):
-        size, unit = size / 1024, larger
-    return f"{size:.1f} {unit}"
+    return f"{launches}, {sizes['buckets']} buckets, {human_bytes(sizes['bytes'])}; "
 
 
 def wait_printer(config: pytest.Config) -> Callable[[str], None] | None:

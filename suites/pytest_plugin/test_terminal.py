@@ -16,13 +16,13 @@ from pytest_fxbucket.pytest_plugin.controller import GoldensOutcome, golden_line
 from pytest_fxbucket.pytest_plugin.options import Options
 from pytest_fxbucket.pytest_plugin.session import PlanResult
 from pytest_fxbucket.pytest_plugin.terminal import (
-    bytes_text,
     error_text,
     failure_lines,
     header_lines,
     summary_lines,
     torch_text,
 )
+from pytest_fxbucket.words import human_bytes
 
 OPTIONS = Options(Path("/r"), Path("/r/golden"), Path("/r/.fxbucket"))
 SIZES = {"launches_before": 76, "launches_after": 12, "buckets": 12, "bytes": 1536 * 1024}
@@ -48,10 +48,10 @@ class TestSummary:
         assert [line.partition(":")[0] for line in summary_lines(results, 0)] == ["a.toml", "a.toml[x]", "b.toml"]
 
     @pytest.mark.parametrize(
-        ("count", "text"), [(0, "0 B"), (1023, "1023 B"), (1024, "1.0 KiB"), (3 << 30, "3.0 GiB"), (5 << 40, "5120.0 GiB")]
+        ("count", "text"), [(0, "0 B"), (1023, "1023 B"), (1024, "1.0 KiB"), (3 << 30, "3.0 GiB"), (5 << 40, "5.0 TiB")]
     )
     def test_bytes_are_in_binary_units(self, count: int, text: str) -> None:
-        assert bytes_text(count) == text
+        assert human_bytes(count) == text
 
     def test_goldens_written_and_not_written_are_both_said(self) -> None:
         written = WriteOutcome((Path("/r/golden/a.txt"),), ("/r/golden/b.txt could not be written: read-only",))
