@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
-from itertools import chain, cycle
+from itertools import chain
 from typing import TYPE_CHECKING
 
 import torch
@@ -369,7 +369,10 @@ def sweeps(ranks: int, subject: TriedPass) -> Iterator[Iterator[Trial]]:
 
 def training(ranks: int) -> Iterator[Trial]:
     """Whole training steps of three layers, with each kind of update, whose last entries move to the next call."""
-    for number, moved in zip(range(len(UPDATES)), cycle(((2,), (0,), (1, 2))), strict=False):
+    moves = ((2,), (0,), (1, 2))
+    for number in range(len(UPDATES)):
+        # The usual kinds of update go round by three as well: shifted each time, each of them meets all moves.
+        moved = moves[(number + number // len(moves)) % len(moves)]
         layers = [DrawingStep("parameter", layer, number) for layer in range(3)]
         updates = [DrawingStep("update", layer, number, number) for layer in range(3)]
         steps = [*layers, *[DrawingStep("gradient")] * 3, *updates]

@@ -153,11 +153,6 @@ def trades(seen: SeenGraph) -> Iterator[tuple[str, str, NodeMove]]:
             yield first.launch.name, second.launch.name, move
 
 
-def last_rank(seen: SeenGraph) -> int:
-    """The last rank of the pipeline stage that has the graph."""
-    return max(rank for rank in range(seen.mesh.size) if seen.mesh.at(rank, "pp") == seen.mesh.at(seen.rank, "pp"))
-
-
 def regroup(name: str, group: str, broken: BrokenGraph) -> None:
     """Let the launch ``name`` be on process group ``group``."""
     set_argument(broken[name], "group_name", group)

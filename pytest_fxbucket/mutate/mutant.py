@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
     from pytest_fxbucket.passes.result import Passed
     from pytest_fxbucket.plan.schema import Plan
+    from pytest_fxbucket.step.mesh import Mesh
     from pytest_fxbucket.step.roles import Phase, StepGraph
     from pytest_fxbucket.transforms.step_versions import StepVersions
 
@@ -44,8 +45,8 @@ class Mutant:
 
     @property
     def name(self) -> str:
-        """For people: ``wait_dropped at wait_tensor_3 of backward on rank 3``."""
-        on_rank = "" if self.site.on_rank is None else f" on rank {self.site.on_rank}"
+        """For people: ``wait_dropped at wait_tensor_3 of backward on the last rank``."""
+        on_rank = " on the last rank" if self.site.on_last_rank else ""
         return f"{self.operator} at {self.site.node} of {self.phase}{on_rank}"
 
 
@@ -64,6 +65,11 @@ def mutants_of(world: PlanOnMesh, operators: Sequence[Operator], seed: int) -> l
         random.Random(f"{seed} {operator.name}").shuffle(found)
         by_operator.append(found)
     return [mutant for turn in zip_longest(*by_operator) for mutant in turn if mutant is not None]
+
+
+def last_of_stage(mesh: Mesh, stage: int) -> int:
+    """The last rank at place ``stage`` along pp."""
+    return max(rank for rank in range(mesh.size) if mesh.at(rank, "pp") == stage)
 
 
 Spoil = Callable[[int, "Phase", Bucketed], Bucketed]
@@ -128,10 +134,13 @@ class Spoiling:
     def __call__(self, rank: int, phase: Phase, bucketed: Bucketed) -> Bucketed:
         """The graph that ``rank`` runs instead of ``bucketed``. Raises CannotMakeError."""
         site = self._mutant.site
-        if phase != self._mutant.phase or self._world.mesh.at(rank, "pp") != self._mutant.stage:
+        mesh = self._world.mesh
+        if phase != self._mutant.phase or mesh.at(rank, "pp") != self._mutant.stage:
+            return bucketed
+        if site.on_last_rank and rank != last_of_stage(mesh, self._mutant.stage):
             return bucketed
         # Ranks, and the two meshes, need not have equal graphs: a node of this name may be missing.
-        if site.on_rank not in (None, rank) or site.node not in {node.name for node in bucketed.graph.nodes}:
+        if site.node not in {node.name for node in bucketed.graph.nodes}:
             return bucketed
         key = id(bucketed)
         if key not in self._made:

@@ -129,8 +129,8 @@ class Site:
     how: str
     """What is done, as a clause: ``it is not waited for``."""
     change: Callable[[BrokenGraph], None]
-    on_rank: int | None = None
-    """The rank that alone is broken; None: all are."""
+    on_last_rank: bool = False
+    """Whether the last rank alone is broken, of the pipeline stage that has the graph."""
 
 
 @dataclass(frozen=True, slots=True)

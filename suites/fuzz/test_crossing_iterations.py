@@ -18,6 +18,7 @@ from pytest_fxbucket.fuzz.finds import VALUES
 from pytest_fxbucket.fuzz.judge import judged, made_of
 from pytest_fxbucket.fuzz.search import Search
 from pytest_fxbucket.fuzz.small_programs import training
+from pytest_fxbucket.fuzz.training_steps import UPDATES
 from pytest_fxbucket.fuzz.strategies import drawn
 from pytest_fxbucket.fuzz.trial import PlanChoice
 from pytest_fxbucket.fuzz.tried_pass import subject_of
@@ -35,15 +36,17 @@ def test_ours_leaves_what_the_steps_leave_one_by_one() -> None:
 
 
 def test_small_steps_cross_with_each_kind_of_update() -> None:
-    said = []
-    for trial in training(2):
+    said, met = [], set()
+    for update, trial in zip(UPDATES, training(2), strict=True):
         assert judged(trial, OURS) is None
+        met.add((update, str(trial.options)))
         try:
             made_of(trial, OURS)
         except Exception as error:
             said.append(str(error))
-    assert ["updates b.w0 together" in said[0], "momentum in place" in said[1], "draws random numbers" in said[2]] == [True] * 3
+    assert ["updates a.w0 together" in said[0], "momentum in place" in said[1], "draws random numbers" in said[2]] == [True] * 3
     assert len(said) == 3
+    assert len(met) == len(UPDATES), "a kind of update meets one move twice"
 
 
 # What hands on the wrong thing.

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import cache
+from pathlib import Path
 from typing import NamedTuple
 
 import pytest
 
-from pytest_fxbucket.mutate.mutant import CannotMakeError, Mutant, Spoiling
+from pytest_fxbucket.mutate.mutant import CannotMakeError, Mutant, Spoiling, last_of_stage
 from pytest_fxbucket.passes.registry import Bucketed
 from pytest_fxbucket.plan_on_mesh import PlanOnMesh
 from pytest_fxbucket.ranks.pools import Pools
 from suites.mutate.broken_plans import ROOT, BrokenPlan, digests, targets
-from suites.mutate.small_plans import TEXTS
+from suites.mutate.small_plans import COUNTING, TEXTS
 
 
 class Found(NamedTuple):
@@ -108,12 +109,11 @@ def test_it_breaks_the_place_that_it_names_alone_and_a_check_says_so(plans: Plan
     assert mutants, f"{operator} has no place in {found.plan}"
     mutant, before = mutants[0], plan.world
     after, again = plan.broken(mutant), plan.broken(mutant)
-    on_rank = mutant.site.on_rank
     rank = _rank_of(before, mutant)
     other = next(one for one in range(before.size) if one != rank and before.mesh.at(one, "pp") == mutant.stage)
     assert digests(after, rank) != digests(before, rank), "it changes nothing"
     assert digests(after, rank) == digests(again, rank), "it is another one each time"
-    of_other = digests(after, rank) if on_rank is None else digests(before, other)
+    of_other = digests(after, rank) if not mutant.site.on_last_rank else digests(before, other)
     assert digests(after, other) == of_other, "it is not on the ranks that it names"
     old, new = targets(before, rank), targets(after, rank)
     assert {name: old[name] for name in new if name in old} == {name: new[name] for name in new if name in old}
@@ -124,7 +124,9 @@ def test_it_breaks_the_place_that_it_names_alone_and_a_check_says_so(plans: Plan
 
 def _rank_of(world: PlanOnMesh, mutant: Mutant) -> int:
     """A rank whose graph is broken."""
-    return world.mesh.ranks(0, "pp")[mutant.stage] if mutant.site.on_rank is None else mutant.site.on_rank
+    if mutant.site.on_last_rank:
+        return last_of_stage(world.mesh, mutant.stage)
+    return world.mesh.ranks(0, "pp")[mutant.stage]
 
 
 def _graph(world: PlanOnMesh, mutant: Mutant, rank: int) -> Bucketed:
@@ -153,6 +155,18 @@ def test_ranks_that_share_a_graph_share_the_broken_one_so_none_can_be_broken_by_
     mutant = as_it_is.mutants("suites.mutate.own_operators:by_rank")[0]
     with pytest.raises(CannotMakeError, match="has no attribute 'rank'"):
         Spoiling(as_it_is.world, mutant)(1, mutant.phase, _graph(as_it_is.world, mutant, 0))
+
+
+def test_what_the_last_rank_alone_does_is_on_the_last_of_the_real_mesh_too(pools: Pools, tmp_path: Path) -> None:
+    """That is looked at, which the last of those that run need not be."""
+    path = tmp_path / "plan.toml"
+    path.write_text(COUNTING.replace("dp_shard = 2", "dp_shard = 20") + "\n[run]\nworld = { dp_shard = 4 }\n")
+    plan = BrokenPlan(str(path), pools, tmp_path / "artifacts")
+    mutant = plan.mutants("gather_forgotten_on_a_rank")[0]
+    worlds = (plan.run._run_world, plan.run._mesh_world)
+    broken = [(Spoiling(world, mutant).world(world), world) for world in worlds]
+    changed = [[rank for rank in a.ranks() if digests(a, rank) != digests(b, rank)] for a, b in broken]
+    assert changed == [[3], [19]]
 
 
 def test_mutants_come_in_the_same_order_each_time(plans: Plans) -> None:

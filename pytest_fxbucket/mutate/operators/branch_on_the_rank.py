@@ -7,7 +7,7 @@ from functools import partial
 
 import torch
 
-from pytest_fxbucket.mutate.launches import flights, last_rank
+from pytest_fxbucket.mutate.launches import flights
 from pytest_fxbucket.mutate.operator import BrokenGraph, SeenGraph, Site
 
 _MORE = 1 + 2**-6
@@ -19,7 +19,7 @@ def sites(seen: SeenGraph) -> Iterator[Site]:
     for flight in flights(seen):
         if flight.sent is not None and flight.sent.meta["val"].dtype.is_floating_point:
             how = f"sends {_MORE} times what it should"
-            yield Site(flight.launch.name, how, partial(_scale, flight.launch.name), last_rank(seen))
+            yield Site(flight.launch.name, how, partial(_scale, flight.launch.name), on_last_rank=True)
 
 
 def _scale(name: str, broken: BrokenGraph) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from pytest_fxbucket.mutate.launches import can_drop, gathers, last_rank, left_out
+from pytest_fxbucket.mutate.launches import can_drop, gathers, left_out
 from pytest_fxbucket.mutate.operator import SeenGraph, Site
 
 
@@ -13,4 +13,4 @@ def sites(seen: SeenGraph) -> Iterator[Site]:
     for flight in gathers(seen):
         if can_drop(flight):
             change = left_out(flight.launch, flight.waits)
-            yield Site(flight.launch.name, "is left out, and its wait", change, last_rank(seen))
+            yield Site(flight.launch.name, "is left out, and its wait", change, on_last_rank=True)
