@@ -155,7 +155,7 @@ def _mutant(one: Judged) -> dict[str, Any]:
         "phase": mutant.phase,
         "node": mutant.site.node,
         "how": mutant.site.how,
-        "rank": mutant.site.on_rank,
+        "rank": "last" if mutant.site.on_last_rank else None,
         "fate": one.fate,
         "found": dict(one.found),
         "undecided": dict(one.undecided),

@@ -18,8 +18,8 @@ from pytest_fxbucket.fuzz.finds import VALUES
 from pytest_fxbucket.fuzz.judge import judged, made_of
 from pytest_fxbucket.fuzz.search import Search
 from pytest_fxbucket.fuzz.small_programs import training
-from pytest_fxbucket.fuzz.training_steps import UPDATES
 from pytest_fxbucket.fuzz.strategies import drawn
+from pytest_fxbucket.fuzz.training_steps import UPDATES
 from pytest_fxbucket.fuzz.trial import PlanChoice
 from pytest_fxbucket.fuzz.tried_pass import subject_of
 from pytest_fxbucket.step.portable import digest, encode_module
