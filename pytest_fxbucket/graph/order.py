@@ -21,7 +21,7 @@ from pytest_fxbucket.graph import collectives
 from pytest_fxbucket.graph.effects import Effects, arguments_of, effects_of, written
 from pytest_fxbucket.graph.movement import moves_data
 from pytest_fxbucket.graph.ops import operator_name
-from pytest_fxbucket.graph.storages import Numbers, Storages, is_part
+from pytest_fxbucket.graph.storages import Numbers, Storages, is_part, writes_beside
 
 if TYPE_CHECKING:
     from torch import fx
@@ -323,8 +323,10 @@ def _buffer(launch: fx.Node) -> str:
 def _changed(launch: fx.Node, waits: list[fx.Node], order: Order) -> str:
     """Why ``launch`` cannot be merged if its input is written before all of its waits; empty if it is not."""
     begin, end = order.index[launch], min(order.index[wait] for wait in waits)
-    written = (index for node in launch.all_input_nodes for index in order.writing(node))
-    return "what it sends is written before its wait" if any(begin < index < end for index in written) else ""
+    for node in launch.all_input_nodes:
+        if any(begin < i < end and not writes_beside(order.nodes[i], node) for i in order.writing(node)):
+            return "what it sends is written before its wait"
+    return ""
 
 
 def moves_freely(node: fx.Node) -> bool:

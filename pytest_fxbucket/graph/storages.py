@@ -182,6 +182,12 @@ def place(node: fx.Node) -> StoragePlace:
             return StoragePlace(node, parts)
 
 
+def writes_beside(writer: fx.Node, node: fx.Node) -> bool:
+    """Whether all that ``writer`` writes are other parts of the buffer that ``node`` is a part of, as an unpack gives them."""
+    written, own = [place(one) for one in written_arguments(writer)], place(node)
+    return bool(written) and all(one.storage is own.storage and not one.meets(own) for one in written)
+
+
 def base(node: fx.Node) -> fx.Node:
     """The node whose storage ``node`` shares."""
     return place(node).storage

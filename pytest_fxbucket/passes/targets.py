@@ -18,6 +18,7 @@ from pytest_fxbucket.graph.collectives import ROWS, Collective
 from pytest_fxbucket.graph.follow import hint
 from pytest_fxbucket.graph.ops import operator_name
 from pytest_fxbucket.graph.order import Order, order_of
+from pytest_fxbucket.graph.storages import writes_beside
 from pytest_fxbucket.passes.carried import LaunchContents, carried
 from pytest_fxbucket.passes.module_names import ModuleStackFn, entries_by_module
 
@@ -325,7 +326,7 @@ def _changed_in_flight(node: fx.Node, parts: Sequence[LaunchTensor], order: Orde
     begin = order.index[node]
     for part in parts:
         end = min(order.index[wait] for wait in part.waits)
-        writer = next((i for i in order.writing(part.input) if begin < i < end), None)
-        if writer is not None:
-            return f"{order.nodes[writer].name} writes what it sends before its wait"
+        writers = (order.nodes[i] for i in order.writing(part.input) if begin < i < end)
+        if (writer := next((one for one in writers if not writes_beside(one, part.input)), None)) is not None:
+            return f"{writer.name} writes what it sends before its wait"
     return ""

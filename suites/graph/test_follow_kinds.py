@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from operator import getitem
 
 import pytest
 import torch
@@ -182,13 +183,16 @@ def test_launches_into_buffers_are_followed_and_told_apart_if_the_buffer_is_used
     assert reading.buckets[0].unmergeable == ("its buffer is used elsewhere" if elsewhere else "")
 
 
-def test_what_is_written_while_it_is_sent_is_told_apart() -> None:
+@pytest.mark.parametrize(("written", "why"), [(0, "what it sends is written before its wait"), (1, "")])
+def test_what_is_written_while_it_is_sent_is_told_apart(written: int, why: str) -> None:
+    """And what is written beside it is not."""
     made = Handmade()
-    sent = made.call(aten.clone.default, made.param("a", 2, 2))
-    launch = made.gather(sent)
-    made.call(aten.zero_.default, sent)
+    cut = made.call(aten.split.Tensor, made.call(aten.clone.default, made.param("a", 4, 2)), 2)
+    parts = [made.call(getitem, cut, number) for number in range(2)]
+    launch = made.gather(parts[0])
+    made.call(aten.zero_.default, parts[written])
     made.loss(made.wait(launch))
-    assert made.read().buckets[0].unmergeable == "what it sends is written before its wait"
+    assert made.read().buckets[0].unmergeable == why
 
 
 def test_a_group_of_one_rank_is_told_apart() -> None:

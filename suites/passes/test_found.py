@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from operator import getitem
 
 import pytest
 import torch
@@ -66,6 +67,24 @@ def test_one_member_is_sent_on_while_another_is_written(made: Program, equal: Eq
     assert len(passed.launches) == 2
     assert problems(made, [passed.before.graph] * made.world) == []
     assert problems(made, [passed.after.graph] * made.world) == []
+
+
+def sent_while_written(made: Program, written: int) -> list[fx.Node]:
+    """Parts 0 and 1 of three are all-reduced, and the part ``written`` is written before they have arrived."""
+    cut = made.call(aten.split_with_sizes.default, made.neg(made.given("x", 6)), [2, 2, 2])
+    parts = [made.call(getitem, cut, number) for number in range(3)]
+    sent = [made.launch_all_reduce(part) for part in parts[:2]]
+    made.call(aten.add_.Tensor, parts[written], 1.0)
+    return [*map(made.wait, sent), parts[2]]
+
+
+def test_what_is_sent_is_not_changed_by_a_write_beside_it(made: Program, equal: Equal) -> None:
+    """A second run left alone what the first had not, since members of one bucket lie in one storage."""
+    assert equal(sent_while_written(made, 2), settings=[{}]).launches == ["all_reduce"]
+
+
+def test_what_is_sent_is_changed_by_a_write_of_its_own_part(made: Program) -> None:
+    assert through(made, made.returns(*sent_while_written(made, 0))).launches == ["all_reduce", "all_reduce"]
 
 
 def test_one_element_of_another_stride_is_reduced_in_place_and_shares_a_launch_with_other_dtypes(pools: Pools) -> None:
