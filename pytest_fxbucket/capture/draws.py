@@ -59,8 +59,8 @@ class _DefaultGenerator(torch.Generator):
 class _Tape(TorchDispatchMode):
     def __init__(self) -> None:
         super().__init__()
-        self._drawn: list[tuple[Any, torch.Tensor]] = []
-        """Operator and copy of what it drew, in order of first draws."""
+        self._drawn: list[tuple[Any, str, torch.Tensor]] = []
+        """Operator, form of its arguments, and copy of what it drew, in order of first draws."""
         self._place = 0
         """Place of the next draw."""
         self._states: dict[int, tuple[torch.Tensor, int]] = {}
@@ -99,12 +99,12 @@ class _Tape(TorchDispatchMode):
         place, self._place = self._place, self._place + 1
         if place == len(self._drawn):
             given = func(*args, **kwargs)
-            self._drawn.append((func, _copied(given)))
+            self._drawn.append((func, _form(args, kwargs), _copied(given)))
             return given
-        return self._again(place, func, args)
+        return self._again(place, func, args, kwargs)
 
-    def _again(self, place: int, func: Any, args: Sequence[Any]) -> Any:
-        drawer, drawn = self._drawn[place]
+    def _again(self, place: int, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        drawer, form, drawn = self._drawn[place]
         in_place = func._schema.is_mutable
         # Only of an operator with an underscore is it known that it writes its first argument, where the copy can be put.
         if drawer is not func or (in_place and not str(func).partition(".")[2].partition(".")[0].endswith("_")):
@@ -112,7 +112,21 @@ class _Tape(TorchDispatchMode):
                 f"the step goes back to an earlier state of torch's random generator and then draws by {func}, where it first "
                 f"drew by {drawer}; draw the same numbers in the same order, by operators that give them back"
             )
+        if form != _form(args, kwargs):
+            raise CaptureError(
+                f"the step goes back to an earlier state of torch's random generator and then draws by {func} with other "
+                "sizes, dtypes or numbers than first, which gives other values; draw the same, or draw outside of the step"
+            )
         return args[0].copy_(drawn) if in_place else _copied(drawn)
+
+
+def _form(args: Sequence[Any], kwargs: Mapping[str, Any]) -> str:
+    """All that decides what is drawn but the values of tensors, which one that is computed again has again."""
+    said = pytree.tree_map(
+        lambda value: (tuple(value.shape), value.dtype, value.device) if isinstance(value, torch.Tensor) else value,
+        (args, dict(sorted(kwargs.items()))),
+    )
+    return repr(said)
 
 
 def draws(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:

@@ -216,3 +216,16 @@ def forward_hooks(module: nn.Module) -> list[tuple[Any, bool]]:
 def backward_hooks(module: nn.Module) -> tuple[list[Any], list[Any]]:
     """Its hooks behind backward, and those before it."""
     return list(module._backward_hooks.values()), list(module._backward_pre_hooks.values())
+
+
+# What DDP, ``torch.compile`` and activation checkpointing put into the names of what they wrap; in torch 2.11 to 2.15.
+
+
+_WRAPPERS = ("module.", "_orig_mod.", "_checkpoint_wrapped_module.")
+
+
+def plain_fqn(fqn: str) -> str:
+    """``fqn`` without what wrappers put into names."""
+    for words in _WRAPPERS:
+        fqn = fqn.removeprefix(words).replace(f".{words}", ".")
+    return fqn

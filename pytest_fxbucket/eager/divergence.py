@@ -20,7 +20,8 @@ from torch import nn
 from pytest_fxbucket.checks.bitwise.localise import bits_digest
 from pytest_fxbucket.compat import pytree, tracing
 from pytest_fxbucket.compat.fake_tensors import TorchDispatchMode
-from pytest_fxbucket.eager.trainer import local, plain
+from pytest_fxbucket.compat.modules import plain_fqn
+from pytest_fxbucket.eager.trainer import local
 from pytest_fxbucket.graph.collectives import REDUCTIONS
 
 if TYPE_CHECKING:
@@ -114,7 +115,7 @@ def _bodies(model: nn.Module, follower: _Follower) -> Iterator[None]:
     # Some modules have a ``forward`` of their own, as recomputed ones do: that is put back. Others have their class's again.
     before = [(module, module.__dict__.get("forward")) for module in model.modules()]
     for fqn, module in model.named_modules():
-        module.forward = partial(_body, follower, plain(fqn), module.forward)
+        module.forward = partial(_body, follower, plain_fqn(fqn), module.forward)
     try:
         yield
     finally:

@@ -13,6 +13,7 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 from pytest_fxbucket.capture.batch import microbatches
 from pytest_fxbucket.capture.optimizers.state import rates, state_tensors
 from pytest_fxbucket.compat import pytree
+from pytest_fxbucket.compat.modules import plain_fqn
 from pytest_fxbucket.errors import FxbucketError
 from pytest_fxbucket.step_runner import LEARNING_RATE
 from pytest_fxbucket.words import some
@@ -90,7 +91,6 @@ class TorchsOwn:
 
 Left = dict[tuple[str, str], Tensor]
 """What a step left: tensors by role and name, as a graph's inputs and outputs have them."""
-_WRAPPERS = ("module.", "_orig_mod.", "_checkpoint_wrapped_module.")
 
 
 class OtherModelError(FxbucketError):
@@ -105,7 +105,7 @@ class EagerStep:
         for group in (group for optimizer in trainer.optimizers for group in optimizer.param_groups):
             if "foreach" in group and group["foreach"] is None and not group.get("fused"):
                 group["foreach"] = False  # torch's choice on the CPU, where the step was traced
-        self.named = {plain(fqn): one for fqn, one in trainer.model.named_parameters()}
+        self.named = {plain_fqn(fqn): one for fqn, one in trainer.model.named_parameters()}
 
     def begin(self, start: Left) -> None:
         """Give parameters and buffers this rank's parts, as torch cuts them, of the whole tensors ``start``.
@@ -113,7 +113,7 @@ class EagerStep:
         Raises :class:`OtherModelError` for other names and shapes.
         """
         there: Left = {("param", fqn): one for fqn, one in self.named.items()}
-        there |= {("buffer", plain(fqn)): one for fqn, one in self.trainer.model.named_buffers()}
+        there |= {("buffer", plain_fqn(fqn)): one for fqn, one in self.trainer.model.named_buffers()}
         for (role, fqn), value in start.items():
             if (role, fqn) not in there:
                 known = some([name for of, name in there if of == role])
@@ -151,7 +151,7 @@ class EagerStep:
             if "lr" in group and name in scheduled:
                 group["lr"] = scheduled[name]
             elif "lr" in group and name in factors:
-                group["lr"] *= factors[name]
+                group["lr"] = group["lr"] * factors[name]  # not in place, since groups may share a tensor
 
     @torch.no_grad()
     def _update(self, gradients: Mapping[str, Tensor]) -> None:
@@ -163,7 +163,7 @@ class EagerStep:
     def tensors(self) -> Left:
         """Parameters and buffers as they are: copies."""
         left: Left = {("param", fqn): local(one).clone() for fqn, one in self.named.items()}
-        return left | {("buffer", plain(fqn)): local(one).clone() for fqn, one in self.trainer.model.named_buffers()}
+        return left | {("buffer", plain_fqn(fqn)): local(one).clone() for fqn, one in self.trainer.model.named_buffers()}
 
     def _tensors_and_state(self) -> Left:
         states = state_tensors(self.trainer.optimizers, self.named)
@@ -175,13 +175,6 @@ _WORDS = {"param": "parameter", "buffer": "buffer"}
 
 def _kind(tensor: Tensor) -> str:
     return f"{str(tensor.dtype).removeprefix('torch.')} {tuple(tensor.shape)}"
-
-
-def plain(fqn: str) -> str:
-    """``fqn`` without what wrappers put into names."""
-    for words in _WRAPPERS:
-        fqn = fqn.removeprefix(words).replace(f".{words}", ".")
-    return fqn
 
 
 def _dealt(whole: Tensor, like: Tensor) -> Tensor:

@@ -128,7 +128,7 @@ def digest(portable: PortableGraph) -> str:
 
 def raw_bytes(tensor: torch.Tensor) -> bytes:
     """The tensor's elements as they lie in memory of this machine, in logical order."""
-    flat = tensor.detach().cpu().contiguous()
+    flat = tensor.detach().cpu().resolve_conj().resolve_neg().contiguous()  # ``contiguous`` alone leaves both to readers
     return ctypes.string_at(flat.data_ptr(), flat.numel() * flat.element_size()) if flat.numel() else b""
 
 

@@ -13,7 +13,7 @@ from pytest_fxbucket.compat import pytree
 from pytest_fxbucket.compat.c10d import group_ranks
 from pytest_fxbucket.compat.dtensors import spec_of
 from pytest_fxbucket.errors import CaptureError
-from pytest_fxbucket.train_step.live import Live, Pair, called, overlapping
+from pytest_fxbucket.train_step.live import Live, Pair, called, overlapping, refuse_sparse
 
 PLAIN = (bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device)
 """Values that a graph has as constants; they are compared by type and ``repr``, so that nan is like nan."""
@@ -91,8 +91,13 @@ def signature(arguments: Arguments, live: Live, guards: tuple[Hashable, ...]) ->
     Left out are the gradients that parameters have beforehand, and the process groups that the graph launches on: whether they
     matter is known only once the step is traced.
     """
-    # An argument that is a tensor of the model, or an earlier argument, is named by it: the graph has one input for both.
+    refuse_sparse(live.tensors | _given(arguments))
+    # An argument that is a tensor of the model, a learning rate or an earlier argument is named by it, and so is a rate that
+    # groups share: the graph has one input for both.
     first = {id(tensor): name for name, tensor in live.tensors.items()}
+    for name, rate in live.rates().items():
+        if isinstance(rate, torch.Tensor):
+            first.setdefault(id(rate), name)
     leaves = tuple(
         (_tensor(leaf), first.setdefault(id(leaf), path)) if isinstance(leaf, torch.Tensor) else (type(leaf), repr(leaf))
         for path, leaf in zip(arguments.paths, arguments.leaves, strict=True)
@@ -101,7 +106,7 @@ def signature(arguments: Arguments, live: Live, guards: tuple[Hashable, ...]) ->
     every = live.model.named_parameters(remove_duplicate=False)
     parameters = tuple((fqn, live.fqns[id(parameter)], _tensor(parameter)) for fqn, parameter in every)
     buffers = tuple((fqn, _tensor(buffer)) for fqn, buffer in live.buffers.items())
-    groups = tuple((name, _group(group, live)) for name, group in live.groups())
+    groups = tuple((name, _group(group, live, first)) for name, group in live.groups())
     shared = tuple(shared_memory(arguments, live))
     # Torch's modes change every operator of this thread. Rank and world size may be numbers in the step.
     autocast = tuple((kind, torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind)) for kind in ("cpu", "cuda"))
@@ -112,8 +117,11 @@ def signature(arguments: Arguments, live: Live, guards: tuple[Hashable, ...]) ->
 
 def shared_memory(arguments: Arguments, live: Live) -> list[Pair]:
     """Pairs of arguments, parameters, buffers and gradients that share memory, by their names in sentences."""
-    given = {called("batch", path): tensor for path, tensor in arguments.tensors().items()}
-    return list(overlapping(live.tensors | given))
+    return list(overlapping(live.tensors | _given(arguments)))
+
+
+def _given(arguments: Arguments) -> dict[str, torch.Tensor]:
+    return {called("batch", path): tensor for path, tensor in arguments.tensors().items()}
 
 
 def plain_values(group: dict[str, Any]) -> dict[str, str]:
@@ -149,13 +157,13 @@ def _name(guard: Guard) -> str:
     return guard if isinstance(guard, str) else str(getattr(guard, "__qualname__", type(guard).__name__))
 
 
-def _group(group: dict[str, Any], live: Live) -> Hashable:
+def _group(group: dict[str, Any], live: Live, first: Mapping[int, str]) -> Hashable:
     rate = group.get("lr")
     names = tuple(live.fqns[id(parameter)] for parameter in group["params"])
     return (
         names,
-        # A rate is an input of the graph: of a tensor its form counts, of a number only that there is one.
-        _tensor(rate) if isinstance(rate, torch.Tensor) else rate is not None,
+        # A rate is an input of the graph: of a tensor its form and whose it is count, of a number only that there is one.
+        (_tensor(rate), first[id(rate)]) if isinstance(rate, torch.Tensor) else rate is not None,
         *plain_values(group).items(),
     )
 
@@ -166,8 +174,10 @@ def _tensor(tensor: torch.Tensor) -> Hashable:
 
 
 def _path(path: Any) -> str:
-    """``[0][1]`` of (args, kwargs) is ``args[1]``, ``[1]['x']`` is ``x``."""
+    """``[0][1]`` of (args, kwargs) is ``args[1]``, ``[1]['x']`` is ``x``, ``[1]['args']`` is ``kwargs['args']``."""
     whole = str(pytree.keystr(path))
     if whole.startswith("[0]"):
         return f"args{whole[3:]}"
-    return whole.removeprefix("[1]").replace("['", "", 1).replace("']", "", 1)
+    # A keyword of that name would be called as a positional argument is.
+    name, text = path[1].key, whole.removeprefix("[1]")
+    return f"kwargs{text}" if name == "args" else text.replace("['", "", 1).replace("']", "", 1)

@@ -276,6 +276,16 @@ def called(role: str, fqn: str) -> str:
     return f"{_CALLED.get(role, f'{role} ')}{fqn}"
 
 
+def refuse_sparse(tensors: Mapping[str, torch.Tensor]) -> None:
+    """Raise :class:`CaptureError` for a tensor without one memory of its own; ``tensors`` by their names in sentences."""
+    for name, tensor in tensors.items():
+        if tensor.layout is not torch.strided:
+            raise CaptureError(
+                f"{name} is sparse ({tensor.layout}); a captured step takes dense tensors, so give what to_dense() gives, or "
+                "leave sparse=True out"
+            )
+
+
 def overlapping(tensors: Mapping[str, torch.Tensor]) -> Iterator[Pair]:
     """Names of each two different tensors whose memory overlaps, each taken from its first byte to its last."""
     # A sweep over memory in the order of addresses: a tensor overlaps all that began before it and have not ended yet.

@@ -17,6 +17,7 @@ from torch.optim import Optimizer
 from pytest_fxbucket.compat import pytree
 from pytest_fxbucket.compat.dtensors import is_dtensor, spec_of
 from pytest_fxbucket.compat.fsdp import Ranks
+from pytest_fxbucket.compat.modules import plain_fqn
 from pytest_fxbucket.errors import CaptureError
 from pytest_fxbucket.user_frame import naming_user_frame
 from pytest_fxbucket.words import show
@@ -116,13 +117,17 @@ def part_model(
                 done.append(_called(way))
     except CaptureError as error:
         # A way that fails may have parted some modules; one that succeeds, as "replicate", may have parted none.
-        now = dict(model.named_parameters())
-        if all(now.get(fqn) is parameter for fqn, parameter in before.items()):
+        if {id(parameter) for parameter in before.values()} <= {id(parameter) for parameter in model.parameters()}:
             raise
         how = f"by {', '.join(done)}" if done else "in part"
         raise CaptureError(f"{error}; the model is parted {how} already, make it anew") from error
     finally:  # after an error, too, optimizers have the parameters that the model has
-        _exchange(optimizers, before, dict(model.named_parameters()))
+        lost = _exchange(optimizers, before, dict(model.named_parameters()))
+    if lost:
+        raise CaptureError(
+            f"parallel leaves the model without its parameter {lost[0]}; wrap and shard modules, and keep the names of their "
+            "parameters"
+        )
     return ShardedSetup(mesh, batch_dim, "replicate" in ways)
 
 
@@ -232,9 +237,15 @@ def _digest(tensor: torch.Tensor) -> str:
     return hashlib.sha256(f"{tuple(tensor.shape)} {tensor.dtype}".encode() + data).hexdigest()
 
 
-def _exchange(optimizers: Sequence[Optimizer], before: Mapping[str, torch.Tensor], after: Mapping[str, torch.Tensor]) -> None:
-    """Exchange in ``optimizers`` the parameters ``before`` for those ``after``; state is sharded as its parameter is."""
-    new = {id(parameter): after[fqn] for fqn, parameter in before.items()}
+def _exchange(
+    optimizers: Sequence[Optimizer], before: Mapping[str, torch.Tensor], after: Mapping[str, torch.Tensor]
+) -> list[str]:
+    """Exchange in ``optimizers`` the parameters ``before`` for those ``after``; state is sharded as its parameter is.
+
+    Wrappers around modules may have other names. Gives FQNs that are no longer there.
+    """
+    there = {plain_fqn(fqn): parameter for fqn, parameter in after.items()}
+    new = {id(parameter): there[plain_fqn(fqn)] for fqn, parameter in before.items() if plain_fqn(fqn) in there}
     for optimizer in optimizers:
         for group in optimizer.param_groups:
             group["params"] = [new.get(id(parameter), parameter) for parameter in group["params"]]
@@ -243,6 +254,7 @@ def _exchange(optimizers: Sequence[Optimizer], before: Mapping[str, torch.Tensor
             if found is not None and found is not parameter:
                 del optimizer.state[parameter]
                 optimizer.state[found] = {key: _parted_alike(value, found) for key, value in state.items()}
+    return [fqn for fqn in before if plain_fqn(fqn) not in there]
 
 
 def _parted_alike(value: Any, parameter: torch.Tensor) -> Any:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -149,10 +149,11 @@ def unchanged_modules(model: nn.Module, twins: Mapping[int, torch.Tensor]) -> It
 
 
 @contextmanager
-def in_optimizers(live: Live, inputs: Inputs) -> Iterator[None]:
+def in_optimizers(live: Live, inputs: Inputs) -> Iterator[Callable[[Optimizer], None]]:
     """While inside, optimizers hold the twins of parameters, state and learning rates; then all is as before.
 
-    Raises :class:`CaptureError` on leaving if a parameter group, or a value of the state that is no tensor, was changed.
+    Raises :class:`CaptureError` on leaving if a parameter group, or a value of the state that is no tensor, was changed. It is
+    given a function to call when state of an optimizer was made: what is no tensor of that counts from then on.
     """
     twins, rates, updated = inputs.twins, inputs.rates, inputs.updated
     before = [(optimizer, optimizer.state, list(optimizer.param_groups)) for optimizer in live.optimizers]
@@ -165,14 +166,14 @@ def in_optimizers(live: Live, inputs: Inputs) -> Iterator[None]:
             # State is kept by the tensors that optimizers step, which of DTensors are the local parts (stepped_by_parts).
             stood_for = {twin: {key: _twin(twins, value) for key, value in held.items()} for twin, held in known}
             optimizer.state = defaultdict(dict, stood_for)
-        plain = [_plain_state(optimizer) for optimizer in live.optimizers]
+        plain = {id(optimizer): _plain_state(optimizer) for optimizer in live.optimizers}
         for name, group, _ in groups:
             group["params"] = [twins[id(parameter)] for parameter in group["params"]]
             if f"{name}.lr" in rates:
                 group["lr"] = rates[f"{name}.lr"]
-        yield
-        for (optimizer, _, held), then in zip(before, plain, strict=True):
-            _refuse_new_state(optimizer, held, then)
+        yield lambda optimizer: plain[id(optimizer)].update(_plain_state(optimizer) | plain[id(optimizer)])
+        for optimizer, _, held in before:
+            _refuse_new_state(optimizer, held, plain[id(optimizer)])
         for name, group, was in groups:
             if group.get("lr") is not rates.get(f"{name}.lr", was.get("lr")):
                 raise CaptureError(f"the step sets the learning rate of {name}; call the scheduler after the step, not in it")

@@ -124,6 +124,8 @@ class _Tracing:
         self.schedulers = Schedulers()
         self.stepping: Optimizer | None = None
         self.step = ExitStack()
+        self.state_is_made: Callable[[Optimizer], None] = lambda _: None
+        """To be called when optimizer state was made: what it has outside of tensors must not change from then on."""
         self.skipped: torch.Tensor | None = None
         """Set while a gradient scaler steps an optimizer: a tensor that is not 0 if this step is to have no effect."""
         self.anchors = Anchors(overrides, self.mode)
@@ -174,7 +176,7 @@ class _Tracing:
             inside.enter_context(self.namer.watching(model))
             inside.enter_context(unchanged_modules(model, self.inputs.twins))
             inside.enter_context(self.anchors.in_place())
-            inside.enter_context(in_optimizers(self.live, self.inputs))
+            self.state_is_made = inside.enter_context(in_optimizers(self.live, self.inputs))
             self.inputs.add_removed(self.removed)
             inside.enter_context(self.mode)
             inside.enter_context(self.recorder)
@@ -283,6 +285,7 @@ class _Tracing:
         self.step.enter_context(stepped_by_parts(optimizer, self.inputs))
         with self.recorder.unseen():
             self._make_state(optimizer)
+        self.state_is_made(optimizer)
         if self.skipped is not None:
             self.step.enter_context(self._undone_if(optimizer, self.skipped))
         self.functions.in_optimizer = True

@@ -102,6 +102,16 @@ def test_one_parameter_after_another_unless_it_says_otherwise(options: dict[str,
     assert (group["foreach"], bool(group["fused"])) == (foreach, "fused" in options)
 
 
+def test_a_learning_rate_that_groups_share_shrinks_for_each_by_its_own_factor() -> None:
+    model = nn.Linear(2, 2)
+    groups = [{"params": [one]} for one in model.parameters()]
+    trainer = TrainerOf(model, torch.optim.AdamW, fused=True)
+    trainer.optimizers = [torch.optim.AdamW(groups, lr=torch.tensor(0.5), fused=True)]
+    factors = {"optimizers.0.groups.0.lr": 0.5, "optimizers.0.groups.1.lr": 0.25}
+    stepped_by(trainer).set_rates({}, factors)
+    assert [float(group["lr"]) for group in trainer.optimizers[0].param_groups] == [0.25, 0.125]
+
+
 def test_an_optimizer_that_knows_of_no_such_thing_is_left_alone() -> None:
     trainer = TrainerOf(nn.Linear(2, 2), torch.optim.LBFGS)
     before = dict(trainer.optimizers[0].param_groups[0])

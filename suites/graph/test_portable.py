@@ -17,6 +17,7 @@ import torch
 from torch import fx, nn
 from torch._higher_order_ops.cond import cond_op
 
+from pytest_fxbucket.checks.bitwise.job import compare
 from pytest_fxbucket.errors import PassError
 from pytest_fxbucket.step.portable import decode, digest, encode, encode_module, own_copy, raw_bytes
 
@@ -146,6 +147,14 @@ def branching(offset: int = 1) -> fx.GraphModule:
     arms = [graph.get_attr("if_true"), graph.get_attr("if_false")]
     graph.output(graph.call_function(operator.getitem, (graph.call_function(cond_op, (flag, *arms, (x,))), 0)))
     return fx.GraphModule(root, graph)
+
+
+def test_a_constant_and_its_conjugate_are_told_apart_though_they_share_their_memory() -> None:
+    constant = torch.tensor([1 + 2j, 3 - 1j, 1j])
+    assert len({raw_bytes(one) for one in (constant, constant.conj(), constant.conj().resolve_conj())}) == 2
+    assert raw_bytes(constant.conj().imag) == raw_bytes(-constant.imag)
+    assert digest_of(small(constant=constant)) != digest_of(small(constant=constant.conj()))
+    assert not list(compare(0, 0, "output", "", constant.conj(), constant.conj().resolve_conj()))
 
 
 def test_graphs_inside_a_graph_travel_and_count() -> None:

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
@@ -78,8 +79,21 @@ def by_callable(model: nn.Module, mesh: Any) -> None:
         fully_shard(module, mesh=mesh)
 
 
+def wrapped(models: Models) -> None:
+    """Under names that its modules did not have before."""
+    under_other_names(nn.ModuleDict(models), init_device_mesh("cpu", (dist.get_world_size(),)))
+
+
+def under_other_names(model: nn.Module, mesh: Any) -> None:
+    for module in model.children():
+        for name, child in list(module.named_children()):
+            setattr(module, name, checkpoint_wrapper(child))
+            fully_shard(getattr(module, name), mesh=mesh)
+
+
 WAYS: dict[str, tuple[Callable[[Models], None], Any, tuple[int, ...] | None, tuple[str, ...]]] = {
     "a callable": (shard, by_callable, (2,), ("dp",)),
+    "wrappers": (wrapped, under_other_names, (2,), ("dp",)),
     "hybrid_shard": (copies, "hybrid_shard", (2, 2), ("copies", "shards")),
     "replicate": (ddp, "replicate", None, ()),
     "over tp": (over_tp, [{"body.*.up": "colwise", "body.*.down": "rowwise"}, "fully_shard"], (2, 2), ("dp", "tp")),
@@ -112,7 +126,7 @@ def train(rank: int, world: int, payload: dict[str, Any]) -> int:
         x, y, scale = torch.randn(8, 8, generator=draw), torch.randn(8, 4, generator=draw), torch.tensor(1.5)
         losses = captured(x, y, scale), eager(x.chunk(parts)[place], y.chunk(parts)[place], scale)
         assert torch.equal(*losses), losses
-        assert differing(*runs) == []
+        assert differing(*runs) == [], differing(*runs)
     assert captured.traces == 1
     return sum(type(value).__name__ == "DTensor" for state in optimizers[0].state.values() for value in state.values())
 
@@ -134,6 +148,24 @@ def begun(rank: int, world: int, payload: None) -> int:
 # What is refused.
 
 
+def raising(model: nn.Module, mesh: Any) -> None:
+    raise ValueError("no such layer")
+
+
+def renaming(model: nn.Sequential, mesh: Any) -> None:
+    model[0] = checkpoint_wrapper(model[0])
+    raising(model, mesh)
+
+
+def removing(model: nn.Sequential, mesh: Any) -> None:
+    model[0] = nn.Identity()
+
+
+def first_alone(model: nn.Sequential, mesh: Any) -> None:
+    fully_shard(model[0], mesh=mesh)
+    raising(model, mesh)
+
+
 def refusals(rank: int, world: int, payload: None) -> dict[str, str]:
     """What is said, by what was wrong."""
 
@@ -145,13 +177,6 @@ def refusals(rank: int, world: int, payload: None) -> dict[str, str]:
             return f"gave {step(torch.ones(6, 4)).item()}"
         except CaptureError as error:
             return str(error)
-
-    def raising(model: nn.Module, mesh: Any) -> None:
-        raise ValueError("no such layer")
-
-    def first_alone(model: nn.Sequential, mesh: Any) -> None:
-        fully_shard(model[0], mesh=mesh)
-        raising(model, mesh)
 
     def called(*args: Any, **options: Any) -> str:
         model = nn.Linear(4, 4)
@@ -180,6 +205,8 @@ def refusals(rank: int, world: int, payload: None) -> dict[str, str]:
         "half-way": half_way(),
         "half of the first": given(first_alone, layers=2),
         "nothing yet": given(["replicate", raising]),
+        "other names": given(["replicate", renaming]),
+        "less": given(removing),
         "too many": called(torch.ones(4, 4), torch.ones(4, 4)),
         "unknown keyword": called(torch.ones(4, 4), y=1),
         "ranks that differ": given(seed=rank),

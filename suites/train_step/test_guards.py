@@ -50,6 +50,27 @@ def test_what_a_graph_has_baked_in_of_parameters_and_their_groups_is_traced_anew
     assert twins.step.traces == 2
 
 
+def test_groups_that_no_longer_share_a_learning_rate_are_traced_anew() -> None:
+    def optimizer(model: nn.Module) -> torch.optim.Optimizer:
+        first, *others = model.parameters()
+        return torch.optim.AdamW([{"params": [first]}, {"params": others}], lr=torch.tensor(0.1), fused=True)
+
+    twins = Twins(optimizer)
+    twins.same(*batch(0))
+    for run in twins.each():
+        run.optimizers[0].param_groups[1]["lr"] = torch.tensor(0.0)
+    twins.same(*batch(1))
+    assert twins.step.traces == 2
+
+
+def test_a_keyword_called_args_is_no_positional_argument() -> None:
+    def make_step(model: nn.Module, optimizers: Any) -> Any:
+        return lambda x, args: (model(x).sum() * args[0]).detach()
+
+    x, y = batch(0)
+    assert Twins(adamw, make_step=make_step).same(x, args=[y.float()]) is not None
+
+
 def test_plain_arguments_and_dtypes_are_part_of_the_signature() -> None:
     def make_step(model: nn.Module, optimizers: Any) -> Any:
         def step(x: torch.Tensor, *, scale: float) -> torch.Tensor:

@@ -32,11 +32,12 @@ def test_what_cannot_be_parted_is_said_in_a_sentence(pools: Pools) -> None:
     assert every == [every[0]] * 4
     assert every[0].pop("sent").startswith("gave ")  # all ranks the same
     failed = every[0].pop("half-way")
-    assert failed.startswith("parallel refusals.<locals>.raising failed at ")
+    assert failed.startswith("parallel raising failed at ")
     assert failed.endswith('ValueError: no such layer; the model is parted by "fully_shard" already, make it anew')
     failed = every[0].pop("half of the first")
     assert failed.endswith("ValueError: no such layer; the model is parted in part already, make it anew")
     assert every[0].pop("nothing yet").endswith("ValueError: no such layer")
+    assert every[0].pop("other names").endswith("ValueError: no such layer")
     assert every[0] == {
         "too many": "the step takes (x), and is called otherwise: too many positional arguments",
         "unknown keyword": "the step takes (x), and is called otherwise: got an unexpected keyword argument 'y'",
@@ -52,6 +53,8 @@ def test_what_cannot_be_parted_is_said_in_a_sentence(pools: Pools) -> None:
         'dimension, or None if all ranks take all of it: batch_dim={"x": None}',
         "no argument": 'batch_dim has "y", and the step has no argument of that name',
         "module": 'parallel has "1", and the model has no module of that name',
+        "less": "parallel leaves the model without its parameter 0.weight; wrap and shard modules, and keep the names of their "
+        "parameters",
         "style": 'parallel has "0" = "diagonal"; known are colwise, rowwise and ParallelStyle objects',
         "other model": "parallel refusals.<locals>.<lambda> gave another module, where the model itself is to be parted",
         "no DeviceMesh": "mesh is a value of type list, expected a torch.distributed.device_mesh.DeviceMesh",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -128,6 +129,76 @@ def test_sgd_with_dampening_has_another_first_step() -> None:
         run.optimizers[0].step()
 
     assert "takes its first gradient whole and no later one; take one step without capture before" in refused(step, run)
+
+
+class Counted(torch.optim.SGD):
+    """Counts its steps in a plain number, made in the first one."""
+
+    def step(self, closure: None = None) -> None:  # type: ignore[override]  # as people write it
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                state = self.state[parameter]
+                state.setdefault("step", 0)
+                state["step"] += 1
+                if parameter.grad is not None:
+                    parameter.data.add_(parameter.grad, alpha=-group["lr"] / state["step"])
+
+
+@pytest.mark.parametrize("steps_before", [0, 1])
+def test_a_counter_outside_of_tensors_is_told_in_the_first_step_too(steps_before: int) -> None:
+    model = net()
+    run = Run(model, [Counted(model.parameters(), 0.1)], None)
+    for number in range(steps_before):
+        usual(model, run.optimizers)(*batch(number))
+    text = refused(usual(model, run.optimizers), run)
+    assert "the optimizer Counted keeps step outside of tensors, and changes it" in text
+
+
+def narrower(x: torch.Tensor) -> torch.Tensor:
+    return torch.rand(1)
+
+
+def of_another_dtype(x: torch.Tensor) -> torch.Tensor:
+    return torch.rand(3, dtype=torch.float64)
+
+
+@pytest.mark.parametrize("draw", [narrower, of_another_dtype])
+def test_another_draw_from_an_earlier_state_of_the_generator_is_told(run: Run, draw: Callable[..., Any]) -> None:
+    def step(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        with torch.random.fork_rng(devices=[]):
+            first = draw(x)
+        return (first * torch.rand(3)).sum()
+
+    assert "then draws by aten.rand.default with other sizes, dtypes or numbers than first" in refused(step, run)
+
+
+def sparse_buffer(model: nn.Module) -> tuple[torch.Tensor, ...]:
+    model.register_buffer("adjacent", torch.eye(3).to_sparse())
+    return batch(0)
+
+
+def sparse_argument(model: nn.Module) -> tuple[torch.Tensor, ...]:
+    return torch.eye(3).to_sparse(), batch(0)[1]
+
+
+def sparse_gradient(model: nn.Module) -> tuple[torch.Tensor, ...]:
+    weight = model.get_parameter("0.weight")
+    weight.grad = torch.ones_like(weight).to_sparse()
+    return batch(0)
+
+
+@pytest.mark.parametrize(
+    ("make", "called"),
+    [(sparse_buffer, "buffer adjacent"), (sparse_argument, "argument args[0]"), (sparse_gradient, "gradient of 0.weight")],
+)
+def test_what_is_sparse_is_told(make: Callable[[nn.Module], tuple[torch.Tensor, ...]], called: str) -> None:
+    model = net()
+    given = make(model)
+    step = capture_step(lambda x, y: None, model=model)
+    with pytest.raises(
+        CaptureError, match=rf"^{re.escape(called)} is sparse \(torch.sparse_coo\); a captured step takes dense"
+    ):
+        step(*given)
 
 
 def test_a_learning_rate_that_is_a_tensor_is_told_where_it_is_none() -> None:

@@ -25,7 +25,7 @@ _SIGNED = {**_INTEGERS, 1: torch.int8}
 
 def bits(tensor: torch.Tensor) -> torch.Tensor:
     """The tensor's bits as integers of the same size, flat: signed zeros and NaNs differ as their bits do."""
-    flat = tensor.detach().contiguous().reshape(-1)
+    flat = tensor.detach().resolve_conj().resolve_neg().contiguous().reshape(-1)
     if flat.is_complex():
         flat = torch.view_as_real(flat).reshape(-1)
     return flat.view(_INTEGERS[flat.element_size()])
