@@ -8,6 +8,7 @@ from pathlib import Path
 
 from pytest_fxbucket.captured_plan import CapturedPlan
 from pytest_fxbucket.checks.bitwise.check import task_of
+from pytest_fxbucket.joined_step import as_run
 from pytest_fxbucket.plan.load import parse_plans
 from pytest_fxbucket.plan.schema import Plan
 from pytest_fxbucket.plan_on_mesh import PlanOnMesh, mesh_of
@@ -56,7 +57,7 @@ class Beside:
 
 def peaks(pools: Pools, plan: Plan, rank: int = 0) -> Iterator[Beside]:
     """Of each graph of the unbucketed and of the final step as ``rank`` runs them, all ranks in one process."""
-    world = PlanOnMesh(CapturedPlan(plan, mesh_of(plan, run=True)), "manual")
+    world = as_run(PlanOnMesh(CapturedPlan(plan, mesh_of(plan, run=True)), "manual"))
     for phase in world.step(0).graphs:
         tasks = [task_of(world, phase, one, "local") for one in range(world.size)]
         unbucketed, final = pools.get(world.size, "local").run(JOB, tasks, timeout_s=120, what="allocations")[rank]
