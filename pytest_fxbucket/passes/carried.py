@@ -7,7 +7,7 @@ and other gathers. A reduction reduces a gradient unless its result reaches a pr
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, NamedTuple
 
 import torch
@@ -56,11 +56,9 @@ def carried(graph: fx.Graph) -> dict[fx.Node, LaunchContents]:
     outputs = {node: i for i, node in reversed(list(enumerate(values))) if isinstance(node, torch.fx.Node)}
     products = _Products()
     found: dict[fx.Node, LaunchContents] = {}
-    levels: dict[fx.Node, int] = {}
+    levels = launches_before(graph)
     for index, node in enumerate(graph.nodes):
         kind = collectives.launch_kind(node)
-        if _passes_on(node):
-            levels[node] = _launched_before(node, levels)
         if kind == "all_gather":
             found[node] = _gather(node, inputs)._replace(level=levels[node], again=_gathered_before(node))
         elif kind is not None:
@@ -79,13 +77,14 @@ def _gather(node: fx.Node, inputs: dict[fx.Node, int]) -> LaunchContents:
     return LaunchContents(tuple(s.name for s in sources), inputs[sources[0]] if sources else 0, direction)
 
 
-def _launched_before(node: fx.Node, levels: Mapping[fx.Node, int]) -> int:
-    """How many launches stand one behind the other on the way to ``node``, the most of any way, with data but moved between.
-
-    ``levels`` has this of all that passes data on before ``node``.
-    """
-    sources = [source for source in _data_inputs(node) if source in levels]
-    return max((levels[source] + (collectives.launch_kind(source) is not None) for source in sources), default=0)
+def launches_before(graph: fx.Graph) -> dict[fx.Node, int]:
+    """How many launches stand one behind the other on the way to each node that passes data on, the most of any way."""
+    found: dict[fx.Node, int] = {}
+    for node in graph.nodes:
+        if _passes_on(node):
+            sources = [source for source in _data_inputs(node) if source in found]
+            found[node] = max((found[one] + (collectives.launch_kind(one) is not None) for one in sources), default=0)
+    return found
 
 
 def _gathered_before(gather: fx.Node) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from operator import getitem
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +15,7 @@ from pytest_fxbucket.graph.ops import dtype_name, is_view, operator_name, return
 from pytest_fxbucket.graph.walks import reached
 from pytest_fxbucket.passes.arrange import arranged, drawn, drawn_together, pull_up, relink
 from pytest_fxbucket.passes.bucketer import packer_for
+from pytest_fxbucket.passes.carried import launches_before
 from pytest_fxbucket.passes.new_nodes import NodeMaker, alone, fake_value, has_numbers, shared_meta
 from pytest_fxbucket.passes.packers import PACKERS, Packing, packer_named
 
@@ -44,6 +45,8 @@ class Merged:
     """What was made behind its wait, in order."""
     absorbed: tuple[fx.Node, ...] = ()
     """Casts of the members' inputs that the pack does now; nobody else read them."""
+    behind: int = 0
+    """Launches before it on the way of its data, in the graph where all buckets are merged."""
 
     @property
     def first(self) -> MergeTarget:
@@ -52,8 +55,8 @@ class Merged:
 
     @property
     def level(self) -> int:
-        """Number of reductions that its members went through before, the largest of any member."""
-        return max(member.level for member in self.members)
+        """Number of reductions that its members went through before, or that buckets of other members make of that now."""
+        return max(self.behind, *(member.level for member in self.members))
 
 
 def merge(graph: fx.Graph, order: Order, groups: Sequence[Group], bucketer: Bucketer) -> list[Merged]:
@@ -82,7 +85,9 @@ def merge(graph: fx.Graph, order: Order, groups: Sequence[Group], bucketer: Buck
     for node in sorted(gone, key=order.index.__getitem__, reverse=True):
         graph.erase_node(node)
     relink(graph, [node for item in items for node in made.get(item, [order.nodes[item]]) if node not in gone])
-    return [packed.get(id(group)) or _alone(group) for group in groups]
+    behind = launches_before(graph)
+    buckets = (packed.get(id(group)) or _alone(group) for group in groups)
+    return [replace(bucket, behind=behind.get(bucket.launch, 0)) for bucket in buckets]
 
 
 def _wished_places(order: Order, merging: Sequence[Group]) -> list[float]:

@@ -9,10 +9,14 @@ import pytest
 import torch
 from torch import fx
 
-from pytest_fxbucket.fuzz.judge import problems
+from pytest_fxbucket.fuzz.drawing import DrawingStep
+from pytest_fxbucket.fuzz.judge import judged, problems
 from pytest_fxbucket.fuzz.on_ranks import compare
 from pytest_fxbucket.fuzz.our_pass import run_pass
 from pytest_fxbucket.fuzz.program import Program, aten
+from pytest_fxbucket.fuzz.strategies import drawn
+from pytest_fxbucket.fuzz.trial import PlanChoice
+from pytest_fxbucket.fuzz.tried_pass import subject_of
 from pytest_fxbucket.ranks.pools import Pools
 from suites.passes.programs import Passed, through
 
@@ -48,6 +52,23 @@ def test_both_waits_of_a_launch_are_deferred_in_one_go(made: Program) -> None:
     second = made.wait(launch)
     made.module = "b"
     assert not changed_again(made, first, second, made.reduce(y), entries=["a", "b"])
+
+
+def test_what_is_made_of_a_bucket_comes_behind_all_of_its_members() -> None:
+    """A gradient reduced once shares a bucket with one that was not, and what is made of that comes behind both."""
+    drawings = [
+        *[DrawingStep("nothing")] * 5,
+        DrawingStep("compute"),
+        DrawingStep("all_reduce", 8),
+        DrawingStep("reduce"),
+        DrawingStep("reduce"),
+        DrawingStep("view"),
+        DrawingStep("reduce"),
+        DrawingStep("cast_and_launch", 0, 0, 2),
+    ]
+    trial = PlanChoice(plan=0, by="size", caps=(0,), defer_reduce=True).trial(drawn(3, drawings))
+    found = judged(trial, subject_of("manual"))
+    assert found is None, found.text
 
 
 def test_a_graph_that_reduces_an_empty_tensor_can_be_read() -> None:
