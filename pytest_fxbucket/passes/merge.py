@@ -237,16 +237,21 @@ def _call_packer(packer: str, function: Callable[..., Any], *args: Any) -> Any:
 
 def _pair(packer: str, given: Any) -> tuple[fx.Node, Unpack]:
     if isinstance(given, tuple) and len(given) == 2 and isinstance(given[0], torch.fx.Node) and callable(given[1]):
+        _call_packer(packer, fake_value, given[0])
         return given
     raise PassError(f"{packer} gave a {type(given).__name__}, where (packed node, unpack) was expected")
 
 
-def _checked(packer: str, results: Sequence[fx.Node], parts: Sequence[LaunchTensor], bucket: Packing) -> list[fx.Node]:
+def _checked(packer: str, results: Any, parts: Sequence[LaunchTensor], bucket: Packing) -> list[fx.Node]:
     """``results``, if they are what the waits were; raises :class:`PassError` that names ``packer`` if not."""
+    if not isinstance(results, (list, tuple)):
+        raise PassError(f"{packer}: unpack gave a {type(results).__name__}, where a list of nodes was expected")
+    if odd := [one for one in results if not isinstance(one, torch.fx.Node)]:
+        raise PassError(f"{packer}: unpack gave {type(odd[0]).__name__} in its list, where nodes were expected")
     if len(results) != len(parts):
         raise PassError(f"{packer} gave {len(results)} results for {len(parts)} inputs")
     for result, part, wanted in zip(results, parts, bucket.replaced, strict=True):
-        value = fake_value(result)
+        value = _call_packer(packer, fake_value, result)
         strided = "" if not has_numbers(value) or value.is_contiguous() else ", not contiguous"
         if (_sizes(value), value.dtype) != (_sizes(wanted), wanted.dtype) or strided:
             raise PassError(

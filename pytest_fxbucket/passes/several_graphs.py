@@ -96,8 +96,10 @@ class SeveralGraphs:
         """
         if self._stack is not None or self._plan.bucket.packer != "default":
             return None
-        # Names node by node: two graphs of the same modules may differ in which node is whose.
-        said = repr((_code(), self._plan.bucket, self._plan.overlap, self._plan.cluster, list(self._names(graph, each=True))))
+        # Names node by node: two graphs of the same modules may differ in which node is whose. Of a cluster its figures: a file
+        # of that name may have others by now.
+        names, cluster = list(self._names(graph, each=True)), cluster_of(self._plan)
+        said = repr((_code(), self._plan.bucket, self._plan.overlap, cluster, names))
         return hashlib.sha256(said.encode()).hexdigest()
 
     def check(self) -> None:

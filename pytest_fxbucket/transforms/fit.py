@@ -38,6 +38,7 @@ def refuse_unpaired(where: str, before: StepGraph, after: Any, state: Mapping[st
             f"{where} gave a step with graphs {', '.join(after.graphs) or 'of no name'}; expected {', '.join(before.graphs)}, "
             "or setup, steady and cleanup"
         )
+    _refuse_no_step(where, after)
     for phase, graph_module in after.graphs.items():
         _refuse_other_ends(where, graph_module.graph, after.inputs[phase], after.outputs[phase])
     _refuse_other_roles(where, before, after)
@@ -45,6 +46,20 @@ def refuse_unpaired(where: str, before: StepGraph, after: Any, state: Mapping[st
         _refuse_unpaired_outputs(where, after.inputs[phase], after.outputs[phase])
     _refuse_lost_on_the_way(where, after)
     _refuse_other_state(where, [value for values in after.inputs.values() for value in values], state)
+
+
+def _refuse_no_step(where: str, after: StepGraph) -> None:
+    """Each graph must be a graph module that gives a list, with a tuple of values for its inputs and one for its outputs."""
+    for phase, graph_module in after.graphs.items():
+        if not isinstance(graph_module, fx.GraphModule):
+            what = type(graph_module).__name__
+            raise CaptureError(f"{where} gave a value of type {what} for the {phase} graph; it is to be an fx.GraphModule")
+        outputs = graph_module.graph.find_nodes(op="output")
+        if not outputs or not isinstance(outputs[0].args[0], (list, tuple)):
+            raise CaptureError(f"{where} left the {phase} graph without an output that is a list of its results")
+        for side, values in (("inputs", after.inputs), ("outputs", after.outputs)):
+            if not isinstance(values.get(phase), (list, tuple)):
+                raise CaptureError(f"{where} left no {side} for the {phase} graph; the StepGraph has a tuple of Value for each")
 
 
 def _refuse_other_ends(where: str, graph: fx.Graph, inputs: Sequence[Value], outputs: Sequence[Value]) -> None:

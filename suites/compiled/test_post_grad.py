@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, fx, nn
 from torch._inductor.utils import get_code
 
+import pytest_fxbucket
 from fixtures.compiled import train
 from pytest_fxbucket.compat.compilers import moving_nothing
 from pytest_fxbucket.errors import PlanError
@@ -22,6 +23,7 @@ from pytest_fxbucket.passes import bucketing_backend, bucketing_post_grad_pass
 from suites.compiled.rank_jobs_of_compiled import WITHOUT_CODE
 from suites.compiled.small_nets import PLAN, net, step, words
 
+CLUSTERS = Path(pytest_fxbucket.__file__).parent / "cost" / "clusters"
 needs_compiler = pytest.mark.skipif(
     shutil.which("g++") is None, reason="inductor writes code for CPUs where there is g++, which is not here"
 )
@@ -165,6 +167,17 @@ def test_the_cache_is_told_of_names_of_modules_and_of_what_it_cannot_know() -> N
     assert key("a", packer="suites.passes.test_packers:joined") is None
     assert key("a", module_stack_fn=lambda node: []) is None
     assert bucketing_post_grad_pass(["a"]).uuid() is None  # nothing is compiled just now
+
+
+def test_the_cache_is_told_of_the_figures_of_a_cluster_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    figures = (CLUSTERS / "h100-sxm.toml").read_text(encoding="utf-8")
+    keys = []
+    for bandwidth in (450, 5, 450):
+        (tmp_path / "ours.toml").write_text(figures.replace("bandwidth = 450,", f"bandwidth = {bandwidth},"), encoding="utf-8")
+        made = bucketing_post_grad_pass(["a"], schedule="auto", cluster="ours.toml")
+        keys.append(made._graphs.key(graph_of("a")))
+    assert keys[0] == keys[2] != keys[1]
 
 
 def test_a_wrong_plan_is_an_error_with_a_warm_cache_too() -> None:

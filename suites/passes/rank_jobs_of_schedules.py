@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 
 from torch import fx
+from torch.distributed.device_mesh import init_device_mesh
 
 from pytest_fxbucket.errors import PassError
 from pytest_fxbucket.fuzz.program import COLUMNS, Program, aten
@@ -40,6 +41,19 @@ def order_by(seed: int) -> list[str]:
 def scheduled(rank: int, world: int, _: None) -> list[str]:
     """The order on this rank, which measures other seconds than all others."""
     return order_by(rank)
+
+
+def over_groups_of_other_names(rank: int, world: int, _: None) -> int:
+    """How many launches are left where each two ranks have a group of their own, which they call otherwise than others."""
+    group = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))["tp"].get_group().group_name
+    made = Program(2)
+    total = made.given("x", 8, COLUMNS)
+    for number in range(4):
+        total = made.call(aten.mul.Tensor, total, made.gather(made.given(f"w{number}", 4, COLUMNS), group))
+    gm = made.returns(total)
+    options = {"collective_bucketing": True, "max_memory_increase_ratio": None, "max_memory_increase_gb": None}
+    schedule_overlap_bucketing(gm, custom_runtime_estimation=lambda *_: 1.0, **options)
+    return sum(launch_kind(node) is not None for node in gm.graph.nodes)
 
 
 def of_other_graphs(rank: int, world: int, _: None) -> str:

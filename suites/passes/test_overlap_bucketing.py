@@ -121,6 +121,12 @@ def test_ranks_that_measure_other_seconds_launch_in_one_order(pools: Pools) -> N
     assert len(set(map(tuple, together))) == 1
 
 
+def test_ranks_whose_groups_have_other_names_agree(pools: Pools) -> None:
+    job = "suites.passes.rank_jobs_of_schedules:over_groups_of_other_names"
+    launches = pools.get(4).run(job, [None] * 4, timeout_s=60)
+    assert len(set(launches)) == 1 <= launches[0]
+
+
 def test_ranks_with_other_graphs_are_told_by_name(pools: Pools) -> None:
     found = pools.get(2).run("suites.passes.rank_jobs_of_schedules:of_other_graphs", [None] * 2, timeout_s=60)
     assert found[0].startswith("ranks cannot agree on seconds, since they have other graphs: rank 1 has ")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from operator import getitem
+from typing import Any
 
 import pytest
 import torch
@@ -83,6 +84,22 @@ def gives_nothing(make: NodeMaker, bucket: Packing) -> None:
     return None
 
 
+def returns_nothing(make: NodeMaker, bucket: Packing) -> tuple[fx.Node, Any]:
+    packed, _ = joined(make, bucket)
+    return packed, lambda arrived: None
+
+
+def gives_values(make: NodeMaker, bucket: Packing) -> tuple[fx.Node, Any]:
+    packed, unpack = joined(make, bucket)
+    return packed, lambda arrived: [one.meta["val"] for one in unpack(arrived)]
+
+
+def without_value(make: NodeMaker, bucket: Packing) -> tuple[fx.Node, Unpack]:
+    packed, unpack = joined(make, bucket)
+    del packed.meta["val"]
+    return packed, unpack
+
+
 def gathers(ranks: int) -> fx.Graph:
     made = Program(ranks)
     return made.returns(*made.together("gather", made.shards("pqr"))).graph
@@ -119,6 +136,9 @@ def test_a_packer_of_ones_own_sees_the_casts() -> None:
         ("miscounts", "aten.view.default cannot be called on what the launches carry: RuntimeError: shape '[7]' is invalid"),
         ("breaks", "breaks\" raised KeyError: 'all_gather'"),
         ("gives_nothing", 'gives_nothing" gave a NoneType, where (packed node, unpack) was expected'),
+        ("returns_nothing", 'returns_nothing": unpack gave a NoneType, where a list of nodes was expected'),
+        ("gives_values", 'gives_values": unpack gave FakeTensor in its list, where nodes were expected'),
+        ("without_value", 'without_value": cat carries no value, and merging needs a fake tensor in its meta'),
     ],
 )
 def test_a_packer_that_does_not_do_its_work_is_named(name: str, words: str) -> None:

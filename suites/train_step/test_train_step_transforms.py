@@ -154,6 +154,16 @@ def new_input(step: StepGraph, state: State) -> StepGraph:
     return given(step, [replace(first, role="batch"), *rest])
 
 
+def of_no_module(step: StepGraph, state: dict[str, torch.Tensor]) -> StepGraph:
+    return replace(step, graphs={phase: one.graph for phase, one in step.graphs.items()})  # type: ignore[arg-type]  # on purpose
+
+
+def without_output(step: StepGraph, state: dict[str, torch.Tensor]) -> StepGraph:
+    graph = step.graphs["joint"].graph
+    graph.erase_node(graph.output_node())
+    return step
+
+
 def ill_formed(step: StepGraph, state: State) -> StepGraph:
     graph = step.graphs["joint"].graph
     next(iter(graph.nodes)).prepend(graph.output_node().prev)
@@ -187,6 +197,12 @@ def raising(step: StepGraph, state: State) -> StepGraph:
         ),
         (new_input, f"added the input batch {AVERAGE}; only state can be added"),
         (ill_formed, "left a graph that is not well formed"),
+        (of_no_module, "gave a value of type Graph for the joint graph; it is to be an fx.GraphModule"),
+        (without_output, "left the joint graph without an output that is a list of its results"),
+        (
+            lambda step, state: replace(step, inputs={}),
+            "left no inputs for the joint graph; the StepGraph has a tuple",
+        ),
         (lambda step, state: None, "gave a value of type NoneType; it is to give the StepGraph"),
         (raising, "failed at suites/train_step/test_train_step_transforms.py:"),
     ],

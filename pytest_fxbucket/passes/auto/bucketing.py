@@ -103,7 +103,8 @@ class HidingBefore:
 
     def _latency(self, target: MergeTarget) -> float:
         """Seconds that a flight takes even if it carries next to nothing."""
-        return min(self._estimates.of_one(_smallest(target)), self._by_launch[target.launch].seconds)
+        flight = self._by_launch[target.launch]
+        return min(self._estimates.of_one(_smallest(target, flight.stream)), flight.seconds)
 
     def _job(self, target: MergeTarget) -> _Job:
         return self._of_flight(self._by_launch[target.launch], [target])
@@ -173,7 +174,7 @@ class HidingBefore:
         return True
 
 
-def _smallest(target: MergeTarget) -> fx.Node:
+def _smallest(target: MergeTarget, stream: int) -> fx.Node:
     """A launch like ``target`` that carries next to nothing, for the cost model to tell the latency of.
 
     Estimates are kept by name and operator of a node, so the name says all that the latency may depend on.
@@ -186,7 +187,8 @@ def _smallest(target: MergeTarget) -> fx.Node:
         "reduce_scatter": (c10d.reduce_scatter_tensor, (target.op, target.ranks), 1),
         "all_reduce": (c10d.all_reduce, (target.op,), target.ranks),
     }[target.kind]
-    name = f"smallest_{target.kind}_{target.dtype}_{target.group}".replace(".", "_")
+    # Ranks must agree on names, and call process groups otherwise: their stream has the same number on all.
+    name = f"smallest_{target.kind}_{target.dtype}_{stream}_{target.ranks}".replace(".", "_")
     node = graph.create_node("call_function", operator.default, (sent, *args, target.group), {}, name)
     node.meta["val"] = sent.meta["val"].new_empty(numel)
     return node
