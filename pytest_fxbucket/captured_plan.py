@@ -55,7 +55,7 @@ class CapturedPlan:
     _failed: FxbucketError | None = None
     _steps: dict[int, StepGraph] = field(default_factory=dict)
     _before_pass: dict[int, BeforePass] = field(default_factory=dict)
-    _estimated: dict[Phase, dict[NodeKey, float]] = field(default_factory=dict)
+    _estimated: dict[tuple[Phase, int], dict[NodeKey, float]] = field(default_factory=dict)
     _sent: dict[tuple[int, Phase], tuple[StepGraph, PortableGraph]] = field(default_factory=dict)
     _read: dict[int, tuple[StepGraph, Mapping[Phase, GraphAnalysis]]] = field(default_factory=dict)
     """Both by ``id`` of the step, which is kept too, so that no other one can get its ``id``."""
@@ -191,9 +191,9 @@ class CapturedPlan:
             self._sent[id(step), phase] = step, encode(step.graphs[phase].graph, step.graphs[phase], modules)
         return self._sent[id(step), phase][1]
 
-    def estimated(self, phase: Phase) -> dict[NodeKey, float]:
-        """Seconds of nodes of the graph ``phase`` for finding schedules; all ranks use those that the first rank was told."""
-        return self._estimated.setdefault(phase, {})
+    def estimated(self, phase: Phase, rank: int) -> dict[NodeKey, float]:
+        """Seconds of nodes of ``rank``'s graph ``phase`` for finding schedules; ranks at one place along pp use the same."""
+        return self._estimated.setdefault((phase, self.mesh.at(rank, "pp")), {})
 
 
 def note_forward(notes: list[str], what: str, module: object) -> None:

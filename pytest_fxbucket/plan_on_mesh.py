@@ -170,7 +170,7 @@ class PlanOnMesh:
             made = {
                 phase: run_pass(
                     self.pass_name,
-                    PassJob(step, phase, readings[phase], self.plan, entries, self.captured.estimated(phase), is_first),
+                    PassJob(step, phase, readings[phase], self.plan, entries, self.captured.estimated(phase, rank), is_first),
                 )
                 for phase in step.graphs
             }

@@ -161,7 +161,7 @@ def _refuse_broken(graph: fx.Graph) -> None:
         raise PassError(f"the reordered graph is not in order: {' '.join(str(error).split())[:200]}") from error
 
 
-def within_room(bucket: Bucket, run: Callable[[Bucket], _T]) -> _T:
+def within_room(bucket: Bucket, run: Callable[[Bucket, Estimates | None], _T], estimates: Estimates | None = None) -> _T:
     """What ``run`` gives. If memory has no room, ``by = "overlap"`` lets it run again, on a new graph, with less merged.
 
     Which launches stay hidden together is decided before anything is merged, when the bytes of packs and unpacks are not known.
@@ -171,10 +171,18 @@ def within_room(bucket: Bucket, run: Callable[[Bucket], _T]) -> _T:
         # A cap that is no tighter than the plan's own would merge as much again; 0 is no cap.
         tries += [*(replace(bucket, cap_mb=(cap,)) for cap in _CAPS_MB if not 0 < bucket.cap_mb[0] <= cap)]
         tries.append(replace(bucket, enabled=False))
-    for one in tries[:-1]:
+    for number, one in enumerate(tries[:-1]):
         with suppress(NoRoomError):
-            return run(one)
-    return run(tries[-1])
+            return _settled(one, number, run, estimates)
+    return _settled(tries[-1], len(tries) - 1, run, estimates)
+
+
+def _settled(bucket: Bucket, number: int, run: Callable[[Bucket, Estimates | None], _T], estimates: Estimates | None) -> _T:
+    own = estimates and estimates.of_try(number)
+    made = run(bucket, own)
+    if own is not None:
+        own.settle()
+    return made
 
 
 _CAPS_MB = (64.0, 4.0)

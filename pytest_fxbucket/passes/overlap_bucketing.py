@@ -96,7 +96,7 @@ def schedule_overlap_bucketing(
     cost = _cost(custom_runtime_estimation, figures, compute_overlap_multipler)
     estimates = Estimates(cost, figures, differs=custom_runtime_estimation is not None)
 
-    def change(graph: fx.Graph, bucket: Bucket) -> PassReport | None:
+    def change(graph: fx.Graph, bucket: Bucket, estimates: Estimates | None) -> PassReport | None:
         """In place; a report takes time, and is made for those who ask."""
         own, targets = ManualPass(bucket, overlap), by_size(graph)
         if report is not None:
@@ -104,19 +104,19 @@ def schedule_overlap_bucketing(
         own.apply(graph, targets, estimates)
         return None
 
-    def run(bucket: Bucket) -> tuple[fx.Graph, PassReport | None]:
+    def run(bucket: Bucket, estimates: Estimates | None) -> tuple[fx.Graph, PassReport | None]:
         graph = copy.deepcopy(gm.graph)
         forget_order(graph)
-        return graph, change(graph, bucket)
+        return graph, change(graph, bucket, estimates)
 
     with collector.paused():
         if not any(map(is_wait, gm.graph.nodes)):
             return gm
         refuse_symbolic(gm.graph)
         if collective_bucketing or insert_overlap_deps:
-            gm.graph, said = within_room(bucket, run)  # which recompiles
+            gm.graph, said = within_room(bucket, run, estimates)  # which recompiles
         else:  # nothing is changed before it is known to be right
-            said = change(gm.graph, bucket)
+            said = change(gm.graph, bucket, estimates)
             gm.recompile()
     if report is not None and said is not None:
         report(said)

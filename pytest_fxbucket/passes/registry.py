@@ -109,15 +109,14 @@ def _job_behind(job: PassJob, made: Bucketed, where: str) -> PassJob:
 def _run_one(name: str, job: PassJob) -> Bucketed:
     root = job.step.graphs[job.phase]
     if name == "manual":
-        estimates = estimates_of(job)
 
-        def run(bucket: Bucket) -> tuple[fx.Graph, PassReport]:
+        def run(bucket: Bucket, estimates: Estimates | None) -> tuple[fx.Graph, PassReport]:
             graph = copy.deepcopy(root.graph)
             forget_order(graph)
             return graph, ManualPass(bucket, job.plan.overlap).run(graph, _targets(graph, job), estimates)
 
         try:
-            graph, report = within_room(job.plan.bucket, run)
+            graph, report = within_room(job.plan.bucket, run, estimates_of(job))
         except PlanError as error:
             where = str(job.plan.path)
             raise PlanError(str(error) if where in str(error) else f"{where}: {error}") from None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,12 +11,16 @@ import torch
 from torch import fx
 
 from pytest_fxbucket.compat.c10d import fake_world
+from pytest_fxbucket.cost.cluster import cluster_named
 from pytest_fxbucket.errors import FxbucketError, PlanError
 from pytest_fxbucket.fuzz import lockstep
-from pytest_fxbucket.fuzz.program import COLUMNS, Program
+from pytest_fxbucket.fuzz.program import COLUMNS, Program, aten
 from pytest_fxbucket.graph.collectives import is_wait, launch_kind
 from pytest_fxbucket.graph.ops import operator_name
 from pytest_fxbucket.passes import schedule_overlap_bucketing
+from pytest_fxbucket.passes.auto.estimates import of_cluster
+from pytest_fxbucket.passes.auto.machine import machine_of
+from pytest_fxbucket.passes.report import PassReport
 from pytest_fxbucket.ranks.pools import Pools
 from suites.passes.programs import chain, launches
 from suites.passes.rank_jobs_of_schedules import order_by
@@ -119,6 +124,25 @@ def test_ranks_that_measure_other_seconds_launch_in_one_order(pools: Pools) -> N
     assert len(alone) > 1, "each by its own seconds would not"
     together = pools.get(4).run("suites.passes.rank_jobs_of_schedules:scheduled", [None] * 4, timeout_s=60)
     assert len(set(map(tuple, together))) == 1
+
+
+def test_what_is_said_to_be_exposed_is_of_the_graph_that_came_out_and_not_of_an_earlier_try() -> None:
+    """With little room less is merged in a second try, whose buckets have the names of larger ones."""
+    made = Program(4)
+    x = made.given("x", 1024, 1024)
+    for number in range(8):
+        gathered = made.gather(made.given(f"w{number}", 2048, 1024))
+        y = made.call(aten.mm.default, x, made.call(aten.t.default, gathered))
+        x = made.call(aten.add.Tensor, x, made.call(aten.mm.default, y, gathered))
+    gm, said = made.returns(x), list[PassReport]()
+    with fake_world(0, 4):
+        schedule_overlap_bucketing(
+            gm, collective_bucketing=True, max_memory_increase_ratio=0.5, max_memory_increase_gb=None, report=said.append
+        )
+        nodes = list(gm.graph.nodes)
+        right = machine_of(nodes, of_cluster(cluster_named("h100-sxm", Path.cwd()))).run(range(len(nodes)))
+    assert said[0].schedule is not None
+    assert said[0].schedule.exposed == pytest.approx(right.exposed, rel=1e-9)
 
 
 def test_ranks_whose_groups_have_other_names_agree(pools: Pools) -> None:

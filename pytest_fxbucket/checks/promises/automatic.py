@@ -60,7 +60,7 @@ def _asked_once(world: PlanOnMesh, step: StepGraph, cluster: Cluster) -> CostMod
         node: seconds
         for phase, module in step.graphs.items()
         for node in module.graph.nodes
-        if (seconds := world.captured.estimated(phase).get((node.name, str(node.target)))) is not None
+        if (seconds := world.captured.estimated(phase, step.rank).get((node.name, str(node.target)))) is not None
     }
     return lambda node: known[node] if node in known else cost(node)
 

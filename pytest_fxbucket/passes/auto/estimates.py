@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
@@ -26,8 +26,8 @@ if TYPE_CHECKING:
     from pytest_fxbucket.cost.cluster import Cluster
     from pytest_fxbucket.cost.costs import CostModel
 
-NodeKey = tuple[str, str]
-"""Name and operator of a node."""
+NodeKey = tuple[str, ...]
+"""Name and operator of a node; while the graph that it is of may still be thrown away, the number of the try as well."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,13 +40,23 @@ class Estimates:
     """What was asked before; the same for every rank that this process plays."""
     differs: bool = True
     """Whether the model may say other seconds on other ranks; what reckons with sizes alone does not."""
+    attempt: tuple[str, ...] = ()
+    """Which try this is of one graph, if there may be several: what one makes may have the names of what another made."""
+
+    def of_try(self, number: int) -> Estimates:
+        """For try ``number``, from 0."""
+        return replace(self, attempt=(str(number),))
+
+    def settle(self) -> None:
+        """Take this try's seconds for those of the graph that came out."""
+        self.known.update({key[:2]: seconds for key, seconds in list(self.known.items()) if key[2:] == self.attempt})
 
     def of(self, nodes: Sequence[fx.Node]) -> list[float]:
         """Seconds of each of ``nodes``, all of a graph; where ranks really run all call it with theirs.
 
         Raises what the cost model does, and :class:`PassError` for ranks that have other nodes.
         """
-        keys = [(node.name, str(node.target)) for node in nodes]
+        keys = [(node.name, str(node.target), *self.attempt) for node in nodes]
         new = {key: self.cost(node) for key, node in zip(keys, nodes, strict=True) if key not in self.known}
         self.known.update(_agreed(new) if self.differs else new)
         return [self.known[key] for key in keys]
