@@ -15,6 +15,7 @@ from pytest_fxbucket.errors import FxbucketError, UsageError
 from pytest_fxbucket.explain.find import parts
 from pytest_fxbucket.plan.load import load_plans
 
+_OWN = ("pytest.toml", ".pytest.toml")
 _INI = {"pytest.ini": "pytest", ".pytest.ini": "pytest", "tox.ini": "pytest", "setup.cfg": "tool:pytest"}
 
 
@@ -72,7 +73,7 @@ def _of_ini(start: Path) -> tuple[list[str], str]:
     """Entries of ini fxbucket_plans in the nearest ini file of pytest above ``start``, as paths from there; and its name."""
     for folder in (start, *start.parents):
         # The order in which pytest looks.
-        for name in ("pytest.ini", ".pytest.ini", "pyproject.toml", "tox.ini", "setup.cfg"):
+        for name in (*_OWN, "pytest.ini", ".pytest.ini", "pyproject.toml", "tox.ini", "setup.cfg"):
             lines = _plans_in(folder / name)
             if lines:
                 texts = [text.strip() for line in lines for text in line.split(",") if text.strip()]
@@ -100,9 +101,11 @@ def _plans_in(file: Path) -> list[str]:
 
 def _of_toml(file: Path, text: str) -> list[str]:
     try:
-        tool = tomllib.loads(text).get("tool", {}).get("pytest", {})
+        read = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
         raise FxbucketError(f"{file} is not TOML: {error}") from None
-    # pytest 9 has options in [tool.pytest] itself, too; those of [tool.pytest.ini_options] may be one text with line ends.
+    # pytest 9 has files of its own, with a table [pytest], and options in [tool.pytest] itself, too; those of
+    # [tool.pytest.ini_options] may be one text with line ends.
+    tool = (read if file.name in _OWN else read.get("tool", {})).get("pytest", {})
     given = tool.get("ini_options", tool).get("fxbucket_plans", [])
     return given.splitlines() if isinstance(given, str) else [str(line) for line in given]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-_CONFIGURED = ("pytest.ini", ".pytest.ini", "pyproject.toml", "tox.ini", "setup.cfg", "setup.py")
+_CONFIGURED = ("pytest.toml", ".pytest.toml", "pytest.ini", ".pytest.ini", "pyproject.toml", "tox.ini", "setup.cfg", "setup.py")
 
 
 def root_of(plan: Path) -> Path:

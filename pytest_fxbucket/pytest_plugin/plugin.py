@@ -353,8 +353,11 @@ def _named_plans(config: pytest.Config) -> int:
 
 def _has_own_plans(metafunc: pytest.Metafunc) -> bool:
     """Say whether the test parametrizes ``fxbucket_plan`` itself."""
-    names = (marker.args[0] for marker in metafunc.definition.iter_markers("parametrize") if marker.args)
-    return any("fxbucket_plan" in (name.split(",") if isinstance(name, str) else name) for name in names)
+    names = (
+        marker.args[0] if marker.args else marker.kwargs.get("argnames", ())
+        for marker in metafunc.definition.iter_markers("parametrize")
+    )
+    return any("fxbucket_plan" in (map(str.strip, name.split(",")) if isinstance(name, str) else name) for name in names)
 
 
 def _marked(marker: pytest.Mark, rootdir: Path, nodeid: str) -> PlanRef:

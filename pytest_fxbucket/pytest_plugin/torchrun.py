@@ -276,9 +276,10 @@ class Torchrun:
         report.longrepr = "\n".join(agreed.lines)
         if hasattr(report, "wasxfail"):
             del report.wasxfail
-        # A golden that the test accepted here must not be written, since the test has failed elsewhere.
+        # What the test accepted here, in goldens and in its own text, must not be written, since it has failed elsewhere.
         with contextlib.suppress(AttributeError):
-            report.fxbucket.pop("goldens", None)
+            for accepted in ("goldens", "edits"):
+                report.fxbucket.pop(accepted, None)
 
     def _on_sigterm(self, number: int, frame: Any) -> None:
         # torchrun sends SIGTERM to all processes once one has failed. Within a phase the test fails with the reason at once;

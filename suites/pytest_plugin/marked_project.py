@@ -143,6 +143,7 @@ MARK = "import pytest\npytestmark = pytest.mark.fxbucket_ranks(2)\n"
 MANNER = (
     MARK
     + """
+import unittest
 import warnings
 
 @pytest.fixture
@@ -156,6 +157,17 @@ def test_expected_error():
 @pytest.mark.xfail(raises=ArithmeticError)
 def test_another_error_than_expected():
     assert 0
+
+@pytest.mark.xfail(raises=pytest.RaisesExc(ArithmeticError, match="by zero"), reason="says so")
+def test_expected_text():
+    1 / 0
+
+@pytest.mark.xfail(raises=pytest.RaisesExc(ArithmeticError, match="overflow"))
+def test_another_text_than_expected():
+    1 / 0
+
+def test_skipped_as_unittest_does():
+    raise unittest.SkipTest("no disk")
 
 @pytest.mark.xfail(strict=True)
 def test_strict():

@@ -2,13 +2,26 @@
 
 from __future__ import annotations
 
-from pytest_fxbucket.pytest_plugin.torchrun import Agreed, AgreedOutcome, agree
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from pytest_fxbucket.pytest_plugin.torchrun import Agreed, AgreedOutcome, Torchrun, agree
 
 PASSED, SKIPPED = AgreedOutcome("passed"), AgreedOutcome("skipped", "no disk")
 
 
 def who(rank: int) -> str:
     return f"rank {rank}"
+
+
+def test_what_a_test_accepted_here_is_not_written_if_it_failed_elsewhere() -> None:
+    report = pytest.TestReport("test_a.py::test_a", ("test_a.py", 1, "test_a"), {}, "passed", None, "call")
+    report.fxbucket = {"goldens": ["a"], "edits": ["b"], "sizes": 1}  # type: ignore[attr-defined]  # as the plugin adds it
+    here: Any = SimpleNamespace(_member=SimpleNamespace(rank=0))
+    Torchrun._apply(here, agree({0: PASSED, 1: AgreedOutcome("failed", "no data")}, [], who), report)
+    assert (report.outcome, report.fxbucket) == ("failed", {"sizes": 1})  # type: ignore[attr-defined]  # the same
 
 
 def test_all_alike_is_no_failure() -> None:

@@ -95,6 +95,40 @@ def test_a_text_is_itself_with_a_line_feed_at_the_end(given: str, text: str) -> 
     assert text_of(given) == text
 
 
+def test_graphs_of_one_step_that_look_alike_from_outside_are_all_in_its_text(pytester: pytest.Pytester) -> None:
+    pytester.makepyfile(
+        alike="""
+            import torch
+            from torch import fx
+            from pytest_fxbucket.capture import TracedStep
+
+            def one(operator):
+                graph = fx.Graph()
+                x = graph.placeholder("x")
+                node = graph.call_function(operator, (x,))
+                x.meta["val"], node.meta["val"] = torch.empty(8, device="meta"), torch.empty(8, device="meta")
+                graph.output((node,))
+                return fx.GraphModule(torch.nn.Module(), graph)
+
+            def build():
+                graphs = {"forward": one(torch.ops.aten.neg.default), "backward": one(torch.ops.aten.exp.default)}
+                return TracedStep(graphs, {phase: (torch.ones(8),) for phase in graphs})
+        """,
+        test_it="""
+            import pytest
+            from pytest_fxbucket.pytest_plugin.expectations.texts import text_of
+
+            @pytest.mark.fxbucket_plan("plan.toml")
+            def test_it(fxbucket_graph, fxbucket_run):
+                text = text_of(fxbucket_graph, fxbucket_run)
+                assert [line for line in text.splitlines() if line.startswith("graph ")] == ["graph forward", "graph backward"]
+        """,
+    )
+    plan = '[graph]\nfactory = "alike:build"\n[parallel]\ndp_shard = 2\n[bucket]\nenabled = false\nby = "size"\n'
+    (pytester.path / "plan.toml").write_text(plan)
+    pytester.runpytest_inprocess("test_it.py").assert_outcomes(passed=1)
+
+
 def test_a_text_that_cannot_be_written_is_named() -> None:
     with pytest.raises(UsageError, match=r"character 1 of the text, .* cannot be written in UTF-8"):
         text_of("a\udc80")

@@ -204,10 +204,17 @@ class TestPlanFixture:
         result.stdout.no_fnmatch_line("*plugin.py*")
         assert result.ret == pytest.ExitCode.INTERRUPTED
 
-    def test_a_test_may_parametrize_paths_itself(self, project: pytest.Pytester) -> None:
-        project.makepyfile(
-            test_a="import pytest\n@pytest.mark.parametrize('fxbucket_plan', ['plans/plain.toml'], indirect=True)\n" + PLAN_TEST
-        )
+    @pytest.mark.parametrize(
+        "given",
+        [
+            "'fxbucket_plan', ['plans/plain.toml'], indirect=True",
+            "argnames='fxbucket_plan', argvalues=['plans/plain.toml'], indirect=True",
+            "'tmp_path_retention_count, fxbucket_plan', [(1, 'plans/plain.toml')], indirect=['fxbucket_plan']",
+        ],
+    )
+    def test_a_test_may_parametrize_paths_itself(self, project: pytest.Pytester, given: str) -> None:
+        test = PLAN_TEST if "count" not in given else PLAN_TEST.replace("(fxbucket", "(tmp_path_retention_count, fxbucket", 1)
+        project.makepyfile(test_a=f"import pytest\n@pytest.mark.parametrize({given})\n{test}")
         project.runpytest_inprocess("test_a.py", "--fxbucket-plans=plans/good.toml").assert_outcomes(passed=1)
 
     def test_without_any_plan_the_error_says_how_to_give_one(self, project: pytest.Pytester) -> None:

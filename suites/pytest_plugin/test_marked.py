@@ -53,6 +53,9 @@ FAILED = {
 SAID = {
     "test_expected_error": ("skipped", ["divides"]),
     "test_another_error_than_expected": ("failure", ["raised AssertionError: assert 0"]),
+    "test_expected_text": ("skipped", ["says so"]),
+    "test_another_text_than_expected": ("failure", ["raised ZeroDivisionError: division by zero"]),
+    "test_skipped_as_unittest_does": ("skipped", ["no disk"]),
     "test_strict": ("failure", [r"XPASS\(strict\)"]),
     "test_warning_of_the_ini": ("failure", ["raised UserWarning: of the ini"]),
     "test_warning_of_the_mark": ("failure", ["raised FutureWarning: marked"]),

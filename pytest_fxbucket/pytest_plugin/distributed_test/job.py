@@ -6,6 +6,7 @@ import bdb
 import contextlib
 import importlib
 import sys
+import unittest
 import warnings
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -81,7 +82,7 @@ def run(rank: int, world: int, body: TestBody) -> BodyEnding:
     try:
         with _warnings_filtered(body.warning_filters):
             function(**arguments)
-    except pytest.skip.Exception as skip:
+    except (pytest.skip.Exception, unittest.SkipTest) as skip:
         return BodyEnding("skipped", cut(str(skip)))
     except _xfail.Exception as xfail:
         return BodyEnding("xfailed", cut(str(xfail)))

@@ -40,8 +40,8 @@ def text_of(given: object, run: PlanRun | None = None, entries: Entries | None =
     graphs = _graphs(given)
     step = run.step if run is not None else None
     # Another step than the plan's brings roles and a mesh of its own, which the plan's would contradict.
-    if (own := _own_step(given)) is not None and own is not step:
-        return _step_text(own, graphs, None, entries)
+    if (own := _own_step(given)) is not None:
+        return _step_text(own, graphs, run if own is step else None, entries)
     if step is not None and (phases := _as_in(step, graphs)) is not None:
         return _step_text(step, phases, run, entries)
     return _bare_text(graphs, entries)
@@ -77,10 +77,17 @@ def _own_step(given: object) -> StepGraph | None:
 
 
 def _as_in(step: StepGraph, graphs: Mapping[Phase, fx.Graph]) -> dict[Phase, fx.Graph] | None:
-    """``graphs`` by the phase of ``step`` with the same inputs and number of outputs; None if a graph matches no phase."""
-    phases = {_signature(gm.graph): phase for phase, gm in step.graphs.items()}
-    found = {phases.get(_signature(graph)): graph for graph in graphs.values()}
-    return {phase: graph for phase, graph in found.items() if phase is not None} if None not in found else None
+    """``graphs`` by the phase of ``step`` with the same inputs and number of outputs; None unless each has one of its own."""
+    phases: dict[object, list[Phase]] = {}
+    for phase, gm in step.graphs.items():
+        phases.setdefault(_signature(gm.graph), []).append(phase)
+    found: dict[Phase, fx.Graph] = {}
+    for graph in graphs.values():
+        alike = phases.get(_signature(graph), [])
+        if len(alike) != 1 or alike[0] in found:
+            return None
+        found[alike[0]] = graph
+    return found
 
 
 def _signature(graph: fx.Graph) -> tuple[int, tuple[str, ...]]:
