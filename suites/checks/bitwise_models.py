@@ -102,6 +102,12 @@ def infinite_batch(rank: int, step: int) -> tuple[Tensor]:
     return (x / 0,)
 
 
+def repeated_batch(rank: int, step: int) -> tuple[Tensor]:
+    """One row in the place of all."""
+    (x,) = batch(rank, step)
+    return (x[:1].expand(ROWS, WIDTH),)
+
+
 def loss(output: Tensor, batch: tuple[Tensor]) -> Tensor:
     return output.square().mean()
 

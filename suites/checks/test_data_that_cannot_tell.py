@@ -17,6 +17,8 @@ from pytest_fxbucket.plan.schema_model import Optimizer, Parallel, Step
 
 SGD = (Optimizer("torch.optim:SGD", {"lr": 0.1}),)
 STILL = (Optimizer("torch.optim:SGD", {"lr": 0.0}),)
+ON_EDGES = Run(steps=3, timeout_s=60)
+"""The last of these steps is on edge values, which change everything and so must not hide what the data cannot tell."""
 HYBRID = Parallel(mode="hybrid_shard", dp_replicate=2, dp_shard=2)
 CHANGES: dict[str, tuple[dict[str, Any], str]] = {
     "zero gradient": (
@@ -27,6 +29,10 @@ CHANGES: dict[str, tuple[dict[str, Any], str]] = {
     "infinite": ({"model": {"batch": "bitwise_models:infinite_batch"}}, "are not finite, so equal bits mean nothing"),
     "no update": (
         {"optimizer": STILL},
+        "the optimizer leaves down.weight, scale.weight, up.bias and 1 more as it was on every rank",
+    ),
+    "no update in few steps": (
+        {"optimizer": STILL, "run": Run(steps=2, timeout_s=60)},
         "the optimizer leaves down.weight, scale.weight, up.bias and 1 more as it was on every rank",
     ),
     "a model for each rank": (
@@ -40,7 +46,7 @@ CHANGES: dict[str, tuple[dict[str, Any], str]] = {
 @pytest.mark.parametrize("change", CHANGES)
 def test_data_that_cannot_tell_right_from_wrong_is_red(bitwise: Callable[..., Verdict], change: str) -> None:
     changed, words = CHANGES[change]
-    verdict = bitwise(**changed)
+    verdict = bitwise(**{"run": ON_EDGES, **changed})
     assert verdict.outcome == "failed"
     assert words in verdict.lines[0]
 
@@ -49,7 +55,7 @@ IDLE = {"args": {"used": 0.0}, "may_be_idle": parse_entries(["scale"], "test")}
 
 
 def test_a_gradient_that_may_be_zero_is_said_and_no_fault(bitwise: Callable[..., Verdict]) -> None:
-    verdict = bitwise(model=IDLE, optimizer=SGD)
+    verdict = bitwise(model=IDLE, optimizer=SGD, run=ON_EDGES)
     assert verdict.outcome == "passed", verdict
     assert "(nothing of scale.weight, idle in every step)" in verdict.summary
     busy = bitwise(model={**IDLE, "args": {}}, optimizer=SGD)
@@ -78,7 +84,7 @@ def test_an_update_that_moves_something_and_clipping_that_bites_are_checked(bitw
 
 
 def test_clipping_that_never_bites_is_red_by_a_norm_that_counts_copies_once(bitwise: Callable[..., Verdict]) -> None:
-    never = {"optimizer": SGD, "step": Step(clip_norm=1e3)}
+    never = {"optimizer": SGD, "step": Step(clip_norm=1e3), "run": ON_EDGES}
     (sharded,), (copied,) = (bitwise(parallel=parallel, **never).lines for parallel in (Parallel(dp_shard=4), HYBRID))
     assert sharded == copied
     assert sharded.startswith(

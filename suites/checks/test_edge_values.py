@@ -41,6 +41,12 @@ def test_a_pass_that_loses_large_numbers_is_red_in_the_step_that_holds_them(
     assert any(line.startswith("step 2, rank 0: ") for line in verdict.lines) == (steps == 3)
 
 
+def test_edges_go_into_a_copy_of_what_a_factory_gives(bitwise: Callable[..., Verdict]) -> None:
+    """A batch may be a view of a data set, here one that cannot be written."""
+    verdict = bitwise(model={"batch": "bitwise_models:repeated_batch"}, run=Run(steps=3, backend="local"))
+    assert verdict.outcome == "passed", verdict
+
+
 def test_edges_go_into_floating_parameters_alone_and_are_the_same_for_the_same_shape() -> None:
     one, other, ints = torch.ones(2, 4).t(), torch.zeros(3, dtype=torch.bfloat16), torch.ones(4, dtype=torch.int64)
     put_edges([one, other, ints])

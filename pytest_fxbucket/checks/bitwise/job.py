@@ -145,7 +145,8 @@ def run(rank: int, world: int, task: BitwiseTask) -> BitwiseOutcome:
     zero = {value.fqn for value in task.outputs if value.role == "grad"} - empty
     before: dict[Key, torch.Tensor] = {}
     for step in range(task.steps):
-        batch = [tensor.to(device()) for tensor in batches(step)]
+        # Copies: edge values must not reach tensors that the user's factory gives again.
+        batch = [tensor.to(device(), copy=True) for tensor in batches(step)]
         outcome.batches.append(bits_digest(batch))
         set_rates(runs, step)
         # Not where work crosses iterations: a moved update is still to come then and would change the edge values, where the
@@ -172,15 +173,18 @@ def run(rank: int, world: int, task: BitwiseTask) -> BitwiseOutcome:
         before = {value.key: result for value, result in zip(task.outputs, results, strict=True)}
         losses = [result for value, result in zip(task.outputs, results, strict=True) if value.role == "loss"]
         outcome.losses.append(bits_digest(losses))
+        # Edge values change every parameter and may make every gradient large: what the data can show is known without them.
+        if edges:
+            continue
+        outcome.still = _still(task, start, runs[0].state)
         outcome.squares.append(_squares(task, results))
         for value, result in zip(task.outputs, results, strict=True):
-            if value.role in ("grad", "loss") and not edges and not bool(torch.isfinite(result).all()):
+            if value.role in ("grad", "loss") and not bool(torch.isfinite(result).all()):
                 outcome.not_finite.append(value.fqn or "the loss")
             if value.role == "grad" and bool((result != 0).any()):
                 zero.discard(value.fqn)
     outcome.zero = sorted(zero)
     outcome.parameter_digests = _parameter_digests(task, runs[0].state, results)
-    outcome.still = _still(task, start, runs[0].state)
     outcome.emitted = runs[1].emitted if isinstance(runs[1], CompiledGraph) else ()
     outcome.peak_bytes = _peak_bytes()
     return outcome
