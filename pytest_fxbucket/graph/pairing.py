@@ -25,6 +25,8 @@ def mixed_launches(readings: Mapping[int, tuple[GraphAnalysis, Members]]) -> Ite
     for rank, (reading, members) in sorted(readings.items()):
         launched: dict[tuple[int, ...], list[Bucket]] = {}
         for bucket in reading.buckets:
+            if bucket.group not in members:
+                continue  # of an unknown group, which is a problem by itself
             launched.setdefault(members[bucket.group], []).append(bucket)
         for group, mine in launched.items():
             other, theirs = first.setdefault(group, (rank, mine))

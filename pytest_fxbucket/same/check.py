@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
     from pytest_fxbucket.checks.context import Context
     from pytest_fxbucket.plan_on_mesh import PlanOnMesh
+    from pytest_fxbucket.same.exact import Ranks
     from pytest_fxbucket.same.step import ExpressionDifference, WastedCompute
     from pytest_fxbucket.step.roles import Phase, StepGraph
 
@@ -41,11 +42,11 @@ class SameProgram:
         """Compare every graph of the step. Raises what capture and passes raise."""
         lines = dict[str, None]()
         found: dict[int, dict[Phase, GraphComparison]] = {}
-        for ranks in self._sets():
+        for ranks in (sets := self._sets()):
             found[ranks[0]] = {phase: self._compared(phase, ranks[0]) for phase in self._before(ranks[0]).graphs}
             given = [self._since_given(phase, ranks[0]) for phase in found[ranks[0]]] if self._has_given else []
             lines.update(dict.fromkeys(line for one in (*found[ranks[0]].values(), *given) for line in self._lines(one)))
-        lines.update(dict.fromkeys(self._pairings(found)))
+        lines.update(dict.fromkeys(self._pairings(found, sets)))
         if (stages := self._together()) is not None:
             found[0]["together"] = stages
             lines.update(dict.fromkeys(self._lines(stages)))
@@ -86,8 +87,7 @@ class SameProgram:
 
     def _sets(self) -> list[list[int]]:
         """Ranks that are looked at, in sets whose graphs need to be compared only once."""
-        # Digests have names of groups, not their ranks. Graphs with one digest still differ if two names mean the same ranks on
-        # one rank only. Which ranks they are does not matter: those differ from rank to rank.
+        # Digests have names of groups, not their ranks.
         found: dict[object, list[int]] = {}
         for rank in self.world.ranks():
             graphs = (*self.world.passed(rank).items(), *self.world.final(rank).items())
@@ -96,18 +96,19 @@ class SameProgram:
             digests = tuple((phase, one.digest) for phase, one in graphs)
             compared_graphs = [module.graph for module in self._before(rank).graphs.values()]
             compared_graphs += [side.graph for side in self._finals(rank).values()]
-            groups = self._members(rank, compared_graphs)
-            alike = tuple(sorted((name, min(n for n, r in groups.items() if r == ranks)) for name, ranks in groups.items()))
-            found.setdefault((digests, alike, id(self.world.step(rank))), []).append(rank)
+            groups = tuple(sorted(self._members(rank, compared_graphs).items()))
+            found.setdefault((digests, groups, id(self.world.step(rank))), []).append(rank)
         return list(found.values())
 
     def _before(self, rank: int) -> StepGraph:
         """The step that the graphs are compared with; for pipeline stages the same stages before the pass."""
         return self.world.versions(rank).step if self.world.plan.pipeline is not None else self.world.reference(rank)
 
-    def _members(self, rank: int, graphs: Sequence[fx.Graph]) -> dict[str, tuple[int, ...]]:
-        with fake_mesh(self.world.mesh, rank):
-            return {name: ranks for graph in graphs for name, ranks in members_of_groups(graph).items()}
+    def _members(self, rank: int, graphs: Sequence[fx.Graph]) -> dict[str, Ranks]:
+        """The ranks of each group that ``graphs`` name, as rank 0 sees its own: expressions of all ranks are compared."""
+        mesh = self.world.mesh
+        with fake_mesh(mesh, rank):
+            return {name: mesh.seen_by(0, ranks) for graph in graphs for name, ranks in members_of_groups(graph).items()}
 
     def _finals(self, rank: int) -> dict[Phase, GraphSide]:
         """The graphs that are compared with those before: the final ones or, if work crosses iterations, the last before that.
@@ -168,23 +169,29 @@ class SameProgram:
         yield from (difference_text(self.table, one) for one in found.differences)
         yield from (waste_text(one) for one in found.waste)
 
-    def _pairings(self, found: Mapping[int, Mapping[Phase, GraphComparison]]) -> Iterator[str]:
+    def _pairings(self, found: Mapping[int, Mapping[Phase, GraphComparison]], sets: Sequence[Sequence[int]]) -> Iterator[str]:
         """A sentence for each phase in which ranks launch what does not belong together, though each launches all its own."""
-        # Each rank alone may be right and still pair its launch with another one of its peers. If the graphs before the pass
-        # already differ from rank to rank, nothing can be said.
+        # Each rank alone may be right and still pair its launch with another one of its peers.
         for phase in dict.fromkeys(phase for one in found.values() for phase in one):
-            before, after = ({rank: one[phase].sent[side] for rank, one in found.items() if phase in one} for side in (0, 1))
-            if crosswise(before) is None and (odd := crosswise(after)) is not None:
-                group, place = odd
-                sent = {
-                    n: rank
-                    for rank, launches in after.items()
-                    for n in [n for g, n in launches if g == group][place : place + 1]
+            launches = [(ranks, found[ranks[0]][phase].sent) for ranks in sets if phase in found[ranks[0]]]
+            before, after = (
+                {
+                    rank: [(self.world.mesh.seen_by(rank, group), number) for group, number in sent[side]]
+                    for ranks, sent in launches
+                    for rank in ranks
                 }
-                (a, first), (b, other) = list(sent.items())[:2]
+                for side in (0, 1)
+            )
+            # Of a group on which the ranks already send different things before the pass nothing can be said.
+            unknown = crosswise(before)
+            if odd := [(group, there) for group, there in crosswise(after).items() if group not in unknown]:
+                group, (place, numbers) = odd[0]
+                first, *others = sorted(numbers)
+                other = next(rank for rank in others if numbers[rank] != numbers[first])
+                a, b = (expression_text(self.table, numbers[rank]) for rank in (first, other))
                 yield (
-                    f"launch {place + 1} on ranks {','.join(map(str, group))} does not belong together: rank {first} sends "
-                    f"{expression_text(self.table, a)}, rank {other} {expression_text(self.table, b)}"
+                    f"launch {place + 1} on ranks {','.join(map(str, group))} does not belong together: "
+                    f"rank {first} sends {a}, rank {other} {b}"
                 )
 
 

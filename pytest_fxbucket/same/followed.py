@@ -109,8 +109,12 @@ class FollowedExpressions:
             # What the target is made of says which part of the storage is written, ``out`` with what.
             state[home] = context.number(("write", state.get(home, 0), context.made[target], out), node)
             for one in self._roots.get(home, ()):
-                for tensor in tensors_in(self.values[one]):
-                    self._hold(tensor, self.read(one))
+                number, value = self.read(one), self.values[one]
+                if isinstance(value, torch.Tensor):
+                    self._hold(value, number)
+                    continue
+                for index, tensor in enumerate(tensors_in(value)):
+                    self._hold(tensor, context.number(("item", number, const(index)), node))
 
     def bytes(self, node: fx.Node) -> int:
         """The expression that ``node``, which is known by its bytes, stands for now."""

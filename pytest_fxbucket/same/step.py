@@ -273,14 +273,21 @@ def _is_size(node: fx.Node) -> bool:
     return isinstance(node.meta.get("val"), (int, torch.SymInt))
 
 
-def crosswise(sent: Mapping[int, Sequence[tuple[tuple[int, ...], int]]]) -> tuple[tuple[int, ...], int] | None:
-    """(group, number of the launch) of the first launch in which ranks send what does not belong together; None without one."""
+def crosswise(sent: Mapping[int, Sequence[tuple[Ranks, int]]]) -> dict[Ranks, tuple[int, dict[int, int]]]:
+    """Groups whose ranks somewhere send what does not belong together; each with (number of the launch, what each rank sends).
+
+    The launch is the first such one.
+    """
     # Expressions name inputs, which are called alike on all ranks: ranks that each send their own part of one thing agree.
-    groups = dict.fromkeys(members for launches in sent.values() for members, _ in launches)
-    for group in groups:
-        rows = [[n for members, n in launches if members == group] for rank, launches in sent.items() if rank in group]
+    on: dict[Ranks, dict[int, list[int]]] = {}
+    for rank, launches in sent.items():
+        for group, number in launches:
+            on.setdefault(group, {}).setdefault(rank, []).append(number)
+    found = {}
+    for group, rows in on.items():
         # If one rank launches more often than another, ``collectives`` says so.
-        for place, numbers in enumerate(zip(*rows, strict=False)):
+        for place, numbers in enumerate(zip(*rows.values(), strict=False)):
             if len(set(numbers)) > 1:
-                return group, place
-    return None
+                found[group] = place, dict(zip(rows, numbers, strict=True))
+                break
+    return found

@@ -99,6 +99,17 @@ class Mesh:
         axes = [range(dim.size) if dim in along else (place,) for dim, place in zip(self.dims, places, strict=True)]
         return tuple(self._rank(place) for place in product(*axes))
 
+    def seen_by(self, rank: int, ranks: Sequence[int]) -> tuple[int, ...]:
+        """What a group of ``ranks`` is to ``rank``: moved to its place along the dimensions in which they do not differ.
+
+        Of ``(2, 3)`` in a mesh of 2 x 2 that is ``(0, 1)`` to rank 0.
+        """
+        places, own = [_place(one, self.dims) for one in ranks], _place(rank, self.dims)
+        moved = [own[at] if len({place[at] for place in places}) == 1 else None for at in range(len(self.dims))]
+        return tuple(
+            self._rank([there if to is None else to for there, to in zip(place, moved, strict=True)]) for place in places
+        )
+
     def groups(self, rank: int) -> dict[str, tuple[int, ...]]:
         """Ranks of every group but the default one that ``rank`` is in, by the group's name, in one order on all ranks."""
         found: dict[str, tuple[int, ...]] = {}

@@ -17,10 +17,10 @@ from pytest_fxbucket.settings import RunSettings
 from suites.plans.llama import llama
 
 
-def make_project(folder: Path, ranks: int = 4) -> Path:
+def make_project(folder: Path, ranks: int = 4, **parallel: object) -> Path:
     """Write the plan and the broken passes into ``folder``; returns the plan's path."""
     path = folder / "small.toml"
-    text = llama("layers = 2, dim = 32, heads = 2, kv_heads = 1", ranks)
+    text = llama("layers = 2, dim = 32, heads = 2, kv_heads = 1", ranks, **parallel)
     path.write_text(text + "[run]\nsteps = 2\ntimeout_s = 60\n")
     for name in ("broken_passes.py", "bucketed_llama.py"):
         shutil.copy(Path(__file__).with_name(name), folder)
@@ -36,8 +36,8 @@ class SmallLlama:
     captured: PlanOnMesh
 
     @classmethod
-    def make(cls, folder: Path, pools: Pools, ranks: int = 4) -> SmallLlama:
-        plan = load_plans(make_project(folder, ranks))[0]
+    def make(cls, folder: Path, pools: Pools, ranks: int = 4, **parallel: object) -> SmallLlama:
+        plan = load_plans(make_project(folder, ranks, **parallel))[0]
         made = cls(plan, pools, PlanOnMesh(CapturedPlan(plan, mesh_of(plan), print), "manual"))
         made.captured.reading(0)
         return made

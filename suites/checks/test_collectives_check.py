@@ -259,6 +259,10 @@ class TestPairing:
         assert said == "launch 1 on ranks 0, 1 carries values of forward up on rank 0, and values of forward down on rank 1"
         assert mixed((one, other), (unknown, other)) == []
 
+    def test_launches_on_an_unknown_group_are_left_out(self) -> None:
+        one, other = sending("a", group="ghost"), sending("b", group="ghost")
+        assert mixed((one, other), (other, one)) == []
+
     def test_each_group_has_an_order_of_its_own(self) -> None:
         one, other = sending("a", group="x"), sending("b", group="a")
         assert mixed((one, other), (other, one)) == []

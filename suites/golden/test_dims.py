@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from pytest_fxbucket.step.mesh import dims_text
+from pytest_fxbucket.step.mesh import Mesh, dims_text
 from pytest_fxbucket.step.roles import MeshDim
 
 MESH = (MeshDim("dp_replicate", 2), MeshDim("dp_shard", 4), MeshDim("tp", 2))
@@ -32,3 +32,15 @@ def test_a_group_has_one_name_on_all_ranks(groups: list[tuple[int, ...]], name: 
 def test_a_dimension_of_one_rank_is_spanned_by_no_group() -> None:
     mesh = (MeshDim("dp_replicate", 1), MeshDim("dp_shard", 4))
     assert dims_text((0, 1, 2, 3), mesh) == "dp_shard"
+
+
+@pytest.mark.parametrize(
+    ("rank", "ranks", "first"),
+    [(9, (9, 11, 13, 15), (0, 2, 4, 6)), (7, (6, 7, 14, 15), (0, 1, 8, 9)), (5, (5,), (0,)), (3, (1, 3), (0, 2))],
+)
+def test_a_group_is_moved_to_the_place_of_another_rank_and_back(
+    rank: int, ranks: tuple[int, ...], first: tuple[int, ...]
+) -> None:
+    mesh = Mesh(MESH)
+    assert mesh.seen_by(0, ranks) == first
+    assert mesh.seen_by(rank, first) == ranks

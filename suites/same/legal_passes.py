@@ -58,19 +58,35 @@ def gathered_anew(gm: fx.GraphModule, plans: Plans) -> fx.GraphModule:
 
 def crosswise(gm: fx.GraphModule, plans: Plans) -> fx.GraphModule:
     """Legal on each rank by itself: on odd ones two gathers of one shape change places."""
-    waits = [n for n in gm.graph.nodes if collectives.is_wait(n) and collectives.is_all_gather(n.all_input_nodes[0])]
+    return _gathers_traded(gm) if dist.get_rank() % 2 else gm
+
+
+def gathers_traded_on_rank_3(gm: fx.GraphModule, plans: Plans) -> fx.GraphModule:
+    return _gathers_traded(gm) if dist.get_rank() == 3 else gm
+
+
+def _gathers_traded(gm: fx.GraphModule) -> fx.GraphModule:
+    first, second = _neighbours(gm, "all_gather")
+    for node in (second.all_input_nodes[0], second):  # what they send are inputs
+        first.all_input_nodes[0].prepend(node)
+    return gm
+
+
+def sums_traded_on_rank_2(gm: fx.GraphModule, plans: Plans) -> fx.GraphModule:
+    """Of two gradients of one shape, over the ranks that have copies."""
+    if dist.get_rank() == 2:
+        first, second = _neighbours(gm, "all_reduce")
+        for node in (first, first.all_input_nodes[0]):  # only the output reads them
+            second.append(node)
+    return gm
+
+
+def _neighbours(gm: fx.GraphModule, kind: str) -> list[fx.Node]:
+    """The waits for the first two launches of ``kind``, one behind the other, that are of one shape."""
+    waits = [n for n in gm.graph.nodes if collectives.is_wait(n) and collectives.launch_kind(n.all_input_nodes[0]) == kind]
     shapes = [tuple(wait.meta["val"].shape) for wait in waits]
     place = next(i for i, shape in enumerate(shapes[:-1]) if shapes[i + 1] == shape)
-    first, second = waits[place : place + 2]
-    if dist.get_rank() % 2:
-        one, other = first.all_input_nodes[0], second.all_input_nodes[0]
-        with gm.graph.inserting_before(one):
-            launch = gm.graph.node_copy(other, lambda n: n)
-            wait = gm.graph.node_copy(second, lambda n: launch)
-        second.replace_all_uses_with(wait)
-        gm.graph.erase_node(second)
-        gm.graph.erase_node(other)
-    return gm
+    return waits[place : place + 2]
 
 
 def forward_of_my_own(gm: fx.GraphModule, plans: Plans) -> fx.GraphModule:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -24,11 +23,21 @@ RANKS = 2
 ALL_IN_ONE = parse_entries(["tok_embeddings+layers.[0-1]+norm+output"], "test")
 
 
-@pytest.fixture(scope="module")
-def llama(pools: Pools, tmp_path_factory: pytest.TempPathFactory) -> Iterator[SmallLlama]:
-    made = SmallLlama.make(tmp_path_factory.mktemp("llama"), pools, RANKS)
+def made_in(folder: Path, pools: Pools, **parallel: object) -> SmallLlama:
+    made = SmallLlama.make(folder, pools, RANKS, **parallel)
     shutil.copy(HERE / "legal_passes.py", made.plan.path.parent)
     return made
+
+
+@pytest.fixture(scope="module")
+def llama(pools: Pools, tmp_path_factory: pytest.TempPathFactory) -> SmallLlama:
+    return made_in(tmp_path_factory.mktemp("llama"), pools)
+
+
+@pytest.fixture(scope="module")
+def copied_llama(pools: Pools, tmp_path_factory: pytest.TempPathFactory) -> SmallLlama:
+    """On a mesh of two dimensions."""
+    return made_in(tmp_path_factory.mktemp("llama"), pools, dp_replicate=2, mode="hybrid_shard")
 
 
 def run_of(llama: SmallLlama, pass_name: str = "manual", bucket: Any = None, overlap: Any = None) -> PlanRun:
@@ -75,6 +84,19 @@ def test_ranks_that_launch_what_does_not_belong_together_are_red_though_each_by_
     verdict = run_of(llama, "legal_passes:crosswise").check("same")
     assert verdict.outcome == "failed"
     assert "does not belong together: rank 0 sends" in verdict.lines[0]
+
+
+@pytest.mark.parametrize(("name", "words"), [("gathers_traded_on_rank_3", "2,3"), ("sums_traded_on_rank_2", "0,2")])
+def test_ranks_are_paired_along_each_dimension_of_a_mesh(copied_llama: SmallLlama, name: str, words: str) -> None:
+    verdict = run_of(copied_llama, f"legal_passes:{name}").check("same")
+    assert verdict.outcome == "failed"
+    (line,) = verdict.lines
+    assert line.partition(" on ranks ")[2].startswith(f"{words} does not belong together: rank {words[0]} sends"), line
+
+
+def test_a_legal_pass_raises_no_alarm_on_a_mesh_of_two_dimensions(copied_llama: SmallLlama) -> None:
+    verdict = run_of(copied_llama, "torch").check("same")
+    assert verdict, repr(verdict)
 
 
 def test_a_forward_that_is_not_the_graphs_is_named(llama: SmallLlama) -> None:

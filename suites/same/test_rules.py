@@ -296,6 +296,16 @@ def unpacked(form: str) -> fx.GraphModule:
     return p.returns(p.call(aten.exp.default, part))
 
 
+def parts_sent(order: str) -> fx.GraphModule:
+    """Two parts of what was computed, each a copy, of which the first is written before both are sent."""
+    p = new()
+    (a,) = p.shards("a", 4)
+    both = p.call(aten.split_with_sizes_copy.default, p.neg(a), [2, 2])
+    parts = dict(zip("ab", (p.call(operator.getitem, both, index) for index in (0, 1)), strict=True))
+    p.call(aten.mul_.Tensor, parts["a"], 2.0)
+    return p.returns(*(p.gather(parts[name]) for name in order))
+
+
 F32, BF16, F16 = torch.float32, torch.bfloat16, torch.float16
 NAN = float("nan")
 RULES: dict[str, tuple[Made, Sequence[Made], Sequence[Made]]] = {
@@ -309,6 +319,11 @@ RULES: dict[str, tuple[Made, Sequence[Made], Sequence[Made]]] = {
         partial(sliced, 0, whole=True),
         [partial(sliced, 0)],
         [partial(sliced, 1), partial(sliced, 6), partial(sliced, 0, (3, 4))],
+    ),
+    "parts of one list stay told apart when one of them is written": (
+        partial(parts_sent, "ab"),
+        [partial(parts_sent, "ab")],
+        [partial(parts_sent, "ba"), partial(parts_sent, "aa")],
     ),
     "a gather may be repeated, since nobody wrote the shard": (
         partial(gathered_twice, "a"),

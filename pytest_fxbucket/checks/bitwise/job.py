@@ -104,7 +104,7 @@ class BitwiseOutcome:
     squares: list[dict[str, float]] = field(default_factory=list)
     """For each step, the squared norm of this rank's part of each gradient."""
     zero: list[str] = field(default_factory=list)
-    """FQNs of gradients that were all zero in every step."""
+    """FQNs of gradients that were all zero in every step that was not on edge values."""
     not_finite: list[str] = field(default_factory=list)
     """Gradients, by FQN, and the loss that had a NaN or an infinity in a step that was not on edge values."""
     first_node: tuple[int, str, str] | None = None
@@ -173,16 +173,9 @@ def run(rank: int, world: int, task: BitwiseTask) -> BitwiseOutcome:
         before = {value.key: result for value, result in zip(task.outputs, results, strict=True)}
         losses = [result for value, result in zip(task.outputs, results, strict=True) if value.role == "loss"]
         outcome.losses.append(bits_digest(losses))
-        # Edge values change every parameter and may make every gradient large: what the data can show is known without them.
-        if edges:
-            continue
-        outcome.still = _still(task, start, runs[0].state)
-        outcome.squares.append(_squares(task, results))
-        for value, result in zip(task.outputs, results, strict=True):
-            if value.role in ("grad", "loss") and not bool(torch.isfinite(result).all()):
-                outcome.not_finite.append(value.fqn or "the loss")
-            if value.role == "grad" and bool((result != 0).any()):
-                zero.discard(value.fqn)
+        if not edges:
+            zero -= _note(outcome, task, results)
+            outcome.still = _still(task, start, runs[0].state)
     outcome.zero = sorted(zero)
     outcome.parameter_digests = _parameter_digests(task, runs[0].state, results)
     outcome.emitted = runs[1].emitted if isinstance(runs[1], CompiledGraph) else ()
@@ -258,6 +251,17 @@ def _peak_bytes() -> int:
     if device() == "cpu":
         return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024  # in KiB on Linux
     return torch.cuda.max_memory_allocated()
+
+
+def _note(outcome: BitwiseOutcome, task: BitwiseTask, results: Sequence[Any]) -> set[str]:
+    """Note norms of a step's gradients and what of it is not finite; the gradients that are not all zero.
+
+    Not of a step on edge values: they move every parameter, and may make any gradient large.
+    """
+    outcome.squares.append(_squares(task, results))
+    found = [(v, r) for v, r in zip(task.outputs, results, strict=True) if v.role in ("grad", "loss")]
+    outcome.not_finite += [value.fqn or "the loss" for value, result in found if not bool(torch.isfinite(result).all())]
+    return {value.fqn for value, result in found if value.role == "grad" and bool((result != 0).any())}
 
 
 def _squares(task: BitwiseTask, results: Sequence[Any]) -> dict[str, float]:
