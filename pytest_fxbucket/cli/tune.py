@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import math
 import time
 from argparse import ArgumentParser, Namespace
 from collections.abc import Iterator
@@ -63,6 +64,8 @@ def run(options: Namespace) -> int:
     for option in ("seconds", "memory_gb"):
         if (value := getattr(options, option)) is not None:
             refuse_not_above(0, f"--{option.replace('_', '-')}", value)
+    if options.memory_gb == math.inf:  # of which JSON has no number
+        raise UsageError("--memory-gb inf: expected a finite number")
     plan, rows = find_plan(options.plan)
     if plan.model is None:
         raise UsageError(f"{plan.path} has [graph], and what is searched is what a [model] traces")
