@@ -61,11 +61,7 @@ def add_arguments(parser: ArgumentParser) -> None:
 def run(options: Namespace) -> int:
     """Search and tell; gives 130 if Ctrl-C ended the search, and then the best so far is told and nothing written."""
     begin = time.monotonic()
-    for option in ("seconds", "memory_gb"):
-        if (value := getattr(options, option)) is not None:
-            refuse_not_above(0, f"--{option.replace('_', '-')}", value)
-    if options.memory_gb == math.inf:  # of which JSON has no number
-        raise UsageError("--memory-gb inf: expected a finite number")
+    _refuse_limits(options)
     plan, rows = find_plan(options.plan)
     if plan.model is None:
         raise UsageError(f"{plan.path} has [graph], and what is searched is what a [model] traces")
@@ -105,6 +101,14 @@ def run(options: Namespace) -> int:
     if options.write and proposal.problem:
         raise FxbucketError(f"nothing is written: {proposal.problem}")
     return STOPPED if found.ended == "stopped" else 0
+
+
+def _refuse_limits(options: Namespace) -> None:
+    for option in ("seconds", "memory_gb"):
+        if (value := getattr(options, option)) is not None:
+            refuse_not_above(0, f"--{option.replace('_', '-')}", value)
+    if options.memory_gb == math.inf:  # of which JSON has no number
+        raise UsageError("--memory-gb inf: expected a finite number")
 
 
 def _text(plan: Plan) -> str:
