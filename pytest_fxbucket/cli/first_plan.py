@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from math import gcd
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import TypeVar
 
 from pytest_fxbucket.cli.first_entries import Draft
 from pytest_fxbucket.errors import FxbucketError
@@ -148,43 +149,53 @@ _INPUTS: Sequence[tuple[str | int, ...]] = ((0,), ("0.*",))
 
 @dataclass(frozen=True, slots=True)
 class TriedPlan:
-    """A first plan, and what is still wrong with it; empty: nothing."""
+    """A first plan, and what is still wrong with it."""
 
     source: PlanSource
-    problem: str = ""
+    problem: PlanProblem | None = None
 
 
 def tried(source: PlanSource, bucket: Draft, out: Path, modules: Mapping[str, type], say: Callable[[str], None]) -> TriedPlan:
     """``source`` with what it needs to pass, if that is ``inputs`` or overrides of some of ``modules``."""
-    first = _overriding(source, bucket, out, modules, say)
+
+    def problem_of(now: PlanSource) -> PlanProblem | None:
+        (plan,) = parse_plans(plan_text(now, bucket), out.resolve())
+        return first_failure(plan, ("audit", "collectives"), say, Path.cwd())
+
+    def overriding(now: PlanSource, problem: PlanProblem) -> PlanSource | None:
+        selector = problem.to_override(modules, now.overridden)
+        return replace(now, overridden=(*now.overridden, selector)) if selector else None
+
+    first = TriedPlan(*changed_until_right(source, problem_of, overriding))
     # With the overrides found so far. If that does not help either, the problem told is that of the whole batch.
     if first.problem:
         for inputs in _INPUTS:
-            other = _overriding(replace(first.source, inputs=inputs), bucket, out, modules, say)
+            other = TriedPlan(*changed_until_right(replace(first.source, inputs=inputs), problem_of, overriding))
             if not other.problem:
                 return other
     return first
 
 
-def _overriding(
-    source: PlanSource, bucket: Draft, out: Path, modules: Mapping[str, type], say: Callable[[str], None]
-) -> TriedPlan:
-    """Override modules that look at values, one after the other, until the step can be traced or nothing helps."""
-    now, said = source, ""
-    for _ in range(MOST_OVERRIDES):
-        (plan,) = parse_plans(plan_text(now, bucket), out.resolve())
-        problem = first_failure(plan, ("audit", "collectives"), say, Path.cwd())
-        if problem is None:
-            return TriedPlan(now)
-        said = problem.sentence
-        selector = problem.to_override(modules, now.overridden)
-        if not selector:
-            break
-        now = replace(now, overridden=(*now.overridden, selector))
-    return TriedPlan(now, said)
+_MOST_CHANGES = 8
+Tried = TypeVar("Tried")
 
 
-MOST_OVERRIDES = 8
+def changed_until_right(
+    now: Tried,
+    problem_of: Callable[[Tried], PlanProblem | None],
+    changed: Callable[[Tried, PlanProblem], Tried | None],
+) -> tuple[Tried, PlanProblem | None]:
+    """``now``, ``changed`` for one problem after the other until it has none, nothing helps, or that were enough changes.
+
+    Gives the problem that is left of it, too.
+    """
+    problem, count = problem_of(now), 0
+    while problem and count < _MOST_CHANGES and (other := changed(now, problem)) is not None:
+        now, count = other, count + 1
+        problem = problem_of(now)
+    return now, problem
+
+
 _MODULE = re.compile(r"tracing module (\S+) failed")  # as errors of a capture have it
 
 

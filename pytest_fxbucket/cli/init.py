@@ -138,7 +138,7 @@ def _summary(out: Path, result: TriedPlan, bucket: Draft) -> Iterator[str]:
     if source.loss is None:
         yield "There is no loss beside the factory: the loss in the model's output is used, or the output itself."
     if result.problem:
-        yield f"It does not pass yet: {result.problem.rstrip('.')}."
+        yield f"It does not pass yet: {result.problem.sentence.rstrip('.')}."
 
 
 def _batch_to_write(source: PlanSource, model: nn.Module, out: Path) -> Iterator[str]:

@@ -69,7 +69,7 @@ def _on_group(key: _Key, places: Mapping[int, RankPosition]) -> Iterator[Desync]
 
 def _desync(said: Mapping[int, RecordedLaunch | None], index: int, members: tuple[int, ...]) -> Desync:
     missing = tuple(rank for rank, launch in said.items() if launch is None)
-    there = {rank: launch.what for rank, launch in said.items() if launch is not None}
+    there = {rank: launch.agreed for rank, launch in said.items() if launch is not None}
     where = f"collective {index + 1} of the job on {ranks_text(members)}"
     # What the fewest ranks launched is named first: they are the odd ones out.
     counts = Counter(there.values())

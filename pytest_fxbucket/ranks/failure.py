@@ -203,7 +203,7 @@ def failure_of(states: Sequence[RankState], *, task: str, timed_out_s: float | N
         first, kind = next(state for state in states if state.rank == parted[0].rank), "mismatch"
     if timed_out_s is not None and kind in ("timeout", "mismatch"):
         kind = "timeout"
-        sentence = f"{_failure_late(states, first)} did not answer within {timed_out_s:g} s; rank {first.rank}: {first.what()}"
+        sentence = f"{_late(states)} did not answer within {timed_out_s:g} s; rank {first.rank}: {first.what()}"
         sentence += first.place() + (f"; {parted[0].sentence}" if parted else "")
     elif kind == "mismatch":
         sentence = parted[0].sentence if parted else "the ranks launched different collectives, too long ago to tell which"
@@ -226,9 +226,9 @@ def _kind_of(first: RankState) -> str:
     return {"running": "timeout", "returned": "mismatch", "gone": "died"}.get(first.outcome, first.outcome)
 
 
-def _failure_late(states: Sequence[RankState], first: RankState) -> str:
-    late = sum(state.outcome == "running" for state in states)
-    return f"{late} of {len(states)} ranks" if late != 1 else f"rank {first.rank} of {len(states)}"
+def _late(states: Sequence[RankState]) -> str:
+    late = [state.rank for state in states if state.outcome == "running"]
+    return f"{len(late)} of {len(states)} ranks" if len(late) != 1 else f"rank {late[0]} of {len(states)}"
 
 
 def _first_to_fail(states: Sequence[RankState]) -> RankState:
@@ -241,9 +241,10 @@ def _first_to_fail(states: Sequence[RankState]) -> RankState:
         return (3 if state.outcome == "returned" else int(state.is_effect)), state.at, state.rank
 
     first = min(states, key=order)
+    if first.outcome != "raised" or first.is_effect:
+        return first
     # Of ranks that raised the same at the same place the lowest stands for all: which was quickest is chance.
-    alike = [state for state in states if state.outcome == "raised" and state.raised_at == first.raised_at]
-    return alike[0] if first.outcome == "raised" and not first.is_effect else first
+    return next(s for s in states if s.outcome == "raised" and not s.is_effect and s.raised_at == first.raised_at)
 
 
 def _how_it_died(status: int | None, is_out_of_memory: bool) -> str:

@@ -44,11 +44,11 @@ class StepRecorder(Recorder):
     @contextmanager
     def unseen(self) -> Iterator[None]:
         """Record nothing of the block."""
-        self.paused = True
+        before, self.paused = self.paused, True
         try:
             yield
         finally:
-            self.paused = False
+            self.paused = before
 
     def late_input(self, name: str, fake: torch.Tensor) -> None:
         """Make ``fake`` an input, even when the graph already has nodes."""

@@ -68,6 +68,11 @@ def test_there_is_a_layer_of_each_kind(values: dict[str, Any], kept: dict[str, A
     assert {key: made[key] for key in kept} == kept
 
 
+def test_depths_of_several_parts_are_left_to_their_own_keys() -> None:
+    """As LXMERT has them, whose number of layers is a table."""
+    assert small({"num_hidden_layers": {"vision": 5, "language": 9}, "l_layers": 9})["num_hidden_layers"]
+
+
 def test_all_parts_are_divided_by_one_number_so_what_must_be_equal_stays_so() -> None:
     """A vision tower with heads of 80 elements, which can be divided by 4 alone: its output is the text's width."""
     text = {**LLAMA, "model_type": "text", "rope_parameters": {"mrope_section": [16, 24, 24]}}

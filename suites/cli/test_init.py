@@ -11,7 +11,7 @@ import pytest
 
 from pytest_fxbucket.cli.__main__ import main
 from pytest_fxbucket.cli.first_entries import BlockNames, draft
-from pytest_fxbucket.cli.first_plan import PlanSource, plan_text, said_of, stages_draft
+from pytest_fxbucket.cli.first_plan import PlanProblem, PlanSource, changed_until_right, plan_text, said_of, stages_draft
 from pytest_fxbucket.plan import Plan, Resolution, load_plans, parse_entries, parse_plans, resolve
 from pytest_fxbucket.plan.toml_text import from_toml, to_toml
 
@@ -186,6 +186,13 @@ def test_the_first_plan_passes_and_says_what_it_needed_for_that(net: str, capsys
     assert "Not traced, since they look at values: layers.*.up.0; [override] calls them as they are." in said
     assert resolved(plan).entries[0].parameters[0] == "embed.weight"
     assert "out.weight is tied to embed.weight" in said
+
+
+@pytest.mark.parametrize("needed", [0, 8, 9])
+def test_the_last_change_is_tried_too(needed: int) -> None:
+    wrong = PlanProblem("it lacks changes")
+    made, problem = changed_until_right(0, lambda made: None if made == needed else wrong, lambda made, _: made + 1)
+    assert (made, problem) == (min(needed, 8), None if needed < 9 else wrong)
 
 
 def test_what_keeps_the_first_plan_from_passing_is_said_and_the_plan_is_there(net: str, capsys: Capsys) -> None:

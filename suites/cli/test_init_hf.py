@@ -64,6 +64,8 @@ CONFIGS: dict[str, dict[str, Any]] = {
         encoder_layerdrop=0.1,
     ),
 }
+LINKED = "linked"
+"""A folder that one of the plans is written to: a link that leads to a deeper one."""
 GRID = dict(
     model_type="qwen2_vl",
     image_token_id=990,
@@ -83,21 +85,27 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     with pytest.MonkeyPatch.context() as patch, found.joinpath("stdout.txt").open("w") as said:
         patch.chdir(found)
         patch.setattr("sys.stdout", said)
+        Path("elsewhere/plans").mkdir(parents=True)
+        Path(LINKED).symlink_to("elsewhere/plans")
         for name, values in CONFIGS.items():
             Path(f"{name}.json").write_text(json.dumps(values))
-            assert main(["init", "--hf", f"{name}.json", "--out", f"{name}.toml"]) == 0
+            assert main(["init", "--hf", f"{name}.json", "--out", out(name)]) == 0
     return found
+
+
+def out(name: str) -> str:
+    return f"{LINKED}/{name}.toml" if name == "vit" else f"{name}.toml"
 
 
 def rows(folder: Path, name: str) -> tuple[Plan, Plan]:
     """The plan of the real size, and that of the small one."""
-    real, small = load_plans(folder / f"{name}.toml")
+    real, small = load_plans(folder / out(name))
     return real, small
 
 
 def small_size(folder: Path, name: str) -> dict[str, Any]:
     """SMALL of the module."""
-    tree = ast.parse((folder / f"{name}.py").read_text())
+    tree = ast.parse((folder / out(name)).with_suffix(".py").read_text())
     found = next(
         one
         for one in tree.body
@@ -130,11 +138,16 @@ def test_what_init_wrote_passes_when_its_goldens_are_accepted(folder: Path, warm
 )
 def test_entries_are_the_models_own_blocks_and_one_list_serves_both_sizes(folder: Path, name: str, entries: list[str]) -> None:
     real, small = rows(folder, name)
-    text = (folder / f"{name}.toml").read_text()
+    text = (folder / out(name)).read_text()
     assert [entry for entry in entries if f'"{entry}"' not in text] == []
     assert real.bucket.plan == small.bucket.plan
     assert small.model is not None
     assert small.model.args == {"small": True}
+
+
+def test_a_module_in_a_linked_folder_finds_its_configuration(folder: Path) -> None:
+    (found,) = re.findall(r'CONFIG = Path\(__file__\).parent / "(.*)"', (folder / LINKED / "vit.py").read_text())
+    assert json.loads((folder / LINKED / found).read_text()) == CONFIGS["vit"]
 
 
 def test_the_real_size_is_in_the_plan_alone_and_the_dtype_is_the_configurations(folder: Path) -> None:
@@ -228,6 +241,12 @@ def test_the_way_out_is_of_the_module_that_is_in_the_way(module: str, looks_at_v
             ["--hf", "."],
             1,
             "LlamaForCausalLM makes no step of a small configuration of config.json: KeyError",
+        ),
+        (
+            '{"model_type": "higgs_audio_v2_tokenizer"}',
+            ["--hf", "."],
+            1,
+            "config.json: HiggsAudioV2TokenizerModel needs torchaudio, which cannot be imported",
         ),
     ],
 )

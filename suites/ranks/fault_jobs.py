@@ -176,6 +176,13 @@ def skip_one(rank, world, culprit):
             dist.all_reduce(torch.ones(3))
 
 
+def one_too_many(rank, world, culprit):
+    """The culprit launches once more, when all others have returned."""
+    begin(rank)
+    if rank == culprit:
+        dist.all_reduce(torch.ones(3))
+
+
 def swap_two(rank, world, culprit):
     begin(rank)
 

@@ -61,6 +61,16 @@ def test_a_size_counts_where_it_must_agree_and_not_elsewhere():
     assert sentences({0: one(4, False), 1: one(5, False)}) == []
 
 
+def test_who_is_missing_is_told_where_sizes_may_differ():
+    def one(numel):
+        launch = RecordedLaunch(0, 0, 1, False, "all_to_all", "float32", numel)
+        return RankPosition(groups=(RecordedGroup((0, 1, 2), 1, 1),), launches=(launch,))
+
+    (found,) = desyncs({0: one(4), 1: one(5), 2: RankPosition(groups=(RecordedGroup((0, 1, 2), 0, 0),))})
+    assert (found.rank, found.is_missing) == (2, True)
+    assert found.sentence.endswith("ranks 0-1 launched all_to_all")
+
+
 def test_groups_are_compared_among_their_members_only():
     places = {0: where(((0, 1), ["a"])), 1: where(((0, 1), ["a"])), 2: where(((2, 3), [])), 3: where(((2, 3), []))}
     assert sentences(places) == []

@@ -95,6 +95,20 @@ def test_of_late_ranks_the_first_is_one_that_holds_up_the_others(processes, firs
     assert failure_of(late, task="job", timed_out_s=1.0).rank == first
 
 
+def test_the_one_late_rank_is_named_and_not_one_that_returned(ranks):
+    failure = fail(ranks, "one_too_many", 2, timeout_s=2.0)
+    assert str(failure).startswith("rank 2 of 4 did not answer within 2 s; rank 0: returned")
+    assert "ranks 0-1, 3 never launched collective 2" in str(failure)
+
+
+def test_of_ranks_that_raised_alike_the_first_to_fail_is_none_that_lost_a_peer():
+    raised = 'Traceback (most recent call last):\n  File "train.py", line 7, in step\n    reduce(x)\nRuntimeError: x\n'
+    lost = RankState(0, "raised", 1.0, "Connection closed by peer [127.0.0.1]:4242", "RuntimeError", raised)
+    own = RankState(1, "raised", 2.0, "Invalid scalar type", "RuntimeError", raised)
+    assert lost.is_effect
+    assert failure_of([lost, own], task="job", timed_out_s=None).rank == 1
+
+
 def test_a_rank_that_raises_is_named_with_its_traceback_first(ranks, tmp_path):
     logs = tmp_path / "artifacts" / "logs"
     failure = fail(ranks, OTHERS + "raise_on", 2, what="bitwise of a plan", log_dir=logs)

@@ -60,7 +60,8 @@ def module_text(written: Written) -> str:
 
 def _head(written: Written) -> Iterator[str]:
     config, model = _names(written)
-    where = Path(os.path.relpath(written.described.path, written.path.parent)).as_posix()
+    # Both without links: ``..`` behind one is the folder above that which it leads to.
+    where = Path(os.path.relpath(written.described.path.resolve(), written.path.parent.resolve())).as_posix()
     counts = "image_tokens" in written.fed.sizes
     yield f'"""{model} as {where} has it, with random weights: model, batches and loss of {written.path.stem}.toml.'
     yield ""

@@ -73,7 +73,11 @@ def described_by(given: Path) -> DescribedModel:
         config = CONFIG_MAPPING[kind].from_json_file(path)
     except Exception as error:  # whatever a configuration raises on values that it does not take
         raise PlanError(f"{path}: {CONFIG_MAPPING[kind].__name__} does not take it: {named(error)}") from error
-    return DescribedModel(path, config, _model_class(config, written, path))
+    model_class = _model_class(config, written, path)
+    if getattr(model_class, "is_dummy", False):  # what transformers has in the place of a class whose libraries are missing
+        lacking = " and ".join(model_class._backends)  # type: ignore[attr-defined]  # transformers has no types here
+        raise PlanError(f"{path}: {model_class.__name__} needs {lacking}, which cannot be imported; install what it needs")
+    return DescribedModel(path, config, model_class)
 
 
 def _json(path: Path) -> dict[str, Any]:

@@ -228,6 +228,7 @@ def _layers(values: Values) -> dict[str, Any]:
     # Layers are of one kind if they have equal items in all of these lists. The first of each kind is kept, and then more
     # layers up to LAYERS, each with its own items.
     depth = values.get("num_hidden_layers", values.get("num_layers"))
+    depth = depth if isinstance(depth, int) else None  # LXMERT has one for each of its parts
     each = {key: value for key, value in values.items() if isinstance(value, list) and depth and len(value) == depth > 3}
     each = {key: value for key, value in each.items() if not _DEPTH.match(key) and not isinstance(value[0], list | dict)}
     kinds = list(zip(*each.values(), strict=True)) if each else []

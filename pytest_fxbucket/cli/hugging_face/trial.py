@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from pytest_fxbucket.cli.first_plan import MOST_OVERRIDES, PlanProblem, first_failure
+from pytest_fxbucket.cli.first_plan import PlanProblem, changed_until_right, first_failure
 from pytest_fxbucket.cli.hugging_face.module_and_plan import HfPlan, Written, plan_text
 from pytest_fxbucket.cli.hugging_face.rehearsal import laid_out
 from pytest_fxbucket.plan import parse_plans
@@ -32,20 +32,20 @@ class TrialPlan:
 def tried(written: Written, plan: HfPlan, out: Path, modules: Mapping[str, type], say: Callable[[str], None]) -> TrialPlan:
     """``written`` and ``plan`` with what they need to pass: overrides of some of ``modules``, other attention, other dtypes."""
     # One change a round: an override of the module that looks at values, unless blocks are in it; one dtype where torch refuses
-    # two; plain attention in the real size, which the small one has anyway. The loop ends when none of them applies.
-    for _ in range(MOST_OVERRIDES):
-        problem = _problem(written, plan, out, say)
-        if problem is None:
-            return TrialPlan(written, plan)
+    # two; plain attention in the real size, which the small one has anyway.
+
+    def changed(now: tuple[Written, HfPlan], problem: PlanProblem) -> tuple[Written, HfPlan] | None:
+        written, plan = now
         selector = problem.to_override(modules, plan.overridden)
         if selector and not _holds_an_entry(problem.module, plan):
-            plan = replace(plan, overridden=(*plan.overridden, selector))
-        elif _TWO_DTYPES in problem.sentence and plan.param_dtype:
-            plan = replace(plan, param_dtype=None)
-        elif problem.where == "real" and not written.eager_attention:
-            written = replace(written, eager_attention=True)
-        else:
-            break
+            return written, replace(plan, overridden=(*plan.overridden, selector))
+        if _TWO_DTYPES in problem.sentence and plan.param_dtype:
+            return written, replace(plan, param_dtype=None)
+        if problem.where == "real" and not written.eager_attention:
+            return replace(written, eager_attention=True), plan
+        return None
+
+    (written, plan), problem = changed_until_right((written, plan), lambda now: _problem(*now, out, say), changed)
     return TrialPlan(written, plan, problem)
 
 

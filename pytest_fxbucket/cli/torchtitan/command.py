@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pytest_fxbucket.cli.first_entries import BlockNames, Draft, draft
-from pytest_fxbucket.cli.first_plan import MOST_OVERRIDES, PlanProblem, first_failure, said_of_overrides
+from pytest_fxbucket.cli.first_plan import PlanProblem, changed_until_right, first_failure, said_of_overrides
 from pytest_fxbucket.cli.module_tree import module_tree, said_of_ties
 from pytest_fxbucket.cli.torchtitan.module_and_plan import TitanModule, TitanPlan, module_text, plan_text
 from pytest_fxbucket.cli.torchtitan.registry import ChosenModel, chosen
@@ -104,13 +104,12 @@ def _tried(
     plan: TitanPlan, text: str, out: Path, modules: Mapping[str, type], say: Callable[[str], None]
 ) -> tuple[TitanPlan, PlanProblem | None]:
     """``plan`` with overrides of some of ``modules``, if that is what it needs to pass; and what is still wrong with it."""
-    for _ in range(MOST_OVERRIDES):
-        problem = _problem(plan, text, out, say)
-        selector = problem.to_override(modules, plan.overridden) if problem else ""
-        if not selector:
-            break
-        plan = replace(plan, overridden=(*plan.overridden, selector))
-    return plan, problem
+
+    def overriding(now: TitanPlan, problem: PlanProblem) -> TitanPlan | None:
+        selector = problem.to_override(modules, now.overridden)
+        return replace(now, overridden=(*now.overridden, selector)) if selector else None
+
+    return changed_until_right(plan, lambda now: _problem(now, text, out, say), overriding)
 
 
 def _problem(plan: TitanPlan, text: str, out: Path, say: Callable[[str], None]) -> PlanProblem | None:
