@@ -6,6 +6,7 @@ Plain data; imports no torch.
 from __future__ import annotations
 
 import dataclasses
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -71,9 +72,9 @@ class Cluster:
     rounding: int = 1
     """Bytes that an allocation is a multiple of."""
 
-    def nodes_of(self, ranks: Sequence[int]) -> int:
-        """How many nodes ``ranks`` are on, which fill nodes in order."""
-        return len({rank // self.devices_per_node for rank in ranks})
+    def on_nodes(self, ranks: Sequence[int]) -> list[int]:
+        """How many of ``ranks`` are on each node that has any, ascending; ranks fill nodes in order."""
+        return sorted(Counter(rank // self.devices_per_node for rank in ranks).values())
 
 
 _T = TypeVar("_T")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from math import ceil, isfinite, log2
+from math import isfinite, log2
 from typing import TYPE_CHECKING
 
 from torch import fx
@@ -158,45 +158,48 @@ def collective_seconds(kind: str, size: int, ranks: Sequence[int], cluster: Clus
 
 def transfer_seconds(size: int, here: int, there: int, cluster: Cluster) -> float:
     """Seconds in which rank ``here`` sends ``size`` bytes to rank ``there``."""
-    link = cluster.within if cluster.nodes_of((here, there)) == 1 else cluster.between
+    link = cluster.within if len(cluster.on_nodes((here, there))) == 1 else cluster.between
     return cluster.collective + link.latency + size / (link.bandwidth * cluster.network_efficiency)
 
 
 def _ring(size: float, hops: int, ranks: Sequence[int], cluster: Cluster) -> float:
     """``size``: bytes that each link of the ring carries."""
-    nodes = cluster.nodes_of(ranks)
+    nodes = cluster.on_nodes(ranks)
     rounds = hops / (len(ranks) - 1)  # how often all go round
-    # Ranks fill nodes in order, so that the count - 1 hops of a round leave a node nodes - 1 times.
-    far = rounds * (nodes - 1)
+    # Ranks fill nodes in order, so that the count - 1 hops of a round leave a node len(nodes) - 1 times.
+    far = rounds * (len(nodes) - 1)
     latency = far * cluster.between.latency + (hops - far) * cluster.within.latency
-    return latency + size / _bandwidth(ranks, nodes, cluster)
+    return latency + size / _bandwidth(nodes, cluster)
 
 
 def _tree(size: float, ranks: Sequence[int], cluster: Cluster) -> float:
     """Up and down a tree of nodes, each a chain of its devices."""
-    nodes = cluster.nodes_of(ranks)
-    chain = ceil(len(ranks) / nodes) - 1
-    latency = 2 * (chain * cluster.within.latency + log2(nodes) * cluster.between.latency)
-    return latency + 2 * size / _bandwidth(ranks, nodes, cluster)  # every byte goes up, and its sum down
+    nodes = cluster.on_nodes(ranks)
+    chain = nodes[-1] - 1
+    latency = 2 * (chain * cluster.within.latency + log2(len(nodes)) * cluster.between.latency)
+    return latency + 2 * size / _bandwidth(nodes, cluster)  # every byte goes up, and its sum down
 
 
 def _pairs(size: float, ranks: Sequence[int], cluster: Cluster) -> float:
     """Every rank sends a part to every other one; parts to other nodes go over the slower link."""
-    nodes, count = cluster.nodes_of(ranks), len(ranks)
-    here = ceil(count / nodes)
-    near = size * (here - 1) / count / cluster.within.bandwidth
-    far = size * (count - here) / count / cluster.between.bandwidth
-    latency = (cluster.between if nodes > 1 else cluster.within).latency
+    nodes, count = cluster.on_nodes(ranks), len(ranks)
+    # The rank on the fullest node sends most within it, that on the emptiest most to others.
+    near = size * (nodes[-1] - 1) / count / cluster.within.bandwidth
+    far = size * (count - nodes[0]) / count / cluster.between.bandwidth
+    latency = (cluster.between if len(nodes) > 1 else cluster.within).latency
     return latency + max(near, far) / cluster.network_efficiency  # a device uses its links of both kinds at once
 
 
-def _bandwidth(ranks: Sequence[int], nodes: int, cluster: Cluster) -> float:
-    """Bytes a second of the slowest link. A ring leaves a node through the links of all the devices that it has there."""
+def _bandwidth(nodes: Sequence[int], cluster: Cluster) -> float:
+    """Bytes a second of the slowest link; ``nodes``: how many ranks each has, ascending.
+
+    A ring leaves a node through the links of all the devices that it has there.
+    """
     bandwidth = cluster.within.bandwidth
-    if nodes > 1:
-        leaving = len(ranks) / nodes * cluster.between.bandwidth
+    if len(nodes) > 1:
+        leaving = nodes[0] * cluster.between.bandwidth
         # With one rank a node nothing goes over the links within nodes.
-        bandwidth = min(bandwidth, leaving) if len(ranks) > nodes else leaving
+        bandwidth = min(bandwidth, leaving) if nodes[-1] > 1 else leaving
     return bandwidth * cluster.network_efficiency
 
 

@@ -280,18 +280,20 @@ def _with_links(cluster: Cluster, flights: Sequence[_Flight]) -> Cluster:
     for one in flights:
         parts = [0.0] * 5
         fixed = collective_seconds(one.kind, 0, one.ranks, cluster)
-        place = 1 if cluster.nodes_of(one.ranks) == 1 else 3
+        place = 1 if len(cluster.on_nodes(one.ranks)) == 1 else 3
         parts[0], parts[place] = 1.0, fixed - cluster.collective
         parts[place + 1] = collective_seconds(one.kind, one.bytes, one.ranks, cluster) - fixed
         sums.append(Measurement(tuple(parts), one.seconds, one.is_bound))
     if all(one.is_bound for one in flights):
         return cluster
+    # A link that is in no sum stays as it is.
+    within, between = (any(one.parts[at] or one.parts[at + 1] for one in sums) for at in (1, 3))
     collective, late, slow, far_late, far_slow = fitted(sums, [max(cluster.collective, _LITTLE), 1.0, 1.0, 1.0, 1.0])
     return replace(
         cluster,
         collective=collective,
-        within=_with_factors(cluster.within, late, slow, cluster.memory_bandwidth),
-        between=_with_factors(cluster.between, far_late, far_slow, cluster.memory_bandwidth),
+        within=_with_factors(cluster.within, late, slow, cluster.memory_bandwidth) if within else cluster.within,
+        between=_with_factors(cluster.between, far_late, far_slow, cluster.memory_bandwidth) if between else cluster.between,
     )
 
 

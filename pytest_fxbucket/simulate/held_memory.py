@@ -192,7 +192,7 @@ class _Stages:
             self._compute(stage, "forward", microbatch)
         # A stage has a graph of the whole backward or of its two halves; a graph that it does not have takes no run.
         if action.kind in ("B", "I"):
-            self._receive(how.backward[stage] if stage + 1 < how.stages else (), stage, ("backward", "input"))
+            self._receive(how.backward[stage] if stage + 1 < how.stages else (), stage, ("backward", "input", "weight"))
             self._compute(stage, "backward", microbatch)
             self._compute(stage, "input", microbatch)
         if action.kind in ("B", "W"):
@@ -204,10 +204,10 @@ class _Stages:
     def _receive(self, flow: Sequence[Crossing], stage: int, works: Sequence[Work]) -> None:
         """Add memory for the values that another stage sends, also for a stage of the same rank, whose values are copied.
 
-        It is there before the next run.
+        It is there before the next run, for the first of ``works`` that the stage has: stage 0 has no gradients of inputs.
         """
         runs = self._runs
-        for phase in (phase for work in works if (phase := phase_of(stage, work)) in runs.alone):
+        for phase in [phase for work in works if (phase := phase_of(stage, work)) in runs.alone][:1]:
             values = {value.fqn: value for value in runs.step.inputs[phase]}
             node = next(iter(runs.step.graphs[phase].graph.nodes))
             for one in flow:

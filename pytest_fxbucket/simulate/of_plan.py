@@ -13,6 +13,7 @@ from pytest_fxbucket.graph.collectives import launch_kind
 from pytest_fxbucket.simulate.simulator import simulate
 from pytest_fxbucket.simulate.stages import StagedTimeline, simulate_stages
 from pytest_fxbucket.simulate.timeline import Flight, Timeline
+from pytest_fxbucket.step.mesh import GROUPED
 from pytest_fxbucket.step.pipelined import TIES, UPDATE
 
 if TYPE_CHECKING:
@@ -90,16 +91,33 @@ def simulated_ranks(world: PlanOnMesh, cluster: Cluster, *, believed: bool = Fal
     """
     # Ranks whose graphs differ may still have equal timelines: these are joined.
     found: list[SimulatedRank] = []
-    for ranks, graphs in world.ranks_alike() if believed else world.distinct():
-        step = bare_step(world, ranks[0])
-        timeline = _simulated(world.plan, step, cluster)
-        flights = tuple(_named(timeline, graphs, world, step.has_roles, believed))
-        alike = next((at for at, one in enumerate(found) if (one.timeline, one.flights) == (timeline, flights)), None)
-        if alike is None:
-            found.append(SimulatedRank(tuple(ranks), timeline, flights))
-        else:
-            found[alike] = replace(found[alike], ranks=tuple(sorted((*found[alike].ranks, *ranks))))
+    for together, graphs in world.ranks_alike() if believed else world.distinct():
+        step = bare_step(world, together[0])
+        for ranks in by_layout(together, world, cluster):
+            timeline = _simulated(world.plan, replace(step, rank=ranks[0]), cluster)
+            flights = tuple(_named(timeline, graphs, world, step.has_roles, believed))
+            alike = next((at for at, one in enumerate(found) if (one.timeline, one.flights) == (timeline, flights)), None)
+            if alike is None:
+                found.append(SimulatedRank(tuple(ranks), timeline, flights))
+            else:
+                found[alike] = replace(found[alike], ranks=tuple(sorted((*found[alike].ranks, *ranks))))
     return found
+
+
+def by_layout(ranks: Sequence[int], world: PlanOnMesh, cluster: Cluster) -> list[list[int]]:
+    """``ranks`` in sets whose process groups lie alike on the nodes of ``cluster``: one graph takes them equally long."""
+    mesh, layouts = world.mesh, dict[int, list[list[int]]]((rank, []) for rank in ranks)
+    for name in (name for name in GROUPED if 1 < mesh.degree(name) < mesh.size):
+        known: dict[int, list[int]] = {}
+        for rank in ranks:
+            if rank not in known:
+                group = mesh.ranks(rank, name)
+                known |= dict.fromkeys(group, cluster.on_nodes(group))
+            layouts[rank].append(known[rank])
+    found: dict[str, list[int]] = {}
+    for rank in ranks:
+        found.setdefault(str(layouts[rank]), []).append(rank)
+    return list(found.values())
 
 
 def bucketed(world: PlanOnMesh, rank: int, cluster: Cluster) -> Timeline:

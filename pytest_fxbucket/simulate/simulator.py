@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -154,21 +154,24 @@ class _Clock:
         flight = next((self._in_flight[one] for one in inputs_of(node) if one in self._in_flight), None)
         if flight is not None:
             self._in_flight[node] = flight
+        if copied := self._copied_by(inputs_of(node)):
+            self._copied[node] = copied
+
+    def _copied_by(self, nodes: Iterable[fx.Node]) -> float:
+        """When those of ``nodes`` that a host copy brings are there; other values come from compute's own stream, in order."""
+        return max((self._copied[one] for one in nodes if one in self._copied), default=0.0) if self._copied else 0.0
 
     def _call(self, node: fx.Node, phase: Phase, place: int) -> None:
         self._read(node)
         seconds = self._cost(node)
         self._host += self._cluster.launch
-        # Compute that reads the result of a host copy waits for it; other values come from compute's own stream, in order.
-        copied = self._copied
-        needed = max((copied[one] for one in inputs_of(node) if one in copied), default=0.0) if copied else 0.0
         if stream := _copies(node):
             start = max(self._host, self._compute, self._free.get(COPIES, (0.0, ""))[0])
             self._free[COPIES] = start + seconds, node.name
             self._copied[node] = start + seconds
         else:
             stream = COMPUTE
-            start = max(self._host, self._compute, needed)
+            start = max(self._host, self._compute, self._copied_by(inputs_of(node)))
             self._compute = start + seconds
             if self._cluster.blocking:
                 self._host = self._compute
@@ -192,7 +195,9 @@ class _Clock:
         self._read(node)
         seconds, (free, behind) = self._cost(node), self._free.get(said.group, (0.0, ""))
         self._host += enqueue_seconds(launched_bytes(node), self._cluster)
-        # As NCCL does: the stream of the group waits for all compute that was called before, needed or not.
+        # As NCCL does: the stream of the group waits for all compute that was called before, needed or not; and compute, for a
+        # host copy of what is sent.
+        self._compute = max(self._compute, self._copied_by(tensors_sent(node)))
         ready = max(self._host, self._compute)
         start = max(ready, free)
         could, could_place = max((self._there[one] for one in tensors_sent(node)), default=(0.0, -1))
@@ -293,11 +298,10 @@ class _Reasons:
 
     def _fits(self, one: _Launched) -> bool:
         """Whether memory had room for its result from the earliest possible launch on."""
-        liveness, size = self.liveness[one.phase], launched_bytes(one.node)
-        # If there is room at the peak there is room anywhere, which spares most launches the search.
-        if liveness.peak + size <= self.cluster.memory:
-            return True
-        return liveness.most(max(one.could_place, 0), one.place) + size <= self.cluster.memory
+        liveness, size = self.liveness[one.phase], sum(tensor.nbytes for tensor in tensors(one.node.meta.get("val")))
+        # From its own place on the result is counted already.
+        first, last = one.could_place + 1, one.place - 1
+        return first > last or liveness.most(first, last) + size <= self.cluster.memory
 
 
 def _living(liveness: Liveness) -> Iterator[PeakStorages]:

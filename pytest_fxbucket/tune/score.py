@@ -14,7 +14,7 @@ from pytest_fxbucket.plan.pass_consistency import entries_of
 from pytest_fxbucket.plan.schema import Plan
 from pytest_fxbucket.plan.selectors import entry_by_parameter, kept_entries, resolve
 from pytest_fxbucket.plan_on_mesh import PlanOnMesh, mesh_of
-from pytest_fxbucket.simulate.of_plan import bucketed, in_schedule, simulated_ranks, unbucketed
+from pytest_fxbucket.simulate.of_plan import bucketed, by_layout, in_schedule, simulated_ranks, unbucketed
 from pytest_fxbucket.tune.moves import PlanMove, StepFacts, key_of, moves_of
 from pytest_fxbucket.tune.search import SimulatedScore
 
@@ -120,8 +120,9 @@ class PlanSimulator:
 
     def _simulated(self, world: PlanOnMesh) -> tuple[list[Timeline], float]:
         if world.plan.pipeline is None:
-            line = bucketed(world, 0, self.cluster)
-            return [line], line.seconds
+            ranks = [alike[0] for alike in by_layout(range(world.mesh.size), world, self.cluster)]
+            lines = [bucketed(world, rank, self.cluster) for rank in ranks]
+            return lines, max(line.seconds for line in lines)
         scheduled = in_schedule(world, self.cluster)
         assert scheduled is not None
         return [one.timeline for one in simulated_ranks(world, self.cluster, believed=True)], scheduled.seconds

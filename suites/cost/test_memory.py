@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import random
+from pathlib import Path
 
 import pytest
 import torch
 from torch import fx
 
+from pytest_fxbucket.captured_plan import CapturedPlan
 from pytest_fxbucket.cost import memory
 from pytest_fxbucket.cost.memory import Liveness, liveness_of
 from pytest_fxbucket.graph.collectives import tensors
+from pytest_fxbucket.plan.load import load_plans
+from pytest_fxbucket.plan_on_mesh import PlanOnMesh, mesh_of
 from pytest_fxbucket.simulate.held_memory import memory_of
 from pytest_fxbucket.step.roles import StepGraph
 from suites.graph.handmade import Handmade, aten
 
+PIPELINE = Path(__file__).parents[2] / "fixtures/plans/pipeline.toml"
 FOUR = 4 * 4
 """Bytes of four floats."""
 
@@ -174,3 +179,17 @@ def test_what_a_call_carries_to_the_next_lives_until_that_is_over_and_nothing_el
     assert [found[phase].peak for phase in ("setup", "steady", "cleanup")] == [3 * FOUR, 4 * FOUR, 3 * FOUR]
     alone = memory_of(step_of(steady=iteration(True, True)))
     assert alone["steady"].peak == 4 * FOUR, "what was carried there counts even if who gave it is not looked at"
+
+
+@pytest.mark.parametrize("row", ["two_interleaved", "two_zero_bubble"])
+def test_what_is_sent_back_to_the_first_stage_is_held_however_its_backward_is_parted(row: str) -> None:
+    """Under zero bubbles it has no gradients of inputs to make, and all of its backward comes later."""
+    (plan,) = (one for one in load_plans(PIPELINE) if one.matrix_id == row)
+    world = PlanOnMesh(CapturedPlan(plan, mesh_of(plan, run=True)), "manual")
+    step = world.final_step(0)
+    assert step.pipelined is not None
+    sent = {one.name for one in step.pipelined.backward[0]}
+    phase = "stage 0 backward" if row == "two_interleaved" else "stage 0 weight"
+    held = [one.bytes for one in memory_of(step)[phase].storages if one.value is not None and one.value.fqn in sent]
+    assert held
+    assert min(held) == sum(one.bytes for one in step.pipelined.backward[0])

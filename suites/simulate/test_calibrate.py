@@ -143,6 +143,11 @@ def test_what_was_not_measured_stays_as_it_was() -> None:
     assert str(found) == "error left: nothing was measured"
 
 
+def test_a_link_that_was_not_measured_stays_as_it_was_though_memory_is_slower() -> None:
+    wide = replace(ASSUMED, between=Link(100 * ASSUMED.memory_bandwidth, 1e-5))
+    assert calibrate(step_of(), list(measured(step_of(), DEVICE)), wide).cluster.between == wide.between
+
+
 def test_the_error_that_is_left_is_said() -> None:
     step = step_of()
     every = [replace(one, seconds=one.seconds * (2.0 if n % 2 else 1.0)) for n, one in enumerate(measured(step, HOST))]

@@ -11,7 +11,7 @@ from pytest_fxbucket.captured_plan import CapturedPlan
 from pytest_fxbucket.cost.cluster import Link, cluster_named
 from pytest_fxbucket.plan.load import load_plans, parse_plans
 from pytest_fxbucket.plan_on_mesh import PlanOnMesh, mesh_of
-from pytest_fxbucket.simulate.of_plan import simulated_ranks, unbucketed
+from pytest_fxbucket.simulate.of_plan import bucketed, simulated_ranks, unbucketed
 from suites.plans.llama import llama
 
 ROOT = Path(__file__).parents[2]
@@ -49,6 +49,16 @@ def test_ranks_with_the_same_graphs_are_simulated_once(hybrid: PlanOnMesh) -> No
     (only,) = simulated_ranks(hybrid, H100)
     assert only.ranks == (0, 1, 2, 3)
     assert {one.flight.group for one in only.flights} == {"mesh_dp_shard", "mesh_dp_replicate"}
+
+
+@pytest.mark.parametrize("believed", [True, False])
+def test_ranks_of_one_graph_whose_groups_lie_otherwise_are_simulated_each(hybrid: PlanOnMesh, believed: bool) -> None:
+    found = simulated_ranks(hybrid, STRADDLED, believed=believed)
+    assert {one.ranks: one.timeline.seconds for one in found} == {
+        (rank,): bucketed(hybrid, rank, STRADDLED).seconds for rank in range(4)
+    }
+    nodes_of_four = replace(STRADDLED, devices_per_node=4)
+    assert [one.ranks for one in simulated_ranks(hybrid, nodes_of_four, believed=believed)] == [(0, 1, 2, 3)]
 
 
 def test_ranks_whose_graphs_differ_in_whom_they_send_to_are_told_once() -> None:

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch import fx
 
 from pytest_fxbucket.cost.cluster import Cluster
 from pytest_fxbucket.cost.costs import checked
@@ -158,6 +159,43 @@ def test_a_launch_that_does_not_fit_any_earlier_is_memorys() -> None:
     peak = made.simulated().peak_bytes
     assert only(made.simulated(replace(FREE, memory=peak))).why == "memory"
     assert only(made.simulated(replace(FREE, memory=peak + 16_000))).why == "launched too late"
+
+
+def test_what_a_launch_sends_is_there_and_only_its_result_has_to_fit() -> None:
+    def made(*, early: bool) -> Timed:
+        made = Timed()
+        sent = made.timed(made.call(aten.repeat.default, made.given_in, [1000]), 0)  # 16,000 bytes, of which 4,000 come back
+        if not early:
+            made.work(20)
+        launch = made.timed(made.reduce(sent), 10)
+        if early:
+            made.work(20)
+        made.work(1, made.wait(launch))
+        return made
+
+    needed, late = made(early=True).simulated().peak_bytes, made(early=False)
+    assert only(late.simulated(replace(FREE, memory=needed))).why == "launched too late"
+    assert only(late.simulated(replace(FREE, memory=needed - 1))).why == "memory"
+
+
+def from_host() -> tuple[Timed, fx.Node]:
+    """A graph that begins with a copy to the device, which takes ten microseconds."""
+    made = Timed()
+    with made.mode:
+        made.given_in.meta["val"] = torch.empty(4, device="cpu")
+    return made, made.timed(made.call(aten._to_copy.default, made.given_in, device="cuda"), 10)
+
+
+def test_compute_waits_for_a_copy_that_it_reads_a_view_of() -> None:
+    made, copied = from_host()
+    made.work(1, made.call(aten.view.default, copied, [2, 2]))
+    assert spans(made)[-1] == (10, 11)
+
+
+def test_a_launch_waits_for_a_copy_that_it_sends() -> None:
+    made, copied = from_host()
+    made.work(1, made.wait(made.launch(5, copied)))
+    assert spans(made)[-2:] == [(10, 15), (15, 16)]
 
 
 def test_copies_to_the_host_have_a_stream_of_their_own() -> None:

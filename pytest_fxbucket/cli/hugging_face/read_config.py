@@ -75,7 +75,7 @@ def described_by(given: Path) -> DescribedModel:
         raise PlanError(f"{path}: {CONFIG_MAPPING[kind].__name__} does not take it: {named(error)}") from error
     model_class = _model_class(config, written, path)
     if getattr(model_class, "is_dummy", False):  # what transformers has in the place of a class whose libraries are missing
-        lacking = " and ".join(model_class._backends)  # type: ignore[attr-defined]  # transformers has no types here
+        lacking = " and ".join(model_class._backends)
         raise PlanError(f"{path}: {model_class.__name__} needs {lacking}, which cannot be imported; install what it needs")
     return DescribedModel(path, config, model_class)
 
