@@ -10,8 +10,9 @@ from pytest_fxbucket.bench.timeline.marks import UNBUCKETED, ActivityMark, marks
 from pytest_fxbucket.bench.timeline.spans import measured_bubble
 from pytest_fxbucket.checks.bitwise.crossing import stage_graphs
 from pytest_fxbucket.checks.on_ranks import final_values
+from pytest_fxbucket.pipeline.played import bubble, bubble_by_the_book
 from pytest_fxbucket.pipeline.running import PipelinedTask
-from pytest_fxbucket.pipeline.schedules import bubble, bubble_by_the_book, table_of
+from pytest_fxbucket.pipeline.schedules import table_of
 from pytest_fxbucket.step.portable import encode
 from pytest_fxbucket.step_runner import PhaseGraph, fields_of
 

@@ -6,9 +6,10 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from pytest_fxbucket.pipeline.played import bubble
     from pytest_fxbucket.pipeline.problems import table_problems
     from pytest_fxbucket.pipeline.propose import proposed_cuts
-    from pytest_fxbucket.pipeline.schedules import Action, Table, bubble, table_of, text_of
+    from pytest_fxbucket.pipeline.schedules import Action, Table, table_of, text_of
     from pytest_fxbucket.pipeline.split import split_stages
     from pytest_fxbucket.pipeline.stages import Stage, Stages, Summary, Tie
     from pytest_fxbucket.step.pipelined import Crossing
@@ -31,7 +32,8 @@ __all__ = [
 
 
 _MODULES = {
-    **dict.fromkeys(("Action", "Table", "bubble", "table_of", "text_of"), "schedules"),
+    **dict.fromkeys(("Action", "Table", "table_of", "text_of"), "schedules"),
+    "bubble": "played",
     "proposed_cuts": "propose",
     "split_stages": "split",
     "table_problems": "problems",

@@ -18,8 +18,9 @@ from pytest_fxbucket.compat import pytree
 from pytest_fxbucket.compat.modules import each_tensor
 from pytest_fxbucket.errors import PlanError
 from pytest_fxbucket.pipeline.cut import naming_plan
+from pytest_fxbucket.pipeline.played import bubble, bubble_by_the_book
 from pytest_fxbucket.pipeline.propose import cuts_of_forward, seconds_of_parts
-from pytest_fxbucket.pipeline.schedules import bubble, bubble_by_the_book, table_of
+from pytest_fxbucket.pipeline.schedules import table_of
 from pytest_fxbucket.pipeline.split import split_forward
 from pytest_fxbucket.pipeline.stages import Summary
 from pytest_fxbucket.pipeline.trace import Forward, trace_forward

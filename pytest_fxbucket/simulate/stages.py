@@ -8,14 +8,16 @@ from typing import TYPE_CHECKING
 
 from pytest_fxbucket.cost.costs import transfer_seconds
 from pytest_fxbucket.errors import SimulationError
-from pytest_fxbucket.pipeline.schedules import BACKWARD, COSTS, FORWARD, INPUT_GRADS, WEIGHT_GRADS, leaves, table_of
+from pytest_fxbucket.pipeline.played import bubbles_of, done_by
+from pytest_fxbucket.pipeline.schedules import BACKWARD, FORWARD, INPUT_GRADS, WEIGHT_GRADS, table_of
 from pytest_fxbucket.simulate.simulator import simulate
 from pytest_fxbucket.step.pipelined import TIES, UPDATE, Work, phase_of
 
 if TYPE_CHECKING:
     from pytest_fxbucket.cost.cluster import Cluster
     from pytest_fxbucket.cost.costs import CostModel
-    from pytest_fxbucket.pipeline.schedules import Action, Table
+    from pytest_fxbucket.pipeline.played import TimedAction
+    from pytest_fxbucket.pipeline.schedules import Action
     from pytest_fxbucket.simulate.timeline import Timeline
     from pytest_fxbucket.step.pipelined import Crossing, Pipelined
     from pytest_fxbucket.step.roles import Phase, StepGraph
@@ -23,21 +25,6 @@ if TYPE_CHECKING:
 WORK: Mapping[str, Work] = {FORWARD: "forward", BACKWARD: "backward", INPUT_GRADS: "input", WEIGHT_GRADS: "weight"}
 _PARTS: Mapping[str, tuple[Work, ...]] = {BACKWARD: ("backward", "input", "weight")}
 """DualPipeV runs some backwards whole, of stages that are traced in two parts."""
-_Sent = tuple[int, int, int | None]
-"""A value on its way: direction (1 or -1, see :func:`_way`), stage that it goes to, and microbatch."""
-
-
-@dataclass(frozen=True, slots=True)
-class TimedAction:
-    """One action of a schedule. Times are seconds since the step began."""
-
-    rank: int
-    """The rank's place along pp."""
-    kind: str
-    stage: int
-    microbatch: int | None
-    start: float
-    end: float
 
 
 @dataclass(frozen=True)
@@ -112,79 +99,3 @@ def _alone(step: StepGraph, phase: Phase, cluster: Cluster, cost: CostModel | No
 
 def _crossing(how: Pipelined, sender: int, receiver: int) -> Sequence[Crossing]:
     return how.forward[sender] if receiver > sender else how.backward[receiver]
-
-
-def done_by(
-    table: Table, takes: Callable[[Action], float], crosses: Callable[[int, int], float], begins: Sequence[float]
-) -> list[TimedAction]:
-    """When each rank does each action. ``takes`` gives the seconds of an action, ``crosses`` those from one stage to another.
-
-    Rank r begins at ``begins[r]``. Actions that torch may overlap run one after the other. Raises :class:`SimulationError` for
-    a table in which an action waits for ever.
-    """
-    # Each rank goes on with its own row until an action lacks its input; rounds over all ranks go on while any of them moves.
-    # Times do not depend on the order of the visits, since a link's values come from one rank, in that rank's order.
-    computes = [[one for one in leaves(actions) if one.kind in COSTS] for actions in table.ranks]
-    done: list[list[TimedAction]] = [[] for _ in computes]
-    clocks = list(begins)
-    there: dict[_Sent, float] = {}
-    links: dict[tuple[int, int], float] = {}  # by (sender, receiver): each direction of a link has its own queue
-    moved = True
-    while moved:
-        moved = False
-        for rank, own in enumerate(computes):
-            while len(done[rank]) < len(own) and (ready := _ready(own[len(done[rank])], table, there)) is not None:
-                action = own[len(done[rank])]
-                start = max(clocks[rank], ready)
-                clocks[rank] = end = start + takes(action)
-                done[rank].append(TimedAction(rank, action.kind, action.stage, action.microbatch, start, end))
-                _send(action, end, table, crosses, there, links)
-                moved = True
-    if stuck := [own[len(did)] for own, did in zip(computes, done, strict=True) if len(did) < len(own)]:
-        raise SimulationError(f"{stuck[0]} on rank {stuck[0].rank} of pp waits for ever, so the schedule has no end")
-    return [one for own in done for one in own]
-
-
-def bubbles_of(done: Sequence[TimedAction], ranks: int) -> tuple[float, ...]:
-    """The share of the schedule's time in which each rank does none of its actions."""
-    if not done:
-        return (0.0,) * ranks
-    begin, end = min(one.start for one in done), max(one.end for one in done)
-    busy = [sum(one.end - one.start for one in done if one.rank == rank) for rank in range(ranks)]
-    return tuple(1 - own / (end - begin) if end > begin else 0.0 for own in busy)
-
-
-def _way(action: Action) -> int:
-    """The direction of an action's result: 1 to the next stage, -1 to the one before, 0 if no other stage waits for it."""
-    return {FORWARD: 1, WEIGHT_GRADS: 0}.get(action.kind, -1)
-
-
-def _ready(action: Action, table: Table, there: Mapping[_Sent, float]) -> float | None:
-    """When the input of ``action`` from another stage arrives; None if it was not sent yet, 0.0 if there is no such input.
-
-    What it reads from its own rank is there by the rank's order.
-    """
-    way = _way(action)
-    if not way or not 0 <= action.stage - way < table.stages:
-        return 0.0
-    return there.get((way, action.stage, action.microbatch))
-
-
-def _send(
-    action: Action,
-    end: float,
-    table: Table,
-    crosses: Callable[[int, int], float],
-    there: dict[_Sent, float],
-    links: dict[tuple[int, int], float],
-) -> None:
-    """Note when the result of ``action`` arrives at the stage that reads it: a link carries one value after the other."""
-    way = _way(action)
-    other = action.stage + way
-    if not way or not 0 <= other < table.stages:
-        return
-    # What crosses takes no link between two stages of one rank.
-    arrives, pair = end, (table.owners[action.stage], table.owners[other])
-    if seconds := crosses(action.stage, other):
-        arrives = links[pair] = max(end, links.get(pair, 0.0)) + seconds
-    there[way, other, action.microbatch] = arrives

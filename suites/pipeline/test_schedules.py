@@ -11,8 +11,9 @@ import pytest
 import torch.distributed as dist
 
 from pytest_fxbucket.errors import StageError
+from pytest_fxbucket.pipeline.played import bubble, bubble_by_the_book
 from pytest_fxbucket.pipeline.problems import table_problems
-from pytest_fxbucket.pipeline.schedules import TRANSFERS, bubble, bubble_by_the_book, leaves, table_of, text_of
+from pytest_fxbucket.pipeline.schedules import TRANSFERS, leaves, table_of, text_of
 from pytest_fxbucket.plan.pipeline_schedules import SCHEDULES
 
 SIZES = {

@@ -7,8 +7,9 @@ from dataclasses import replace
 import pytest
 
 from pytest_fxbucket.errors import StageError
+from pytest_fxbucket.pipeline.played import bubble
 from pytest_fxbucket.pipeline.problems import table_problems
-from pytest_fxbucket.pipeline.schedules import Action, bubble, table_of
+from pytest_fxbucket.pipeline.schedules import Action, table_of
 from suites.pipeline.changed_tables import ALL, Change, changed, each_alone, moved, place, swapped, without
 
 

@@ -8,9 +8,10 @@ import pytest
 
 from pytest_fxbucket.cost.cluster import Cluster, Link
 from pytest_fxbucket.errors import SimulationError
-from pytest_fxbucket.pipeline.schedules import COSTS, bubble, table_of
+from pytest_fxbucket.pipeline.played import bubble, bubbles_of, done_by
+from pytest_fxbucket.pipeline.schedules import COSTS, table_of
 from pytest_fxbucket.plan.pipeline_schedules import SCHEDULES
-from pytest_fxbucket.simulate.stages import StagedTimeline, bubbles_of, done_by, simulate_stages
+from pytest_fxbucket.simulate.stages import StagedTimeline, simulate_stages
 from pytest_fxbucket.step.roles import Phase
 from suites.simulate.staged_graphs import place, two_stages
 
@@ -28,7 +29,7 @@ CLUSTER = Cluster(
 
 @pytest.mark.parametrize("microbatches", [4, 8])
 @pytest.mark.parametrize("name", SCHEDULES)
-def test_equal_stages_and_free_transfers_idle_as_the_table_does(name: str, microbatches: int) -> None:
+def test_who_begins_later_idles_as_much(name: str, microbatches: int) -> None:
     each = {"one": 1, "two": 2, "several": 2}[SCHEDULES[name]]
     table = table_of(name, 4 * each, 4, 8 if name == "DualPipeV" else microbatches)
     done = done_by(table, lambda action: float(COSTS[action.kind]), lambda sender, receiver: 0.0, [3.0] * 4)
@@ -108,10 +109,3 @@ def test_a_step_without_stages_is_refused() -> None:
     step, _ = place(0, stage(0), two_stages("GPipe", 2, 0))
     with pytest.raises(SimulationError, match=r"^the step has no pipeline stages, .*$"):
         simulate_stages([replace(step, pipelined=None)], CLUSTER)
-
-
-def test_a_schedule_without_an_end_is_refused() -> None:
-    table = table_of("GPipe", 2, 2, 2)
-    ranks = (tuple(one for one in table.ranks[0] if one.token != "0F1"), table.ranks[1])
-    with pytest.raises(SimulationError, match=r"^B of stage 0, microbatch 0 on rank 0 of pp waits for ever, .*$"):
-        done_by(replace(table, ranks=ranks), lambda action: 1.0, lambda sender, receiver: 0.0, [0.0, 0.0])
