@@ -13,9 +13,10 @@ from pytest_fxbucket.bench.timeline.marks import BUCKETED, COMPUTE, UNBUCKETED, 
 from pytest_fxbucket.bench.timeline.spans import span_name
 from pytest_fxbucket.captured_plan import CapturedPlan
 from pytest_fxbucket.errors import SimulationError
+from pytest_fxbucket.joined_step import as_run
 from pytest_fxbucket.plan_on_mesh import PlanOnMesh, mesh_of
 from pytest_fxbucket.simulate.calibrate import CalibratedCluster, MeasuredStretch, calibrate
-from pytest_fxbucket.simulate.of_plan import bare_step, bucketed_step
+from pytest_fxbucket.simulate.of_plan import bare_step, bucketed_step, timed_step
 from pytest_fxbucket.simulate.traces import cluster_from_events, read_trace
 from pytest_fxbucket.words import counted
 
@@ -40,7 +41,8 @@ def calibrated_by(path: Path, world: PlanOnMesh, cluster: Cluster) -> Calibrated
     about = trace.get("otherData")
     if isinstance(about, Mapping) and "variant" in about:
         mesh = mesh_of(world.plan, run=True)
-        ran = world if mesh == world.mesh else PlanOnMesh(CapturedPlan(world.plan, mesh, world.say), world.pass_name)
+        own = world if mesh == world.mesh else PlanOnMesh(CapturedPlan(world.plan, mesh, world.say), world.pass_name)
+        ran = as_run(own)
         step, stretches = _of_report(path, trace, str(about["variant"]), ran, cluster)
         # Last, since an error about stretches says which one differs. A record without this graph gives no digest.
         if about.get("graphs", "") not in ("", " ".join(digests(str(about["variant"]), ran, 0))):
@@ -64,7 +66,7 @@ def _of_report(
     """The step that was measured, and its stretches, each the median over the ranks that have the graphs of rank 0."""
     if variant not in (BUCKETED, UNBUCKETED):
         raise SimulationError(f'{path} is of "{variant}"; take the trace of {BUCKETED} or {UNBUCKETED} beside it')
-    step = world.reference(0) if variant == UNBUCKETED else bucketed_step(world, 0)
+    step = world.reference(0) if variant == UNBUCKETED else timed_step(bucketed_step(world, 0))
     if not cluster.blocking:
         raise SimulationError(f"{path}: the trace is of ranks whose host computes, but {cluster.name} computes on devices")
     marks = [(phase, mark) for phase in step.graphs for mark in marks_of(world, 0, phase, variant)]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import resource
+import signal
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -59,12 +60,14 @@ class StepReporter:
 class StepReports:
     """The reading end of a new pipe at ``path``. While entered, it calls ``on_step`` for each step that all ranks reported.
 
-    ``on_step`` runs on a thread of its own, and gets the reports of the ``world`` ranks in rank order.
+    ``on_step`` runs on a thread of its own, and gets the reports of the ``world`` ranks in rank order. If it raises, what runs
+    meanwhile is stopped as by Ctrl-C, and its exception is raised at the end.
     """
 
     def __init__(self, path: Path, world: int, on_step: Callable[[list[StepReport]], None]) -> None:
         self._world, self._on_step = world, on_step
         self._steps: dict[int, dict[int, StepReport]] = {}
+        self._failed: Exception | None = None
         os.mkfifo(path)
         self._fd = os.open(path, os.O_RDWR)  # opens without waiting for a writer, and never reads an end of file
         self._thread = Thread(target=self._listen, daemon=True)
@@ -75,17 +78,31 @@ class StepReports:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         os.write(self._fd, b"\n")  # ends :meth:`_listen`: closing does not, as this end is a writer as well
-        self._thread.join()
+        try:
+            self._thread.join()
+        except KeyboardInterrupt:
+            if self._failed is None:
+                raise
         os.close(self._fd)
+        if self._failed is not None:
+            raise self._failed
 
     def _listen(self) -> None:
+        # To the end in any case: ranks whose reports nobody reads would wait for ever.
         with os.fdopen(os.dup(self._fd), encoding="utf-8") as lines:
             for line in lines:
                 if not line.strip():
                     return
-                report = StepReport(**json.loads(line))
-                ranks = self._steps.setdefault(report.step, {})
-                ranks[report.rank] = report
-                if len(ranks) == self._world:
-                    del self._steps[report.step]
-                    self._on_step([ranks[rank] for rank in range(self._world)])
+                if self._failed is None:
+                    self._told(StepReport(**json.loads(line)))
+
+    def _told(self, report: StepReport) -> None:
+        ranks = self._steps.setdefault(report.step, {})
+        ranks[report.rank] = report
+        if len(ranks) == self._world:
+            del self._steps[report.step]
+            try:
+                self._on_step([ranks[rank] for rank in range(self._world)])
+            except Exception as error:
+                self._failed = error
+                os.kill(os.getpid(), signal.SIGINT)  # nobody wants the run any more, and the main thread waits for it

@@ -187,12 +187,13 @@ class GoldenOwners:
         reasons = list(self._of_plans(golden))
         if None in reasons:
             return None
-        test = self.store.source_folder(golden).with_suffix(".py")
+        folder = self.store.source_folder(golden)
+        test = folder.with_name(f"{folder.name}.py")  # whose own name may have dots
         if test.is_file():
             if not self.has_run_whole(test):
                 return None
             reasons.append(f"no test of {self.store.shown(test)} asks for it")
-        plan = self.store.source_folder(golden) / f"{golden.stem}.toml"
+        plan = folder / f"{golden.stem}.toml"
         return next(filter(None, reasons), f"{self.store.shown(plan)} is not there")
 
     def _of_plans(self, golden: Path) -> Iterator[str | None]:

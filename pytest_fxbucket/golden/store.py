@@ -231,7 +231,7 @@ def _matrix_ids(plan: Path) -> set[str]:
     import tomllib
 
     try:
-        rows = tomllib.loads(plan.read_text(encoding="utf-8")).get("matrix", [])
+        rows = tomllib.loads(plan.read_text(encoding="utf-8-sig")).get("matrix", [])
     except (OSError, ValueError):
         return set()
     return {str(row.get("id")) for row in rows if isinstance(row, dict)} if isinstance(rows, list) else set()

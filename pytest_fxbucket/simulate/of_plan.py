@@ -156,10 +156,14 @@ def bare_step(world: PlanOnMesh, rank: int) -> StepGraph:
     return replace(world.final_step(rank), graphs=bare, rank=rank)
 
 
+def timed_step(step: StepGraph) -> StepGraph:
+    """The part of ``step`` whose time counts: of work that crosses iterations the graph that runs over and over."""
+    return replace(step, graphs={_REPEATED: step.graphs[_REPEATED]}) if _REPEATED in step.graphs else step
+
+
 def _simulated(plan: Plan, step: StepGraph, cluster: Cluster) -> Timeline:
-    if _REPEATED in step.graphs:
-        step = replace(step, graphs={_REPEATED: step.graphs[_REPEATED]})
-    return simulate(step, cluster, own_cost(plan, step, cluster))
+    timed = timed_step(step)
+    return simulate(timed, cluster, own_cost(plan, timed, cluster))
 
 
 def _named(

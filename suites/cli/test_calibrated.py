@@ -18,11 +18,15 @@ from pytest_fxbucket.bench.timeline.spans import chrome_trace, to_json
 from pytest_fxbucket.captured_plan import CapturedPlan
 from pytest_fxbucket.cost.cluster import preset_text
 from pytest_fxbucket.errors import SimulationError
+from pytest_fxbucket.joined_step import as_run
+from pytest_fxbucket.plan.folders import folders_of
 from pytest_fxbucket.plan.load import load_plans
 from pytest_fxbucket.plan_on_mesh import PlanOnMesh, mesh_of
 from pytest_fxbucket.simulate import cluster_named
+from pytest_fxbucket.step.roles import Phase
+from pytest_fxbucket.user_code import user_code
 from suites.cli.test_simulate import MODEL, document, said
-from suites.plans.llama import llama
+from suites.plans.llama import ROOT, llama
 from suites.plans.traced import TRACED
 
 LAUNCH_NS, OTHER_NS = 200_000, 50_000
@@ -38,10 +42,10 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> PlanOnMesh:
     return PlanOnMesh(CapturedPlan(plan, mesh_of(plan)), "manual")
 
 
-def clocked(world: PlanOnMesh, variant: str) -> list[Span]:
+def clocked(world: PlanOnMesh, variant: str, phase: Phase = "joint") -> list[Span]:
     """A step of rank 0 in which each launch took 0.2 ms, and all else between two marks 0.05 ms."""
     spans, now = [], 0
-    for mark in marks_of(world, 0, "joint", variant):
+    for mark in marks_of(world, 0, phase, variant):
         end = now + (LAUNCH_NS if mark.kind == "launch" else OTHER_NS)
         spans.append(mark.span(0, "compute", now, end))
         now = end
@@ -97,6 +101,21 @@ def test_a_trace_of_a_report_is_of_the_mesh_that_ranks_run_and_of_its_sizes(
     assert document(capsys, *asked)["calibrated"]["errors"]
     path.write_text(path.read_text().replace("dim = 16", "dim = 256").replace("ringed:batch", "ringed:wide_batch"))
     refused(asked, 1, "the trace is of another graph: its launches are the same, but sizes or operators are not")
+
+
+@pytest.mark.parametrize(("name", "phase"), [("iterations", "steady"), ("split", "joint")])
+def test_a_step_of_several_graphs_is_calibrated_by_the_one_that_ranks_are_timed_on(
+    name: str, phase: Phase, tmp_path: Path
+) -> None:
+    plan = load_plans(ROOT / f"fixtures/plans/{name}.toml")[0]
+    with user_code(folders_of(plan.path)):
+        world = PlanOnMesh(CapturedPlan(plan, mesh_of(plan)), "manual")
+        ran = as_run(PlanOnMesh(CapturedPlan(plan, mesh_of(plan, run=True)), "manual"))
+        for variant, of in (("bucketed", phase), (UNBUCKETED, "joint")):
+            graphs = " ".join(digests(variant, ran, 0))
+            trace = written(tmp_path / "step.trace.json", clocked(ran, variant, of), variant=variant, graphs=graphs)
+            found = calibrated_by(trace, world, cluster_named("cpu-gloo", tmp_path))
+            assert found.errors["launches"] is not None
 
 
 def without_last(spans: list[Span]) -> list[Span]:

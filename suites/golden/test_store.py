@@ -106,8 +106,10 @@ def test_a_golden_in_another_encoding_is_refused(store: GoldenStore) -> None:
         store.read(path)
 
 
-def test_a_missing_golden_names_the_command_that_writes_it_and_no_other(store: GoldenStore) -> None:
+@pytest.mark.parametrize("mark", ["", "\ufeff"], ids=["plain", "with a byte order mark"])
+def test_a_missing_golden_names_the_command_that_writes_it_and_no_other(store: GoldenStore, mark: str) -> None:
     plan = store.rootdir / "plans" / "llama.toml"
+    plan.write_text(mark + plan.read_text(), encoding="utf-8")
     with pytest.raises(GoldenError) as base:
         store.read(store.path_for(plan, None))
     with pytest.raises(GoldenError) as row:

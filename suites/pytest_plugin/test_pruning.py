@@ -112,6 +112,12 @@ class TestPruning:
         pytester.runpytest_inprocess("--fxbucket-prune")
         assert sorted(path.stem for path in (goldens / "plans").iterdir()) == sorted(kept)
 
+    def test_a_test_file_with_dots_in_its_name_owns_its_goldens(self, pytester: pytest.Pytester, goldens: Path) -> None:
+        (pytester.path / "test_v1.2.py").write_text(ASKS)
+        put(goldens / "test_v1.2", one="text")
+        pytester.runpytest_inprocess("test_asks.py", "--fxbucket-prune")
+        assert "test_v1.2/one.txt" in files(goldens)
+
     def test_a_golden_that_two_plans_would_own_stays(self, pytester: pytest.Pytester, goldens: Path) -> None:
         plans = pytester.mkdir("plans")
         (plans / "gone.toml").write_text(PLAN + '[[matrix]]\nid = "x"\nrun.seed = 1\n')

@@ -122,7 +122,7 @@ def plan_page(given: ReportInput, traces: Mapping[str, str]) -> str:
     names = ["bucketed", "unbucketed"]
     names += [name for name in record.samples if name not in names]
     figures = {
-        f"samples-{number}": samples_figure(runs.records[-MOST_RUNS:], is_newest_ours=not runs.differs)
+        f"samples-{number}": samples_figure(runs.records[-MOST_RUNS:], is_newest_ours=number == 0)
         for number, runs in enumerate(groups)
     }
     ends = {variant: max(span.end_ns for span in spans) / 1e6 for variant, spans in given.spans.items() if spans}
@@ -202,7 +202,14 @@ def grouped(record: Record, stored: Sequence[Record]) -> list[ComparableRuns]:
 def _kind(record: Record) -> str:
     """A key that is equal for runs that :func:`comparable` accepts and that are of one pass."""
     kind = (record.title, record.machine, record.backend, record.ranks, record.has_priority, record.workload, record.pass_name)
-    return json.dumps(kind, sort_keys=True)
+    return json.dumps(_said(kind), sort_keys=True)
+
+
+def _said(value: Any) -> Any:
+    """``value`` without keys that are null, which are as good as left out."""
+    if isinstance(value, Mapping):
+        return {key: _said(one) for key, one in value.items() if one is not None}
+    return [_said(one) for one in value] if isinstance(value, (list, tuple)) else value
 
 
 def html_page(template: str, title: str, figures: Mapping[str, Mapping[str, Any]] | None = None, **values: Any) -> str:

@@ -11,9 +11,10 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from pytest_fxbucket.bench.report.page import ReportInput, file_names, html_page, write_report
+from pytest_fxbucket.bench.record import Record
+from pytest_fxbucket.bench.report.page import ReportInput, file_names, grouped, html_page, write_report
 from pytest_fxbucket.errors import BenchmarkError
-from suites.bench.records import bucket, graph
+from suites.bench.records import WORKLOAD, bucket, fields, graph
 from suites.bench.report.pages import EVIL, OTHER_MACHINE, given, history, step
 
 
@@ -188,6 +189,13 @@ def test_runs_on_other_machines_stand_apart_and_say_why(written: Path) -> None:
     labels = [figures[name]["layout"]["xaxis"]["ticktext"] for name in ("samples-0", "samples-1")]
     assert labels[0] == ["000000001", "000000002", "000000003", "<b>this run</b><br>fffffffff<br>dirty"]
     assert labels[1] == ["000000001", "000000002"]
+
+
+def test_a_key_that_came_later_and_is_null_sets_no_run_apart() -> None:
+    later = {**WORKLOAD, "parallel": {**WORKLOAD["parallel"], "new": None}}
+    old = Record.from_dict(fields(0.02, time="2026-11-20T00:00:00+00:00"), "old")
+    now = Record.from_dict(fields(workload=later), "now")
+    assert [one.records for one in grouped(now, [old])] == [(old, now)]
 
 
 def test_buckets_stand_by_exposed_time_and_long_lists_say_how_many_more(written: Path) -> None:
