@@ -103,6 +103,7 @@ def as_one(step: StepGraph, modules: Mapping[Phase, tuple[torch.nn.Module, fx.Gr
 class _Joined:
     def __init__(self, step: StepGraph) -> None:
         self.given, self.graph, self.constants = step, fx.Graph(), dict[str, Any]()
+        self._names: dict[tuple[Phase, str], str] = {}
         self.handed: dict[_Key, Any] = {}
         self.results: list[tuple[Value, Any]] = []
         self.tensors: dict[_Key, torch.Tensor | None] = {}
@@ -143,12 +144,20 @@ class _Joined:
         args, kwargs = fx.map_arg((node.args, dict(node.kwargs)), copies.__getitem__)
         target = node.target
         if node.op == "get_attr":
-            # Constants of two graphs may have one name.
-            target = f"{phase}_{node.target}".replace(".", "_")
-            self.constants[target] = attrgetter(str(node.target))(root)
+            target = self._constant(phase, root, str(node.target))
         made = self.graph.create_node(node.op, target, args, kwargs, f"{phase}_{node.name}", node.type)
         made.meta = dict(node.meta)
         return made
+
+    def _constant(self, phase: Phase, root: torch.nn.Module, target: str) -> str:
+        """The name of the attribute ``target`` of ``root``; two graphs may have one name, and a dot reads as an underscore."""
+        if (phase, target) not in self._names:
+            name = f"{phase}_{target}".replace(".", "_")
+            while name in self.constants:
+                name += "_"
+            self._names[phase, target] = name
+            self.constants[name] = attrgetter(target)(root)
+        return self._names[phase, target]
 
     def step(self) -> StepGraph:
         self.graph.output([result for _, result in self.results])

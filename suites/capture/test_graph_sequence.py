@@ -57,6 +57,26 @@ def test_graphs_run_in_their_order_as_one_on_what_each_hands_on() -> None:
     ]
 
 
+def test_constants_whose_names_differ_in_a_dot_stay_two() -> None:
+    graphs = parted()
+    forward = graphs["forward"]
+    forward.kept = torch.nn.Module()
+    forward.kept.register_buffer("one", torch.tensor(3.0))
+    forward.register_buffer("kept_one", torch.tensor(5.0))
+    loss = forward.graph.output_node().args[0][0]
+    with forward.graph.inserting_before(forward.graph.output_node()):
+        for name in ("kept.one", "kept_one"):
+            held = forward.graph.get_attr(name)
+            held.meta["val"] = torch.tensor(0.0)
+            loss = forward.graph.call_function(torch.ops.aten.mul.Tensor, (loss, held))
+            loss.meta["val"] = torch.tensor(0.0)
+    forward.graph.output_node().args = ([loss, *forward.graph.output_node().args[0][1:]],)
+    forward.recompile()
+    step = as_one(taken(step_of(graphs)))
+    a, b, x = step.example_inputs["joint"]
+    assert step.graphs["joint"](a, b, x)[0].equal((a * 2 * b * x).sum() * 3 * 5)
+
+
 def test_graphs_come_in_their_order_whatever_order_they_are_given_in() -> None:
     step = taken(step_of(dict(reversed(parted().items()))))
     assert list(step.graphs) == ["unshard", "forward", "backward", "reduce"]

@@ -7,6 +7,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, fx, nn
 
+from fixtures.models.llama_sdpa import batch as tokens
+
 ROWS, WIDTH = 3, 8
 
 
@@ -71,6 +73,21 @@ def build_deeper(used: float = 1.0) -> nn.Module:
     return model
 
 
+class WithNone(Mlp):
+    """Has a parameter of no elements, as prompt tokens that nobody asked for."""
+
+    def __init__(self) -> None:
+        super().__init__(1.0)
+        self.up.prompt = nn.Parameter(torch.empty(0, WIDTH))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(torch.cat([x, self.up.prompt]))
+
+
+def build_with_none() -> Mlp:
+    return WithNone()
+
+
 class Stack(nn.Module):
     """Four linears, of which the last two are to be updated a call late."""
 
@@ -95,6 +112,10 @@ def batch(rank: int, step: int) -> tuple[Tensor]:
 
 def equal_batch(rank: int, step: int) -> tuple[Tensor]:
     return batch(0, step)
+
+
+def equal_tokens(rank: int, step: int) -> object:
+    return tokens(0, step)
 
 
 def infinite_batch(rank: int, step: int) -> tuple[Tensor]:

@@ -142,6 +142,14 @@ class TestJudging:
         (line,) = unusable_data([outcome(batches=["a", "c"]), outcome(batches=["b", "c"])])
         assert line.startswith("all ranks got the same batch in step 1")
 
+    def test_equal_batches_are_said_though_each_has_parts_for_several_ranks(self) -> None:
+        outcomes = [outcome(batches=[part]) for part in ("first", "second", "first", "second")]
+        assert unusable_data(outcomes) == []
+        (line,) = unusable_data(outcomes, reading=[[0, 2], [1, 3]])
+        assert line.startswith("all ranks got the same batch in step 0")
+        assert unusable_data([*outcomes[:3], outcome(batches=["another"])], reading=[[0, 2], [1, 3]]) == []
+        assert unusable_data(outcomes, reading=[]) == []
+
     def test_good_data_says_nothing(self) -> None:
         assert unusable_data([outcome(batches=["a"], zero=["w"]), outcome(batches=["b"])]) == []
 

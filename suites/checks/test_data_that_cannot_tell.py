@@ -12,6 +12,7 @@ from pytest_fxbucket.capture.parallel.modes import Sharded
 from pytest_fxbucket.checks.verdict import Verdict
 from pytest_fxbucket.errors import PlanError
 from pytest_fxbucket.plan.entries import parse_entries
+from pytest_fxbucket.plan.schema_bucket import Bucket
 from pytest_fxbucket.plan.schema_checks import Run
 from pytest_fxbucket.plan.schema_model import Optimizer, Parallel, Step
 
@@ -75,6 +76,25 @@ def test_another_gradient_that_is_zero_is_red_all_the_same(bitwise: Callable[...
 def test_what_may_be_idle_and_is_not_there_is_named_beside_the_nearest(bitwise: Callable[..., Verdict]) -> None:
     with pytest.raises(PlanError, match=r'\[model\] may_be_idle: entry "scales" matches nothing; did you mean "scale"'):
         bitwise(model={"may_be_idle": parse_entries(["scales"], "test")})
+
+
+def test_a_parameter_without_elements_is_not_asked_to_move(bitwise: Callable[..., Verdict]) -> None:
+    copied = Parallel(mode="replicate", dp_replicate=2)
+    verdict = bitwise(model={"factory": "bitwise_models:build_with_none"}, parallel=copied, optimizer=SGD)
+    assert verdict.outcome == "passed", verdict
+
+
+def test_ranks_that_part_a_batch_that_all_have_are_red(bitwise: Callable[..., Verdict]) -> None:
+    llama: dict[str, Any] = {
+        "model": {
+            "factory": "fixtures.models.llama_sdpa:build",
+            "batch": "bitwise_models:equal_tokens",
+            "loss": "fixtures.models.llama_sdpa:loss",
+        },
+        "parallel": Parallel(dp_shard=2, cp=2),
+        "bucket": Bucket(plan=parse_entries(["tok_embeddings", "layers.*", "norm+output"], "test")),
+    }
+    assert any("all ranks got the same batch in step 0" in line for line in bitwise(**llama).lines)
 
 
 def test_an_update_that_moves_something_and_clipping_that_bites_are_checked(bitwise: Callable[..., Verdict]) -> None:

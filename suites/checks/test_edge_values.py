@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 import torch
@@ -100,3 +101,12 @@ def task(amount: float) -> BitwiseTask:
 def test_a_pass_that_writes_something_else_to_an_input_is_seen() -> None:
     assert run(0, 1, task(1.0)).differences == []
     assert [(d.what, d.elements) for d in run(0, 1, task(2.0)).differences] == [("input", 2)]
+
+
+def test_the_norm_of_a_complex_gradient_is_of_both_its_halves() -> None:
+    graph = fx.Graph()
+    graph.output([graph.call_function(torch.ops.aten.mul.Tensor, (graph.placeholder("given"), 3j))])
+    turned = encode_module(fx.GraphModule(torch.nn.Module(), graph))
+    gradient = Value("grad", "w", (2,), torch.complex64)
+    found = run(0, 1, replace(task(1.0), unbucketed=turned, bucketed=turned, outputs=(gradient,)))
+    assert found.squares == [{"w": pytest.approx(18.0)}]

@@ -61,8 +61,7 @@ class Bitwise(OnRanks):
                 lines += self._nowhere(phase)
                 emitted, notes = self._launched_otherwise(phase, outcomes)
                 lines, said = lines + emitted, said | dict.fromkeys(notes)
-                data_ranks = world.mesh.data_ranks if plan.graph is None else None
-                lines += judge.unusable_data(outcomes, may_be_idle, data_ranks, self.idle_key)
+                lines += judge.unusable_data(outcomes, may_be_idle, self._reading_alike(), self.idle_key)
                 idle |= judge.idle(outcomes)
                 lines += judge.differing_copies(outcomes, self._copies())
                 lines += judge.differing_losses(outcomes, self._sharing_losses(), plan.graph is not None)
@@ -102,6 +101,15 @@ class Bitwise(OnRanks):
         if self.world.plan.pipeline is not None:
             return judge.crossed_lines(outcomes, self.world.mesh)
         return judge.first_node_lines(outcomes)
+
+    def _reading_alike(self) -> list[list[int]] | None:
+        """Sets of ranks that read one part of their sequences; none in a mesh of one batch, and None for a [graph]."""
+        if self.world.plan.graph is not None:
+            return None
+        mesh, found = self.world.mesh, dict[int, list[int]]()
+        for rank in range(mesh.size if mesh.data_ranks > 1 else 0):
+            found.setdefault(mesh.at(rank, "cp"), []).append(rank)
+        return list(found.values())
 
     def _outcomes(self, phase: Phase, localise: int | None = None) -> list[BitwiseOutcome]:
         tasks = [task_of(self.world, phase, rank, self.backend, localise) for rank in range(self.world.size)]

@@ -140,7 +140,7 @@ def run(rank: int, world: int, task: BitwiseTask) -> BitwiseOutcome:
         one_graph(graphs["unbucketed"], placed(start, task.inputs, numbers), task, "unbucketed"),
         final_run(graphs, start, task, numbers),
     ]
-    # Their gradients hold nothing, and so can only be "all zero".
+    # Parameters and gradients that hold nothing can only be "as they were" and "all zero".
     empty = {parameter.fqn for parameter in task.parameters if 0 in parameter.shape}
     zero = {value.fqn for value in task.outputs if value.role == "grad"} - empty
     before: dict[Key, torch.Tensor] = {}
@@ -175,7 +175,7 @@ def run(rank: int, world: int, task: BitwiseTask) -> BitwiseOutcome:
         outcome.losses.append(bits_digest(losses))
         if not edges:
             zero -= _note(outcome, task, results)
-            outcome.still = _still(task, start, runs[0].state)
+            outcome.still = [fqn for fqn in _still(task, start, runs[0].state) if fqn not in empty]
     outcome.zero = sorted(zero)
     outcome.parameter_digests = _parameter_digests(task, runs[0].state, results)
     outcome.emitted = runs[1].emitted if isinstance(runs[1], CompiledGraph) else ()
@@ -266,7 +266,7 @@ def _note(outcome: BitwiseOutcome, task: BitwiseTask, results: Sequence[Any]) ->
 
 def _squares(task: BitwiseTask, results: Sequence[Any]) -> dict[str, float]:
     return {
-        value.fqn: float(torch.linalg.vector_norm(result.double()) ** 2)
+        value.fqn: float(torch.linalg.vector_norm(result.to(torch.promote_types(result.dtype, torch.float64))) ** 2)
         for value, result in zip(task.outputs, results, strict=True)
         if value.role == "grad"
     }

@@ -36,13 +36,13 @@ def idle(outcomes: Sequence[BitwiseOutcome]) -> set[str]:
 def unusable_data(
     outcomes: Sequence[BitwiseOutcome],
     may_be_idle: Collection[str] = (),
-    data_ranks: int | None = None,
+    reading: Sequence[Sequence[int]] | None = None,
     key: str = "[model] may_be_idle",
 ) -> list[str]:
     """Why the data could not tell a right pass from a wrong one, one sentence each; empty if it can.
 
-    ``may_be_idle`` are parameters whose gradients may be zero by the plan's key ``key``. ``data_ranks`` is the number of
-    batches in a step, one for each rank if left out.
+    ``may_be_idle`` are parameters whose gradients may be zero by the plan's key ``key``. ``reading`` are sets of
+    ranks that read one part of their sequences, and empty if a step has one batch; left out, all ranks are one.
     """
     found = []
     if unasked := idle(outcomes).difference(may_be_idle):
@@ -60,11 +60,11 @@ def unusable_data(
             f"the optimizer leaves {some(sorted(still))} as it was on every rank in every step, so nothing about its update "
             "was checked; give it a learning rate that moves it"
         )
-    if (len(outcomes) if data_ranks is None else data_ranks) > 1:
-        for step, batches in enumerate(zip(*(outcome.batches for outcome in outcomes), strict=True)):
-            if len(set(batches)) == 1:
-                found.append(f"all ranks got the same batch in step {step}, which hides a wrong reduction; use the rank in it")
-                break
+    sets = ([range(len(outcomes))] if len(outcomes) > 1 else []) if reading is None else reading
+    for step in range(min(len(outcome.batches) for outcome in outcomes) if sets else 0):
+        if all(len({outcomes[rank].batches[step] for rank in ranks}) == 1 for ranks in sets):
+            found.append(f"all ranks got the same batch in step {step}, which hides a wrong reduction; use the rank in it")
+            break
     return found
 
 

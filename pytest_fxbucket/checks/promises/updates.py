@@ -38,7 +38,7 @@ def _made_of(captured: GraphAnalysis, passed: GraphAnalysis) -> Iterator[str]:
             yield f"{role} {fqn} is not updated, and was before the pass"
         elif new != old:
             yield f"the update of {role} {fqn} {_instead(old, new)}"
-    for role, fqn in after.keys() - before.keys():
+    for role, fqn in sorted(after.keys() - before.keys()):
         yield f"{role} {fqn} is updated, and was not before the pass"
 
 

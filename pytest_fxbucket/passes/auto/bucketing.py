@@ -91,7 +91,7 @@ class HidingBefore:
         latency = [self._latency(group[0]) for group in groups]
         found: list[list[Group]] = []
         for stream in streams.values():
-            stream.sort(key=lambda job: (job.deadline, job.flights[0].number))
+            stream.sort(key=_turn)
             _stack(stream, len(stream) - 1)
         # Those that are exposed come first: they win from a merge, and leave room for others.
         for number in sorted(range(len(jobs)), key=lambda number: min((j.late - j.release for j in jobs[number]), default=0.0)):
@@ -119,7 +119,7 @@ class HidingBefore:
         if not jobs:
             return jobs
         stream = streams[jobs[0].flights[0].stream]
-        ordered = sorted(jobs, key=lambda job: (job.deadline, job.release, job.flights[0].number))
+        ordered = sorted(jobs, key=_turn)  # as on the stream, so that what is joined stands behind what it is joined to
         kept = [ordered[0]]
         for job in ordered[1:]:
             if not self._join(kept[-1], job, stream, latency, cap):
@@ -172,6 +172,11 @@ class HidingBefore:
         for slot in range(begin, end):
             self._live[slot] += more
         return True
+
+
+def _turn(job: _Job) -> tuple[float, int]:
+    """The place on its stream of a job that nothing was joined to yet."""
+    return job.deadline, job.flights[0].number
 
 
 def _smallest(target: MergeTarget, stream: int) -> fx.Node:

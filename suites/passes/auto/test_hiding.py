@@ -92,3 +92,35 @@ def test_what_is_left_apart_says_why() -> None:
     report = bucketed(weights_of([2, 4, 8]))
     (split,) = {split.reason for bucket in report.buckets for split in bucket.splits}
     assert split == "overlap"
+
+
+def sums_and_averages() -> fx.Graph:
+    """Gradients of ten products, two of them summed, then two averaged that are needed at the same time."""
+    made, got = Handmade(2), []
+    y = made.batch(16, 16)
+    for number in range(1, 11):
+        y = made.call(aten.mm.default, y, y)
+        if number in (1, 4):
+            got.append(made.wait(made.reduce(y, "sum")))
+        if number == 6:
+            got += [made.wait(made.reduce(one, "avg")) for one in (made.call(aten.clone.default, y), y)]
+    total = got[0]
+    for one in got[1:]:
+        total = made.call(aten.add.Tensor, total, one)
+    for one in got:
+        made.returns(one, "grad", "w")
+    made.returns(made.call(aten.mm.default, total, y), "loss")
+    return made.finish()
+
+
+def test_what_is_joined_to_one_of_the_same_deadline_counts_for_those_before_it() -> None:
+    def seconds(node: fx.Node) -> float:
+        if read_launch(node) is not None:
+            return 0.2 + 1.8 * float(node.meta["val"].numel()) / 128
+        return {"aten::mm": 1.0, "aten::clone": 0.05}.get(operator_name(node), 0.0)
+
+    graph = sums_and_averages()
+    report = ManualPass.of(by="overlap", schedule="auto").run(graph, by_size(graph), Estimates(seconds, PLAIN))
+    assert report.schedule is not None
+    assert report.schedule.exposed == 0
+    assert sizes(report) == [1, 1, 2], "the sums as one launch would have to begin before the second of them is there"
