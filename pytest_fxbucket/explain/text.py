@@ -84,7 +84,7 @@ def _marked(text: str, stem: str, number: int, bare: bool = False) -> str:
     Where ``stem`` is empty, only a number before a name (``0.weight``) is a layer's, since others count something. With
     ``bare`` every number is.
     """
-    pattern = rf"(?<![\w.]){re.escape(stem)}(?:(\d+)|\[(\d+)-(\d+)\])" + (r"(?!\w)" if stem or bare else r"(?=\.[A-Za-z_])")
+    pattern = rf"(?<![\w.#]){re.escape(stem)}(?:(\d+)|\[(\d+)-(\d+)\])" + (r"(?!\w)" if stem or bare else r"(?=\.[A-Za-z_])")
 
     def distance(found: re.Match[str]) -> str:
         low, high = (found[1], found[1]) if found[1] else (found[2], found[3])

@@ -165,8 +165,11 @@ class Judge:
         return "\n".join(golden_text_of(world, ranks[0], self.context.name) for ranks, _ in world.distinct())
 
     def _simulated(self, world: PlanOnMesh) -> list[tuple[float, int]]:
-        lines = [bucketed(world, rank, self._cluster) for rank in world.mesh.ranks(0, "pp")]
-        return [(line.seconds, line.peak_bytes) for line in lines]
+        found: dict[int, tuple[float, int]] = {}
+        for ranks, _ in world.distinct():
+            line = bucketed(world, ranks[0], self._cluster)
+            found |= dict.fromkeys(ranks, (line.seconds, line.peak_bytes))
+        return [found[rank] for rank in sorted(found)]
 
     @cached_property
     def _cluster(self) -> Cluster:

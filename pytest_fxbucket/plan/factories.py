@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import builtins
 import importlib
+import importlib.util
 import os
 import sys
-from collections.abc import Callable, Iterator, Sequence
+import sysconfig
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from difflib import get_close_matches
@@ -61,7 +64,7 @@ def _why_not(module_name: str, error: BaseException) -> str:
 
 
 # A module is imported once for all plans that name it. Settings that its import changed are put back between plans, and set
-# again for each plan that names it.
+# again for each plan that names it, or whose module imports it.
 
 
 @dataclass(slots=True)
@@ -80,14 +83,43 @@ _changes_by: dict[str, _Changes] = {}
 
 def import_as_first(name: str) -> ModuleType:
     """Import the module ``name``; if it was imported before, make its changes to torch's settings, environment, path again."""
+    # Also in import statements of the user's own modules: a helper that two of them share is imported for the first alone.
+    usual: Any = builtins.__import__
+
+    def importing(asked: str, inside: Mapping[str, Any] | None = None, *more: Any, **named: Any) -> Any:
+        # Of an import statement in code that was installed nothing is kept: there are thousands, and they set little.
+        if not _is_users(inside or {}):
+            return usual(asked, inside, *more, **named)
+        level = named.get("level", more[2] if len(more) > 2 else 0)
+        whole = importlib.util.resolve_name("." * level + asked, (inside or {}).get("__package__")) if level else asked
+        return _as_first(whole, lambda: usual(asked, inside, *more, **named))
+
+    builtins.__import__ = cast(Any, importing)
+    try:
+        return _as_first(name, lambda: importlib.import_module(name))
+    finally:
+        builtins.__import__ = usual
+
+
+def _is_users(inside: Mapping[str, Any]) -> bool:
+    """Whether a module of these globals is a file that was not installed."""
+    file = inside.get("__file__")
+    return bool(file) and not any(Path(str(file)).is_relative_to(folder) for folder in _INSTALLED)
+
+
+_INSTALLED = {Path(sysconfig.get_path(key)) for key in ("stdlib", "platstdlib", "purelib", "platlib")}
+_INSTALLED.add(Path(__file__).parents[1])
+
+
+def _as_first(name: str, do_import: Callable[[], ModuleType]) -> ModuleType:
     if name in sys.modules:
         if changes := _changes_by.get(name):
             _put(changes)
-        return importlib.import_module(name)
+        return do_import()
     # What the import changes is the difference between before and after. A setting that only exists afterwards, as when the
     # import brings torch in, is not counted as changed.
     settings, environ, path = torch_settings_now(), dict(os.environ), list(sys.path)
-    module = importlib.import_module(name)
+    module = do_import()
     now = os.environ
     _changes_by[name] = _Changes(
         {key: value for key, value in torch_settings_now().items() if settings.get(key, value) != value},

@@ -394,7 +394,10 @@ def _by_entry(asked: Mapping[str, bool], entries: Sequence[str]) -> dict[str, bo
 def _stands_for(selector: str, entry: str) -> bool:
     """Whether ``selector`` names every module of ``entry``."""
     patterns = [name for one in parse_entries([selector], _RESHARD) for name in one.selectors]
-    names = [name for one in parse_entries([entry], _RESHARD) for name in one.selectors]
+    try:
+        names = [name for one in parse_entries([entry], _RESHARD) for name in one.selectors]
+    except PlanError:  # a star stands for names that nobody wrote, such as a key of a ModuleDict, which need be no selector
+        names = [entry]
     return selector == entry or all(any(_matches(pattern, name) for pattern in patterns) for name in names)
 
 

@@ -113,7 +113,8 @@ def _merged_again(plan: Plan, where: str) -> None:
     for number, one in enumerate(plan.transform, 1):
         again = one.args.get("again", False) if one.name == "merge_duplicates" else False
         # Left out, it gathers most parameters again, and a table may.
-        if (again is True or again == "backward") and plan.parallel.reshard_after_forward is not False:
+        gathers_again = plan.parallel.mode != "replicate" and plan.parallel.reshard_after_forward is not False
+        if (again is True or again == "backward") and gathers_again:
             raise PlanError(
                 f"{where}: [[transform]] {number}: merge_duplicates with again = {show(again)} keeps what forward gathered "
                 "until backward, where [parallel] reshard_after_forward = true gathers it again; use again = "

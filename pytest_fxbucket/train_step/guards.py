@@ -92,9 +92,9 @@ def signature(arguments: Arguments, live: Live, guards: tuple[Hashable, ...]) ->
     matter is known only once the step is traced.
     """
     refuse_sparse(live.tensors | _given(arguments))
-    # An argument that is a tensor of the model, a learning rate or an earlier argument is named by it, and so is a rate that
-    # groups share: the graph has one input for both.
-    first = {id(tensor): name for name, tensor in live.tensors.items()}
+    # An argument that is a tensor of the model or an optimizer, a learning rate or an earlier argument is named by it, and so
+    # is a rate that groups share: the graph has one input for both.
+    first = {id(tensor): name for name, tensor in {**live.states(), **live.tensors}.items()}
     for name, rate in live.rates().items():
         if isinstance(rate, torch.Tensor):
             first.setdefault(id(rate), name)
@@ -102,10 +102,11 @@ def signature(arguments: Arguments, live: Live, guards: tuple[Hashable, ...]) ->
         (_tensor(leaf), first.setdefault(id(leaf), path)) if isinstance(leaf, torch.Tensor) else (type(leaf), repr(leaf))
         for path, leaf in zip(arguments.paths, arguments.leaves, strict=True)
     )
-    # With duplicates: which parameters are tied is part of the key, as FQN and the first FQN of the same tensor.
+    # With duplicates: what is tied is part of the key, as FQN and the first FQN of the same tensor.
     every = live.model.named_parameters(remove_duplicate=False)
     parameters = tuple((fqn, live.fqns[id(parameter)], _tensor(parameter)) for fqn, parameter in every)
-    buffers = tuple((fqn, _tensor(buffer)) for fqn, buffer in live.buffers.items())
+    held = live.model.named_buffers(remove_duplicate=False)
+    buffers = tuple((fqn, first[id(buffer)], _tensor(buffer)) for fqn, buffer in held)
     groups = tuple((name, _group(group, live, first)) for name, group in live.groups())
     shared = tuple(shared_memory(arguments, live))
     # Torch's modes change every operator of this thread. Rank and world size may be numbers in the step.
@@ -178,6 +179,6 @@ def _path(path: Any) -> str:
     whole = str(pytree.keystr(path))
     if whole.startswith("[0]"):
         return f"args{whole[3:]}"
-    # A keyword of that name would be called as a positional argument is.
+    # Keywords of these names would be called as others are.
     name, text = path[1].key, whole.removeprefix("[1]")
-    return f"kwargs{text}" if name == "args" else text.replace("['", "", 1).replace("']", "", 1)
+    return f"kwargs{text}" if name in ("args", "kwargs") else text.replace("['", "", 1).replace("']", "", 1)

@@ -228,7 +228,10 @@ def _agree(model: nn.Module, sync: bool) -> None:
     if sync:
         with torch.no_grad():
             for tensor in whole.values():
-                dist.broadcast(tensor, 0)
+                sent = tensor.contiguous()  # gloo takes the memory from its beginning on, whatever the strides
+                dist.broadcast(sent, 0)
+                if sent is not tensor:
+                    tensor.copy_(sent)
 
 
 def _digest(tensor: torch.Tensor) -> str:

@@ -86,7 +86,10 @@ class StepRecorder(Recorder):
             fake = torch.empty_strided(value.size(), value.stride(), dtype=value.dtype, device=value.device)
         self._remember(fake, self.graph.create_node("get_attr", name))
         self.on_node()
-        return fake
+        # Each call makes a tensor anew, which may be returned and written.
+        made: torch.Tensor = super().__torch_dispatch__(_ATEN.clone.default, (), (fake,))
+        self.on_node()
+        return made
 
 
 def _refuse(func: Any) -> None:

@@ -162,7 +162,10 @@ class WholeParameters:
             return replica.module(*args, **kwargs)
 
         inside.enter_context(forward_instead(module, forward))
-        fqns = [f"{name}.{inner}" if name else inner for inner, _ in module.named_parameters()]
+        # By their first names, since another module may have them, too.
+        first = {id(parameter): fqn for fqn, parameter in self.sharding.model.named_parameters()}
+        own = replica.module.named_parameters()
+        fqns = [first[id(parameter)] for inner, parameter in own if inner not in replica.parameters_to_ignore]
         group = replica.process_group
         self._average(fqns, group.group_name, group.size(), lambda: synced[0], inside)
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -203,12 +204,14 @@ class CapturedStep:
             program = self._program(arguments, live, making)
             making.make(value for values in program.step.inputs.values() for value in values)
             specs.update(program.traced.specs)
-            reply = self._run(program, take)
+            with _without_autocast():
+                reply = self._run(program, take)
         except BaseException:  # Ctrl-C too; nothing else of the user's has changed, since results are written last
             making.undo()
             raise
         if last_step and self._crossing is not None:
-            self._crossing.finish(take)
+            with _without_autocast():
+                self._crossing.finish(take)
         for call in program.traced.schedulers:
             call()
         return reply
@@ -256,6 +259,19 @@ class CapturedStep:
         for graph_module in result.step.graphs.values():
             groups |= members_of_groups(graph_module.graph)
         return _Program(traced, result.step, iterating, groups)
+
+
+@contextmanager
+def _without_autocast() -> Iterator[None]:
+    """Run a graph as it is: its casts are in it, and the caller's autocast would cast again what was exempt from it."""
+    before = {kind: torch.is_autocast_enabled(kind) for kind in ("cpu", "cuda")}
+    try:
+        for kind in before:
+            torch.set_autocast_enabled(kind, False)
+        yield
+    finally:
+        for kind, enabled in before.items():
+            torch.set_autocast_enabled(kind, enabled)
 
 
 def _reply(traced: TracedCall, values: LiveValues, given: Mapping[str, Any]) -> Any:

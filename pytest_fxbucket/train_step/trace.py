@@ -362,7 +362,13 @@ class _Tracing:
         if value.role != "state" or value.fqn in self.anchors.states or value.fqn in self.live.scaling:
             return fake
         fqn, _, key = value.fqn.rpartition(".")
-        found: torch.Tensor = self.live.owners[fqn].state[self.inputs.updated[fqn]][key]
+        optimizer = self.live.owners[fqn]
+        found = optimizer.state[self.inputs.updated[fqn]].get(key)
+        if not isinstance(found, torch.Tensor):
+            raise CaptureError(
+                f"the optimizer {type(optimizer).__name__} drops its state {key!r} of {fqn} in a step, which no graph can; "
+                "keep it, or make it in no step"
+            )
         return found
 
     @contextmanager

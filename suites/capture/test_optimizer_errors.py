@@ -15,6 +15,7 @@ from pytest_fxbucket.errors import CaptureError
 from pytest_fxbucket.plan.schema_bucket import Bucket
 from pytest_fxbucket.plan.schema_model import Optimizer, Step
 from pytest_fxbucket.plan_on_mesh import mesh_of
+from pytest_fxbucket.step.roles import Value
 from suites.capture.optimizer_steps import beginning, shards, trace_update, values
 from suites.capture.steps import plan_of
 
@@ -191,6 +192,29 @@ class Trust(torch.optim.Optimizer):
         for group in self.param_groups:
             for parameter in group["params"]:
                 parameter.sub_(parameter.grad * parameter.norm() * group["lr"])
+
+
+MIXED = {
+    "spread": lambda gradient: gradient / torch.std_mean(gradient)[0],
+    "largest": lambda gradient: gradient * gradient.argmax(),
+    "neighbour": lambda gradient: gradient.roll(1, 0),
+    "first": lambda gradient: gradient / gradient[0],
+    "any": lambda gradient: gradient * (gradient > 0).any(),
+}
+
+
+@pytest.mark.parametrize("by", MIXED)
+def test_whatever_an_optimizer_mixes_elements_by_is_refused_on_parts(by):
+    class Mixing(torch.optim.SGD):
+        @torch.no_grad()
+        def step(self):
+            for parameter in self.param_groups[0]["params"]:
+                parameter.sub_(MIXED[by](parameter.grad))
+
+    weight = [Value("param", "w", (4,), torch.float32)]
+    with pytest.raises(CaptureError, match="Mixing looks at more than one element at a time"):
+        trace_update(lambda given: [Mixing(list(given.values()), lr=0.1)], weight, ["w"], parted=True)
+    assert trace_update(lambda given: [Mixing(list(given.values()), lr=0.1)], weight, ["w"], parted=False)
 
 
 @pytest.mark.parametrize(

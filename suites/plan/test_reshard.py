@@ -37,6 +37,11 @@ def test_an_entry_of_several_layers_is_named_by_what_names_them_all() -> None:
     assert kept_entries({"layers.*": False}, ["layers.0+layers.1", "layers.2+norm"], None) == {"layers.0+layers.1"}
 
 
+@pytest.mark.parametrize("entry", ["d.a b", "d.[x]"])
+def test_a_name_that_came_out_of_a_star_need_be_no_selector(entry: str) -> None:
+    assert kept_entries({"d.*": False}, [entry, "head"], "head") == {entry, "head"}
+
+
 @pytest.mark.parametrize(
     ("asked", "says"),
     [

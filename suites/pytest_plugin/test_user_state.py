@@ -141,6 +141,20 @@ def test_what_a_module_sets_when_it_is_imported_holds_for_each_plan_that_names_i
     assert traced(run_of(folder, name="after"))[1][0] == torch.float32
 
 
+def test_what_a_module_sets_holds_for_each_plan_whose_module_imports_it(folder: Path) -> None:
+    (folder / "shared_sets.py").write_text(
+        "import os, torch\ntorch.set_default_dtype(torch.float64)\nos.environ['OF_SHARED'] = 'here'\n"
+    )
+    build = "def build():\n    assert os.environ['OF_SHARED']\n    return tiny.build()\n"
+    own = "def batch(rank, step):\n    return (torch.ones(3, 8) * (1 + rank + step),)\n"
+    for name in ("one", "other"):
+        (folder / f"{name}_imports.py").write_text(f"import shared_sets\n{HEAD}{build}{own}")
+    first, second = (traced(run_of(folder, f"{name}_imports", name)) for name in ("one", "other"))
+    assert torch.float64 in first[1]
+    assert first == second
+    assert traced(run_of(folder, name="after"))[1][0] == torch.float32
+
+
 ENDS = {
     "sys.exit(0)": "SystemExit: 0",
     "os._exit(0)": "HardExit: os._exit(0)",

@@ -224,3 +224,29 @@ def refusals(rank: int, world: int, payload: None) -> dict[str, str]:
         "other model": given(lambda model, mesh: nn.Linear(1, 1)),
         "no DeviceMesh": given(mesh=[4]),
     }
+
+
+def sent_into_views(rank: int, world: int, payload: None) -> bool:
+    """Whether a rank gets the values of rank 0 in a parameter that lies in part of a larger tensor, and nothing beside it."""
+    torch.manual_seed(rank)
+    base, model = torch.randn(4, 6), nn.Linear(3, 4)
+    beside = base[:, 3:].clone()
+    model.weight = nn.Parameter(base[:, :3])
+    capture_step(lambda x: model(x).detach(), model=model, parallel="replicate", sync=True)
+    torch.manual_seed(0)
+    return torch.equal(model.weight.detach(), torch.randn(4, 6)[:, :3]) and torch.equal(base[:, 3:], beside)
+
+
+def under_two_names(rank: int, world: int, payload: None) -> bool:
+    """Whether a module that DDP wraps may be given beside it."""
+    torch.manual_seed(0)
+    own = nn.Linear(2, 1)
+    wrapped_too = DistributedDataParallel(own)
+
+    def step(x: torch.Tensor) -> torch.Tensor:
+        wrapped_too.zero_grad()
+        wrapped_too(x).sum().backward()
+        return own.weight.grad.clone()
+
+    x = torch.full((1, 2), float(rank + 1))
+    return torch.equal(step(x), capture_step(step, model={"own": own, "ddp": wrapped_too})(x))

@@ -78,6 +78,13 @@ def ddp(**options: Any) -> nn.Module:
     return DistributedDataParallel(net(), **options)
 
 
+def ddp_but_for_one() -> nn.Module:
+    model = net()
+    leave = next(name for name, _ in model.named_parameters())
+    DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(model, [leave])
+    return DistributedDataParallel(model)
+
+
 def trainer(clip: bool = True, microbatches: int = 1, synced: bool = True, saved: bool = True) -> Any:
     """A step with ``microbatches``, of which only the last reduces gradients unless ``synced``; without ``saved`` what forward
     keeps is computed again."""
@@ -129,6 +136,7 @@ WAYS: dict[str, tuple[Callable[[], nn.Module], Any, tuple[Any, ...]]] = {
         trainer(clip=False),
         (),
     ),
+    "DDP that leaves a parameter alone": (ddp_but_for_one, trainer(), ()),
     "DDP, two microbatches": (ddp, trainer(microbatches=2), ()),
     "DDP, two microbatches, the last reduces": (ddp, trainer(microbatches=2, synced=False), ()),
 }

@@ -27,6 +27,11 @@ def test_state_that_an_optimizer_has_already_is_parted(pools: Pools) -> None:
     assert pools.get(4).run(f"{JOBS}:begun", [None] * 4, timeout_s=120, paths=[str(ROOT)]) == [42] * 4
 
 
+@pytest.mark.parametrize("job", ["sent_into_views", "under_two_names"])
+def test_parameters_that_lie_or_are_named_oddly_are_the_users_all_the_same(pools: Pools, job: str) -> None:
+    assert pools.get(2).run(f"{JOBS}:{job}", [None] * 2, timeout_s=120, paths=[str(ROOT)]) == [True, True]
+
+
 def test_what_cannot_be_parted_is_said_in_a_sentence(pools: Pools) -> None:
     every = pools.get(4).run(f"{JOBS}:refusals", [None] * 4, timeout_s=120, paths=[str(ROOT)])
     assert every == [every[0]] * 4

@@ -37,12 +37,19 @@ def make_state(optimizers: Sequence[Optimizer], with_gradient: Collection[torch.
             continue
         _step_and_undo(optimizer, wanted)
         again = _values(optimizer)
-        kept = {at for at, was in made.items() if at in again and was.shape == again[at].shape and torch.equal(was, again[at])}
+        kept = {at for at, was in made.items() if at in again and _alike(was, again[at])}
         if key := next((at[1] for at in again if at not in kept), ""):
             raise CaptureError(
                 f"the optimizer {type(optimizer).__name__} puts another tensor in the place of its state {key!r} in each step, "
                 "so what that was before the first step is not known; write it in place, or make it in the constructor"
             )
+
+
+def _alike(one: torch.Tensor, other: torch.Tensor) -> bool:
+    """Whether both hold the same, a NaN where the other has one."""
+    if one.shape != other.shape:
+        return False
+    return bool(((one == other) | ((one != one) & (other != other))).all())  # a NaN alone is not equal to itself
 
 
 def first_step_differs(group: Mapping[str, Any]) -> bool:

@@ -19,7 +19,7 @@ from pytest_fxbucket.compat.fake_tensors import FakeTensorMode
 from pytest_fxbucket.compat.fx import uncompiled
 from pytest_fxbucket.compat.tracing import untraceable
 from pytest_fxbucket.errors import CaptureError, FxbucketError, text_of
-from pytest_fxbucket.graph.ops import operator_name
+from pytest_fxbucket.graph.ops import operator_name, overload
 from pytest_fxbucket.process.collector import paused
 from pytest_fxbucket.step.roles import Role, Value
 from pytest_fxbucket.user_frame import at_user_frame
@@ -162,22 +162,65 @@ def _name(optimizer: Optimizer) -> str:
     return f"the optimizer {type(optimizer).__name__}"
 
 
-_MIXING = frozenset(
+_ALONE = frozenset(
     f"aten::{name}"
     for name in (
-        *("mm", "bmm", "addmm", "matmul", "dot", "mv", "outer", "linalg_vector_norm", "linalg_matrix_norm", "norm", "sum"),
-        *("mean", "amax", "amin", "max", "min", "prod", "std", "var", "topk", "sort", "median", "_foreach_norm"),
-        *("_foreach_max", "_linalg_svd", "linalg_qr", "cumsum", "logsumexp", "_softmax"),
+        *("clone", "copy", "copy_", "_to_copy", "detach", "detach_", "alias", "lift_fresh", "lift_fresh_copy", "fill", "fill_"),
+        *(
+            "zero",
+            "zero_",
+            "zeros",
+            "ones",
+            "full",
+            "empty",
+            "scalar_tensor",
+            "zeros_like",
+            "ones_like",
+            "full_like",
+            "empty_like",
+        ),
+        *(
+            "new_zeros",
+            "new_ones",
+            "new_full",
+            "new_empty",
+            "view",
+            "_unsafe_view",
+            "view_as",
+            "reshape",
+            "squeeze",
+            "unsqueeze",
+        ),
+        *(
+            "view_as_real",
+            "view_as_complex",
+            "expand",
+            "split_with_sizes",
+            "rand_like",
+            "randn_like",
+            "bernoulli",
+            "bernoulli_",
+        ),
+        *("normal_", "uniform_", "_local_scalar_dense", "_resize_output_", "_conj", "conj", "resolve_conj", "real", "imag"),
     )
 )
-"""Operators whose results mix elements of a tensor."""
+"""Operators without torch's tag ``pointwise`` that keep elements to themselves all the same, beside foreach and fused ones."""
+_MIXING = frozenset({"aten::_foreach_norm", "aten::_foreach_max"})
+
+
+def _mixes(node: fx.Node) -> bool:
+    """Whether the result of ``node`` mixes elements of a tensor, or may: not known to be of each element for itself."""
+    op, name = overload(node), operator_name(node)
+    if op is None or torch.Tag.pointwise in op.tags or name in _ALONE:
+        return False
+    return name in _MIXING or (name.startswith("aten::") and not name.startswith(("aten::_foreach_", "aten::_fused_")))
 
 
 def refuse_looking_at_all(nodes: Iterable[fx.Node], optimizers: Sequence[torch.optim.Optimizer]) -> None:
     """Raise :class:`CaptureError` if one of ``nodes``, the steps of ``optimizers``, mixes elements of a tensor."""
     for node in nodes:
         value = next((source.meta.get("val") for source in node.all_input_nodes), None)
-        if operator_name(node) in _MIXING and not (isinstance(value, torch.Tensor) and value.numel() == 1):
+        if _mixes(node) and not (isinstance(value, torch.Tensor) and value.numel() == 1):
             names = " or ".join(dict.fromkeys(type(optimizer).__name__ for optimizer in optimizers))
             what = operator_name(node).replace("::", ".")
             raise CaptureError(
