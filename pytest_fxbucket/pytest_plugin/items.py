@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal, cast
 import pytest
 
 from pytest_fxbucket.checks.verdict import passed
-from pytest_fxbucket.errors import BenchmarkError, FxbucketError, PlanError
+from pytest_fxbucket.errors import FxbucketError, PlanError
 from pytest_fxbucket.pytest_plugin.distributed_test.item import is_marked
 from pytest_fxbucket.pytest_plugin.session import fx_session, key_of
 from pytest_fxbucket.pytest_plugin.terminal import error_text, failure_lines, parts_of
@@ -324,16 +324,9 @@ def note_fixture(item: pytest.Item) -> None:
         names.append(PLUGIN)
 
 
-_MEASURED: pytest.StashKey[bool] = pytest.StashKey()
-
-
 def measure_in(request: pytest.FixtureRequest, options: Mapping[str, Any]) -> StepTime:
     """What the fixture's function does: measure the plan in use; its bucketed samples are the test's in pytest-benchmark."""
     config, item = request.config, request.node
-    if item.stash.get(_MEASURED, False):
-        raise BenchmarkError(
-            f"{FIXTURE} measures once in a test, since pytest-benchmark has one entry a test; write another one"
-        )
     has_plugin = config.pluginmanager.hasplugin(PLUGIN)
     benchmark = request.getfixturevalue(PLUGIN) if has_plugin else None
     if reason := why_not(config, benchmark):
@@ -341,7 +334,6 @@ def measure_in(request: pytest.FixtureRequest, options: Mapping[str, Any]) -> St
     run = request.getfixturevalue("fxbucket_run")
     with fx_session(config).progress.watching(FIXTURE):
         step_time: StepTime = run.step_time(_options_of(run.plan.checks.benchmark, options))
-    item.stash[_MEASURED] = True
     if fx_session(config).is_reporting:
         feed(benchmark, step_time.samples(BUCKETED), info_of(step_time, BUCKETED, test=item.nodeid))
     return step_time

@@ -280,7 +280,9 @@ def _expand(text: str, base: Path, where: str) -> list[Path]:
     elif path.is_symlink():
         raise pytest.UsageError(f"{where}: {text} is a link that leads nowhere")
     elif glob.has_magic(text):
-        found = [Path(name) for name in sorted(glob.glob(str(path), recursive=True)) if name.endswith(".toml")]
+        # Brackets are the user's own only in what the user wrote.
+        names = glob.glob(os.path.join(glob.escape(str(base)), text), recursive=True)
+        found = [Path(name) for name in sorted(map(os.path.normpath, names)) if name.endswith(".toml")]
     else:
         near = _nearest(path.name, sorted(entry.name for entry in path.parent.glob("*")), Path(text).parent)
         raise pytest.UsageError(f"{where}: {text} is not there{near}")

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from pytest_fxbucket.errors import FxbucketError, without_our_frames
+from pytest_fxbucket.errors import BenchmarkError, FxbucketError, without_our_frames
 from pytest_fxbucket.progress import Progress
 from pytest_fxbucket.pytest_plugin.controller import Controller, WholeFiles
 from pytest_fxbucket.pytest_plugin.distributed_test import item as body
@@ -276,9 +276,16 @@ def fxbucket_benchmark(request: pytest.FixtureRequest, fxbucket_run: PlanRun) ->
     Without pytest-benchmark, and where that takes no samples, the test is skipped.
     """
 
+    measured: list[StepTime] = []  # of this attempt at the test, which pytest-rerunfailures may run again
+
     @without_our_frames
     def measure(**options: object) -> StepTime:
-        return measure_in(request, options)
+        if measured:
+            raise BenchmarkError(
+                "fxbucket_benchmark measures once in a test, since pytest-benchmark has one entry a test; write another one"
+            )
+        measured.append(measure_in(request, options))
+        return measured[0]
 
     return measure
 

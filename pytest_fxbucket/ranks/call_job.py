@@ -65,7 +65,11 @@ def raised(rank: int, error: BaseException) -> RankState:
         text = "".join(traceback.format_exception(_without_our_frames(error)))
     except BaseException as second:
         text = f"{type(error).__name__}: {line} (its traceback cannot be shown: {type(second).__name__})\n"
-    return RankState(rank, "raised", time.monotonic(), line, type(error).__name__, cut(text))
+    try:
+        said = cut(str(error))
+    except BaseException:
+        said = line
+    return RankState(rank, "raised", time.monotonic(), line, type(error).__name__, cut(text), text=said)
 
 
 def _without_our_frames(error: BaseException) -> BaseException:

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
 import pytest
+import torch
+import torch.distributed as dist
+from torch import fx
 
 from pytest_fxbucket.checks.registry import Check
 from pytest_fxbucket.errors import RankError
 from pytest_fxbucket.mutate.judge import Judge
 from pytest_fxbucket.mutate.score import Judged, MutationScore, sums, undecided_lines
+from pytest_fxbucket.passes import manual_overlap_bucketing
 from pytest_fxbucket.plan.schema_checks import Checks
 from pytest_fxbucket.ranks.failure import RankState, failure_of
 from pytest_fxbucket.ranks.flight_recorder import RankPosition, RecordedGroup, RecordedLaunch
@@ -63,6 +68,24 @@ def test_ranks_that_may_be_slow_find_nothing(plan: BrokenPlan) -> None:
     score = MutationScore([one], 1)
     assert sums(score).startswith("found 0 of 0 mutants (100.0 %); ")
     assert sums(score).endswith(" alone find 0 of 0; 1 undecided, not counted")
+
+
+def twice_on_the_last(gm: fx.GraphModule, plans: Sequence[object]) -> fx.GraphModule:
+    """Our pass; the last rank computes each product twice."""
+    gm = manual_overlap_bucketing(gm, plans)
+    if dist.get_rank() == dist.get_world_size() - 1:
+        for node in gm.graph.find_nodes(op="call_function", target=torch.ops.aten.mm.default):
+            with gm.graph.inserting_after(node):
+                gm.graph.node_copy(node)
+    return gm
+
+
+def test_what_is_slower_on_the_last_rank_alone_is_no_other_order_of_the_same(plan: BrokenPlan) -> None:
+    judge = Judge(plan.run._context("mutation"))
+    slow = plan.world.by_pass("suites.mutate.test_undecided:twice_on_the_last")
+    first, *_, last = judge._simulated(slow)
+    assert last[0] > first[0]
+    assert [one[0] for one in judge._simulated(plan.world)] == [first[0]] * plan.world.size
 
 
 def test_ranks_that_hang_for_a_reason_find_it(plan: BrokenPlan) -> None:

@@ -166,6 +166,27 @@ def test_expected_text():
 def test_another_text_than_expected():
     1 / 0
 
+@pytest.mark.xfail(raises=pytest.RaisesExc(ValueError, match="second line$"), reason="both lines")
+def test_expected_lines():
+    raise ValueError("first line\\nsecond line")
+
+@pytest.mark.xfail(raises=pytest.RaisesExc(ValueError, match="first line$"))
+def test_not_the_first_line_alone():
+    raise ValueError("first line\\nsecond line")
+
+class TestOfItsOwn:
+    @pytest.fixture(autouse=True)
+    def kept(self, fxbucket_rank):
+        self.rank = fxbucket_rank
+
+    @pytest.fixture
+    def pair(self, fxbucket_rank):
+        return {"ranks": [fxbucket_rank]}
+
+    def test_rank_that_is_handed_on(self, pair):
+        assert self.rank in (0, 1)
+        assert pair == {"ranks": [self.rank]}
+
 def test_skipped_as_unittest_does():
     raise unittest.SkipTest("no disk")
 
@@ -185,6 +206,13 @@ def test_ignored_warning():
     warnings.warn("of the ini")
 
 def test_rank_in_a_fixture(early):
+    pass
+
+@pytest.fixture
+def power(fxbucket_rank):
+    return 2 ** fxbucket_rank
+
+def test_rank_in_a_fixtures_power(power):
     pass
 
 @pytest.mark.skip(reason="not today")

@@ -41,6 +41,14 @@ class TestVerdict:
         )
         assert "2" in SOURCE.read_text()
 
+    def test_it_is_accepted_in_a_folder_that_is_reached_through_a_link(self, user: pytest.Pytester) -> None:
+        write(TEXT, LITERAL="one\\n2\\n")
+        link = user.path.with_name("linked")
+        link.symlink_to(user.path)
+        result = run(user, f"--rootdir={link}", str(link / SOURCE), "--accept")
+        result.assert_outcomes(passed=1)
+        assert "two" in SOURCE.read_text()
+
     def test_a_graph_is_told_in_words_too(self, user: pytest.Pytester) -> None:
         write(GRAPH, ARGUMENTS="")
         result = run(user)

@@ -131,6 +131,15 @@ class TestPlans:
         monkeypatch.chdir(project.path / "plans")
         assert options_of(project, "--fxbucket-plans=good.toml").plans == (project.path / "plans" / "good.toml",)
 
+    def test_a_glob_is_read_as_written_in_a_folder_whose_own_name_has_brackets(
+        self, project: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        project.mkdir("odd[1]")
+        (project.path / "plans").rename(project.path / "odd[1]/plans")
+        monkeypatch.chdir(project.path / "odd[1]")
+        found = options_of(project, "--fxbucket-plans=plans/p*.toml").plans
+        assert found == (project.path / "odd[1]/plans/plain.toml",)
+
 
 class TestAccept:
     @pytest.mark.parametrize(

@@ -119,3 +119,9 @@ def test_updates_go_with_backward_and_what_forward_does_besides_the_loss_with_fo
     found = Changed(fx.GraphModule(torch.nn.Module(), made.finish()), made.inputs, made.outputs)
     assert len(found.launches) == 2
     assert found.transformed.left == ()
+
+
+def test_it_is_taken_where_no_parameter_is_gathered() -> None:
+    text = llama("layers = 1, dim = 16", 1, mode="replicate", dp_replicate=2)
+    (plan,) = parse_plans(f'{text}[[transform]]\nname = "merge_duplicates"\nargs = {{ again = "backward" }}\n', Path("p.toml"))
+    assert plan.transform[0].args == {"again": "backward"}

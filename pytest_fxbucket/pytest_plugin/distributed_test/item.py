@@ -166,7 +166,7 @@ def _ran(item: pytest.Function) -> list[BodyEnding]:
         _show(item, outputs)
     if not isinstance(problem, RankFailure):
         _fail(error_text(problem))
-    reason, kinds = expected_failure(item, problem.error) or ("", ())
+    reason, kinds = expected_failure(item, problem.text) or ("", ())
     if problem.kind == "raised" and problem.error_type in _names(kinds):
         pytest.xfail(reason)
     _fail(*problem.lines(with_output=False), *_about_debuggers(item.config))

@@ -75,8 +75,8 @@ def run(rank: int, world: int, body: TestBody) -> BodyEnding:
     _finder.tell(body.origins)
     module = importlib.import_module(body.module)
     values, state = cast("tuple[dict[str, Any], dict[str, Any]]", wire.unpack([body.packed]))
-    function = _function(module, body.names, state)
-    arguments = {name: on_rank(value, rank, body.mesh) for name, value in values.items()}
+    arguments, own = ({name: on_rank(one, rank, body.mesh) for name, one in given.items()} for given in (values, state))
+    function = _function(module, body.names, own)
     explain_comparisons(body.verbosity, body.ini)
     setattr(pytest, "xfail", _not_at_all if body.runs_xfail else _xfail)  # noqa: B010
     try:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import importlib.util
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatch
 from importlib.abc import MetaPathFinder
@@ -141,7 +141,11 @@ class Finder(MetaPathFinder):
 
 _COMPARING = ("eq", "ne", "lt", "le", "gt", "ge", "hash", "bool", "contains")
 _CONVERTING = ("int", "index", "float", "str", "format", "iter", "len", "getitem", "call")
-_COUNTING = ("add", "radd", "sub", "rsub", "mul", "rmul", "truediv", "floordiv", "mod", "rmod", "and", "or", "xor", "neg")
+_COUNTING = (
+    *("add", "radd", "sub", "rsub", "mul", "rmul", "truediv", "rtruediv", "floordiv", "rfloordiv", "mod", "rmod", "divmod"),
+    *("rdivmod", "pow", "rpow", "lshift", "rlshift", "rshift", "rrshift", "and", "rand", "or", "ror", "xor", "rxor"),
+    *("neg", "pos", "abs", "invert"),
+)
 
 
 class PerRank:
@@ -180,9 +184,9 @@ for _name in (*_COMPARING, *_CONVERTING, *_COUNTING):
 
 
 def on_rank(value: object, rank: int, sizes: Mapping[str, int]) -> object:
-    """``value`` as ``rank`` has it; ``sizes``: those of the mesh, by name of the dimension."""
+    """``value`` as ``rank`` has it, also in plain containers; ``sizes``: those of the mesh, by name of the dimension."""
     if not isinstance(value, PerRank):
-        return value
+        return _put_in(value, rank, sizes) if _holds_one(value) else value
     if value.kind == "rank":
         return rank
     if value.path is None:
@@ -190,6 +194,20 @@ def on_rank(value: object, rank: int, sizes: Mapping[str, int]) -> object:
     folder = value.path / f"rank{rank}"
     folder.mkdir(mode=0o700, exist_ok=True)
     return folder
+
+
+def _holds_one(value: object) -> bool:
+    return isinstance(value, PerRank) or any(map(_holds_one, _inside(value)))
+
+
+def _inside(value: Any) -> Iterable[object]:
+    return value.values() if type(value) is dict else value if type(value) in (list, tuple) else ()
+
+
+def _put_in(value: Any, rank: int, sizes: Mapping[str, int]) -> object:
+    if type(value) is dict:
+        return {key: on_rank(one, rank, sizes) for key, one in value.items()}
+    return type(value)(on_rank(one, rank, sizes) for one in value)
 
 
 def _mesh(sizes: Mapping[str, int]) -> object:

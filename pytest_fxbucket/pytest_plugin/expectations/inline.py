@@ -143,7 +143,8 @@ class Expectation:
     """What the fixture ``fxbucket_expect`` gives to one test."""
 
     def __init__(self, asking: RequestingTest) -> None:
-        self._asking, self._mode, self._rootdir = asking, asking.options.accept, asking.options.rootdir
+        # Without links, as the file of the test.
+        self._asking, self._mode, self._rootdir = asking, asking.options.accept, asking.options.rootdir.resolve()
         self.edits: list[Edit] = []
         """Also for expectations that stay as they are, with ``new`` equal to ``old``, so that two calls that disagree show."""
 

@@ -125,7 +125,7 @@ class ExpectationHooks:
 
     def __init__(self, fx: FxSession, controller: Controller) -> None:
         self._fx, self._controller = fx, controller
-        self._queue = EditQueue(fx.options.rootdir)
+        self._queue = EditQueue(fx.options.rootdir.resolve())
         self._first: dict[str, tuple[str, str]] = {}  # path -> digest and node id of the first text
         self._done = RewriteOutcome()
 
