@@ -171,17 +171,12 @@ class SameProgram:
 
     def _pairings(self, found: Mapping[int, Mapping[Phase, GraphComparison]], sets: Sequence[Sequence[int]]) -> Iterator[str]:
         """A sentence for each phase in which ranks launch what does not belong together, though each launches all its own."""
-        # Each rank alone may be right and still pair its launch with another one of its peers.
+        # Each rank alone may be right and still pair its launch with another one of its peers. Ranks of one set launch alike.
+        if len(sets) == 1:
+            return
         for phase in dict.fromkeys(phase for one in found.values() for phase in one):
             launches = [(ranks, found[ranks[0]][phase].sent) for ranks in sets if phase in found[ranks[0]]]
-            before, after = (
-                {
-                    rank: [(self.world.mesh.seen_by(rank, group), number) for group, number in sent[side]]
-                    for ranks, sent in launches
-                    for rank in ranks
-                }
-                for side in (0, 1)
-            )
+            before, after = (self._on_each({tuple(ranks): sent[side] for ranks, sent in launches}) for side in (0, 1))
             # Of a group on which the ranks already send different things before the pass nothing can be said.
             unknown = crosswise(before)
             if odd := [(group, there) for group, there in crosswise(after).items() if group not in unknown]:
@@ -193,6 +188,16 @@ class SameProgram:
                     f"launch {place + 1} on ranks {','.join(map(str, group))} does not belong together: "
                     f"rank {first} sends {a}, rank {other} {b}"
                 )
+
+    def _on_each(self, sent: Mapping[tuple[int, ...], Sequence[tuple[Ranks, int]]]) -> dict[int, list[tuple[Ranks, int]]]:
+        """By rank what each of the sets of ranks in ``sent`` sends, on groups of the rank's own."""
+        found = {}
+        for ranks, launches in sent.items():
+            groups = dict.fromkeys(group for group, _ in launches)
+            for rank in ranks:
+                own = {group: self.world.mesh.seen_by(rank, group) for group in groups}
+                found[rank] = [(own[group], number) for group, number in launches]
+        return found
 
 
 def _side(graph: fx.Graph, root: nn.Module, step: StepGraph, phase: Phase) -> GraphSide:

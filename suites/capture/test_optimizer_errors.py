@@ -199,6 +199,7 @@ MIXED = {
     "largest": lambda gradient: gradient * gradient.argmax(),
     "neighbour": lambda gradient: gradient.roll(1, 0),
     "first": lambda gradient: gradient / gradient[0],
+    "a part": lambda gradient: gradient * gradient.split([1, 3])[0],
     "any": lambda gradient: gradient * (gradient > 0).any(),
 }
 

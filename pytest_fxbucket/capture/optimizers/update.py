@@ -166,42 +166,11 @@ _ALONE = frozenset(
     f"aten::{name}"
     for name in (
         *("clone", "copy", "copy_", "_to_copy", "detach", "detach_", "alias", "lift_fresh", "lift_fresh_copy", "fill", "fill_"),
-        *(
-            "zero",
-            "zero_",
-            "zeros",
-            "ones",
-            "full",
-            "empty",
-            "scalar_tensor",
-            "zeros_like",
-            "ones_like",
-            "full_like",
-            "empty_like",
-        ),
-        *(
-            "new_zeros",
-            "new_ones",
-            "new_full",
-            "new_empty",
-            "view",
-            "_unsafe_view",
-            "view_as",
-            "reshape",
-            "squeeze",
-            "unsqueeze",
-        ),
-        *(
-            "view_as_real",
-            "view_as_complex",
-            "expand",
-            "split_with_sizes",
-            "rand_like",
-            "randn_like",
-            "bernoulli",
-            "bernoulli_",
-        ),
-        *("normal_", "uniform_", "_local_scalar_dense", "_resize_output_", "_conj", "conj", "resolve_conj", "real", "imag"),
+        *("zero", "zero_", "zeros", "ones", "full", "empty", "scalar_tensor", "zeros_like", "ones_like", "full_like"),
+        *("empty_like", "new_zeros", "new_ones", "new_full", "new_empty", "view", "_unsafe_view", "view_as", "reshape"),
+        *("squeeze", "unsqueeze", "view_as_real", "view_as_complex", "expand", "rand_like", "randn_like", "bernoulli"),
+        *("bernoulli_", "normal_", "uniform_", "_local_scalar_dense", "_resize_output_", "_conj", "conj", "resolve_conj"),
+        *("real", "imag"),
     )
 )
 """Operators without torch's tag ``pointwise`` that keep elements to themselves all the same, beside foreach and fused ones."""
