@@ -116,7 +116,7 @@ class CapturedPlan:
         step = self.step(0)
         if not step.has_roles:
             return Resolution((), (), ())
-        return entries_of(self.plan, [parameter.fqn for parameter in step.parameters], step.modules, step.aliases)
+        return entries_of(self.plan, step.names, step.modules)
 
     @property
     def entry_of(self) -> dict[str, str]:

@@ -239,10 +239,10 @@ class NodeNamer:
 # Modules that entries of the plan name: units, as FSDP2 calls what shares one gather. Each gets its inputs in param_dtype.
 
 
-def aliases_of(model: nn.Module) -> dict[str, str]:
-    """Map each further FQN of a tied parameter of ``model`` to its first FQN."""
-    first = {id(parameter): fqn for fqn, parameter in model.named_parameters()}
-    return {fqn: first[id(p)] for fqn, p in model.named_parameters(remove_duplicate=False) if first[id(p)] != fqn}
+def names_of(model: nn.Module) -> dict[str, str]:
+    """Map every FQN of every parameter of ``model``, in registration order, to its canonical one: a tied parameter's first."""
+    first: dict[int, str] = {}
+    return {fqn: first.setdefault(id(p), fqn) for fqn, p in model.named_parameters(remove_duplicate=False)}
 
 
 def single_selectors(entries: Iterable[Entry]) -> list[Entry]:

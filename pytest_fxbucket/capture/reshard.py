@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from torch import fx, nn
 
-from pytest_fxbucket.capture.names import aliases_of
+from pytest_fxbucket.capture.names import names_of
 from pytest_fxbucket.errors import PlanError
 from pytest_fxbucket.graph.collectives import is_all_gather, is_wait
 from pytest_fxbucket.graph.effects import written_arguments
@@ -83,6 +83,8 @@ class Resharding:
 
     gather_again: GatherAgain = None
     entry_of: Mapping[str, str] = field(default_factory=dict)
+    root: str = ""
+    """The entry of what no other one has, if there is one."""
 
     def kept_gathered(self, graph: fx.Graph, inputs: Sequence[Value], outputs: Sequence[Value]) -> set[str]:
         """FQNs of those parameters among the ``inputs`` of the joint ``graph`` whose gathers backward reads too."""
@@ -92,19 +94,19 @@ class Resharding:
         if not self.entry_of:
             return set()
         last = read_graph(graph, inputs, outputs).last_read(self.entry_of)
-        kept = kept_entries(self.gather_again, list(dict.fromkeys(self.entry_of.values())), last and self.entry_of[last])
+        roots = last and self.entry_of[last], self.root
+        kept = kept_entries(self.gather_again, list(dict.fromkeys(self.entry_of.values())), roots)
         return {fqn for fqn in parameters if self.entry_of.get(fqn) in kept}
 
 
 def resharding_of(model: nn.Module, plan: Plan) -> Resharding:
     """What ``plan`` asks for. Raises PlanError for a table that names no entry."""
-    parameters, modules = [fqn for fqn, _ in model.named_parameters()], [fqn for fqn, _ in model.named_modules()]
     try:
-        entries = entries_of(plan, parameters, modules, aliases_of(model)).entries
+        entries = entries_of(plan, names_of(model), [fqn for fqn, _ in model.named_modules()]).entries
     except PlanError:  # entries that cannot be resolved are told by each check that needs them
         return Resharding(plan.parallel.reshard_after_forward, {})
     try:
-        kept_entries(plan.parallel.reshard_after_forward, [entry.name for entry in entries], None)
+        kept_entries(plan.parallel.reshard_after_forward, [entry.name for entry in entries], ())
     except PlanError as error:
         raise PlanError(f"{plan.path}: {error}") from None
-    return Resharding(plan.parallel.reshard_after_forward, entry_by_parameter(entries))
+    return Resharding(plan.parallel.reshard_after_forward, entry_by_parameter(entries), plan.bucket.root)

@@ -52,7 +52,8 @@ class OnRanks:
     def may_be_idle(self) -> set[str]:
         """Trainable parameters whose gradients the plan lets be zero. Raises :class:`PlanError` for what names none."""
         plan, step = self.world.plan, self.world.step(0)
-        names = {name: one.fqn for one in step.parameters if one.trainable for name in (one.fqn, *one.aliases)}
+        trainable = {one.fqn for one in step.parameters if one.trainable}
+        names = {name: fqn for name, fqn in step.names.items() if fqn in trainable}
         entries = plan.traced.may_be_idle if plan.traced else ()
         return parameters_of(entries, names, step.modules, f"{plan.path}: {self.idle_key}", "trainable parameters")
 

@@ -25,17 +25,25 @@ _MOST_NAMES = 6  # a longer "+" entry reads worse than unplanned = "root"
 class BlockNames:
     """The names of a model that :func:`pytest_fxbucket.plan.resolve` asks for."""
 
-    parameters: list[str]
+    names: dict[str, str]
     modules: list[str]
-    aliases: dict[str, str]
 
     @classmethod
     def of(cls, model: nn.Module) -> BlockNames:
         """Read the names from a model; a tied parameter's first name is its canonical one."""
-        canonical = {id(parameter): name for name, parameter in model.named_parameters()}
-        every = list(model.named_parameters(remove_duplicate=False))
-        aliases = {name: canonical[id(p)] for name, p in every if canonical[id(p)] != name}
-        return cls(list(canonical.values()), [n for n, _ in model.named_modules(remove_duplicate=False)], aliases)
+        from pytest_fxbucket.capture.names import names_of
+
+        return cls(names_of(model), [n for n, _ in model.named_modules(remove_duplicate=False)])
+
+    @property
+    def parameters(self) -> list[str]:
+        """Canonical names, in registration order."""
+        return list(dict.fromkeys(self.names.values()))
+
+    @property
+    def aliases(self) -> dict[str, str]:
+        """Each other name of a tied parameter, to the canonical one."""
+        return {name: fqn for name, fqn in self.names.items() if name != fqn}
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,7 +134,7 @@ def _grouped(covers: dict[str, str], planned: set[str], names: BlockNames, model
 def _resolve(entries: tuple[str, ...], names: BlockNames, unplanned: str) -> set[str]:
     """Give the parameters that entries name, those of the root left out."""
     parsed = parse_entries(list(entries), "[bucket] plan")
-    found = resolve(parsed, names.parameters, names.modules, aliases=names.aliases, unplanned=unplanned)
+    found = resolve(parsed, names.names, names.modules, aliases=names.names, unplanned=unplanned)
     # The root's entry comes last, and none of the others has a star, so that each of them is one entry here, too.
     return {fqn for entry in found.entries[: len(parsed)] for fqn in entry.parameters}
 
@@ -171,7 +179,7 @@ def _untied(blocks: tuple[str, ...], names: BlockNames) -> tuple[str, ...]:
     entries = parse_entries(list(blocks), "[bucket] plan")
     groups: list[tuple[list[Entry], set[str]]] = []
     for entry in entries:
-        alone = resolve([entry], names.parameters, names.modules, aliases=names.aliases, unplanned="allow")
+        alone = resolve([entry], names.names, names.modules, aliases=names.names, unplanned="allow")
         carried = set(alone.entries[0].parameters)
         # All groups that share a parameter with this entry become one, so that no two groups ever share any.
         tied = [group for group in groups if group[1] & carried]

@@ -26,6 +26,7 @@ from torch.nn.functional import linear
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import checkpoint
 
+from pytest_fxbucket.capture.names import names_of
 from pytest_fxbucket.capture.parallel.forwards import Forwards, forwards_of
 from pytest_fxbucket.capture.parallel.sequence_parallel import SEQUENCE
 from pytest_fxbucket.compat.fsdp import gradients_of_parameters
@@ -133,10 +134,7 @@ def _reduce_by_unit(
 
 
 def _entries(model: nn.Module, plan: Plan) -> Sequence[ResolvedEntry]:
-    own = {id(one): fqn for fqn, one in model.named_parameters()}
-    every = model.named_parameters(remove_duplicate=False)
-    aliases = {fqn: own[id(one)] for fqn, one in every if own[id(one)] != fqn}
-    return entries_of(plan, list(own.values()), [fqn for fqn, _ in model.named_modules()], aliases).entries
+    return entries_of(plan, names_of(model), [fqn for fqn, _ in model.named_modules()]).entries
 
 
 def _shard(model: nn.Module, devices: DeviceMesh, plan: Plan, left_out: Collection[str]) -> None:
@@ -144,7 +142,8 @@ def _shard(model: nn.Module, devices: DeviceMesh, plan: Plan, left_out: Collecti
     policy = MixedPrecisionPolicy(dtype_named(parallel.param_dtype), dtype_named(parallel.reduce_dtype))
     asked = parallel.reshard_after_forward
     reshard = asked if isinstance(asked, bool) else None  # a table by entry makes no difference to bits
-    for modules in units(model, entries, left_out):
+    # What no other entry has is torch's root's, too: no module's, were one of that name.
+    for modules in units(model, [entry for entry in entries if entry.name != plan.bucket.root], left_out):
         fully_shard(modules, mesh=devices, mp_policy=policy, reshard_after_forward=reshard)
     # Last, since the root takes all parameters that no unit has taken.
     fully_shard(model, mesh=devices, mp_policy=policy, reshard_after_forward=reshard)

@@ -23,7 +23,7 @@ from pytest_fxbucket.graph.modules import (
     wrong_stack,
 )
 from pytest_fxbucket.plan.entries import Entry
-from pytest_fxbucket.plan.selectors import ROOT, Resolution, resolve
+from pytest_fxbucket.plan.selectors import ROOT, Resolution, refuse_entry_named_root, resolve
 from pytest_fxbucket.words import some
 
 if TYPE_CHECKING:
@@ -95,6 +95,8 @@ def entries_by_module(
     left = [node for node in launches if node not in entry_of and node not in activations]
     if left and unplanned == "error":
         raise PlanError(f"{where}: {_unplanned(left, modules_of)}")
+    if unplanned == ROOT:
+        refuse_entry_named_root(resolution.entries)
     if left and unplanned == ROOT:
         names.append(ROOT)
         entry_of |= dict.fromkeys(left, ROOT)

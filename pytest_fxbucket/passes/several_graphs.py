@@ -19,7 +19,7 @@ from pytest_fxbucket.passes.keep_order import forget_order
 from pytest_fxbucket.passes.manual import ManualPass
 from pytest_fxbucket.passes.targets import Targets, by_module, by_size
 from pytest_fxbucket.plan.pass_consistency import agree_with_entries
-from pytest_fxbucket.plan.selectors import ROOT, resolve
+from pytest_fxbucket.plan.selectors import resolve
 
 if TYPE_CHECKING:
     from torch import fx
@@ -119,7 +119,7 @@ class SeveralGraphs:
             )
         except PlanError as error:
             raise PlanError(f"{error}{self._broken()}") from None
-        root = [ROOT] if self._plan.bucket.unplanned == ROOT else []
+        root = [self._plan.bucket.root] if self._plan.bucket.root else []
         agree_with_entries(self._plan, [*(entry.name for entry in found.entries), *root], self._where)
         for key in ("launch_at", "wait_before"):
             places: Places = getattr(self._plan.overlap, key)

@@ -8,7 +8,7 @@ from difflib import get_close_matches
 from pytest_fxbucket.errors import PlanError
 from pytest_fxbucket.plan.schema import Plan
 from pytest_fxbucket.plan.schema_bucket import Bucket, Overlap
-from pytest_fxbucket.plan.selectors import ROOT, Resolution, resolve
+from pytest_fxbucket.plan.selectors import Resolution, resolve
 from pytest_fxbucket.plan.table_rules import Places
 from pytest_fxbucket.words import show
 
@@ -41,20 +41,20 @@ def agree_with_entries(plan: Plan, entries: Sequence[str], where: str) -> None:
     _refuse_wrong_places("wait_before", plan.overlap.wait_before, entries, where)
 
 
-def entries_of(plan: Plan, parameters: Sequence[str], modules: Sequence[str], aliases: Mapping[str, str]) -> Resolution:
+def entries_of(plan: Plan, names: Mapping[str, str], modules: Sequence[str]) -> Resolution:
     """The entries of ``plan`` with their parameters; empty if buckets are by size. Raises PlanError as :func:`resolve`."""
     bucket = plan.bucket
     if not bucket.has_entries:
         return Resolution((), (), ())
     where = f"{plan.path}: [bucket]"
-    found = resolve(bucket.plan, parameters, modules, aliases=aliases, unplanned=bucket.unplanned, where=where)
+    found = resolve(bucket.plan, names, modules, aliases=names, unplanned=bucket.unplanned, where=where)
     agree_with_entries(plan, [entry.name for entry in found.entries], str(plan.path))
     return found
 
 
 def _by_plan(plan: Plan, where: str) -> None:
     bucket = plan.bucket
-    if bucket.enabled and not bucket.plan and bucket.unplanned != ROOT:
+    if bucket.enabled and not bucket.plan and not bucket.root:
         raise PlanError(f'{where}: [bucket] plan has no entry; name one, or use unplanned = "root" or enabled = false')
     entries = _names(bucket)
     if entries is not None:
@@ -66,7 +66,7 @@ def _names(bucket: Bucket) -> list[str] | None:
     # Within ``+`` a star does not matter here: the entry's name is its text.
     if any(len(entry.selectors) == 1 and "*" in entry.selectors[0].split(".") for entry in bucket.plan):
         return None
-    return [entry.name for entry in bucket.plan] + ([ROOT] if bucket.unplanned == ROOT else [])
+    return [entry.name for entry in bucket.plan] + ([bucket.root] if bucket.root else [])
 
 
 def _by_size(plan: Plan, where: str) -> None:

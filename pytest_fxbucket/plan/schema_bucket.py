@@ -76,6 +76,11 @@ class Bucket:
         """Whether buckets are told by entries, each or within them."""
         return self.by == "plan" or (self.by == "overlap" and bool(self.plan))
 
+    @property
+    def root(self) -> str:
+        """Name of the entry that has what no other one has; empty where parameters stay unplanned, or may not."""
+        return "root" if self.unplanned == "root" else ""
+
 
 @dataclass(frozen=True, slots=True)
 class Overlap:

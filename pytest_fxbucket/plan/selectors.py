@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 
@@ -43,7 +43,7 @@ def entry_by_parameter(entries: Iterable[ResolvedEntry]) -> dict[str, str]:
 
 def resolve(
     entries: Sequence[Entry],
-    parameters: Sequence[str],
+    parameters: Iterable[str],
     modules: Sequence[str],
     *,
     aliases: Mapping[str, str] = {},
@@ -53,24 +53,26 @@ def resolve(
 ) -> Resolution:
     """Find the parameters of each entry.
 
-    ``parameters`` are canonical FQNs in registration order, ``modules`` every module's FQN, ``aliases`` maps the other
-    names of tied parameters to the canonical ones. ``unplanned`` is ``error``, ``allow`` or ``root`` (an entry named
-    "root" is added last). ``what`` is what to call ``parameters`` where they are something else. Raises PlanError, beginning
-    with ``where``, for an entry that matches nothing or whose parameters another entry has, and for unplanned parameters if
-    those are errors.
+    ``parameters`` are FQNs in registration order, of a tied parameter each of its names at its place; ``aliases`` maps those
+    that are not canonical (a tied parameter's first) to the canonical ones. ``modules`` is every module's FQN. ``unplanned`` is
+    ``error``, ``allow`` or ``root`` (an entry named "root" is added last). ``what`` is what to call ``parameters`` where they
+    are something else. Raises PlanError, beginning with ``where``, for an entry that matches nothing or whose parameters
+    another entry has, and for unplanned parameters if those are errors.
     """
     # Selectors are expanded to names, names to the parameters below them; then each parameter is claimed by one entry, and the
     # parameters that are left go where ``unplanned`` says.
-    names = _Names(parameters, modules, aliases, what)
+    canonical = {name: aliases.get(name, name) for name in (*parameters, *aliases)}
+    names = _Names(canonical, modules, what)
     notes: list[str] = []
     try:
         found = [pair for entry in entries for pair in _expand(entry, names, notes)]
         resolved, owners = _claim(found)
-        left = tuple(fqn for fqn in parameters if fqn not in owners)
+        if unplanned == ROOT:
+            refuse_entry_named_root(resolved)
+        left = tuple(fqn for fqn in dict.fromkeys(canonical.values()) if fqn not in owners)
         if left and unplanned == "error":
             raise PlanError(_unplanned_parameters(left, [entry.name for entry in resolved]))
         if left and unplanned == ROOT:
-            _no_entry_named_root(resolved)
             resolved.append(ResolvedEntry(ROOT, tuple(fqn for fqn in names.in_unit() if fqn not in owners)))
             left = ()
     except PlanError as error:
@@ -81,12 +83,11 @@ def resolve(
 def parameters_of(
     entries: Sequence[Entry], names: Mapping[str, str], modules: Sequence[str], where: str, what: str = "parameters"
 ) -> set[str]:
-    """Canonical FQNs of the parameters that ``entries`` name; ``names`` has the canonical one of every name.
+    """Canonical FQNs of the parameters that ``entries`` name; ``names`` has the canonical one of every name, as registered.
 
     Raises PlanError as :func:`resolve`.
     """
-    fqns = list(dict.fromkeys(names.values()))
-    named = resolve(entries, fqns, modules, aliases=names, unplanned="allow", where=where, what=what)
+    named = resolve(entries, names, modules, aliases=names, unplanned="allow", where=where, what=what)
     return {fqn for entry in named.entries for fqn in entry.parameters}
 
 
@@ -171,7 +172,8 @@ def _overlap(first: _Found, second: _Found, fqn: str) -> str:
     return f'entries "{first[0]}" and "{second[0]}" both hold {fqn}; let one of them have it'
 
 
-def _no_entry_named_root(resolved: Sequence[ResolvedEntry]) -> None:
+def refuse_entry_named_root(resolved: Sequence[ResolvedEntry]) -> None:
+    """Raise PlanError for an entry that has the name of the one of what is left, where there is to be one."""
     if any(entry.name == ROOT for entry in resolved):
         raise PlanError('entry "root" has the name that unplanned = "root" gives to the rest; use unplanned = "error"')
 
@@ -185,21 +187,16 @@ class _Names:
     ``what`` says for people what entries are to hold, in the plural.
     """
 
-    def __init__(
-        self, parameters: Sequence[str], modules: Sequence[str], aliases: Mapping[str, str], what: str = "parameters"
-    ) -> None:
+    def __init__(self, names: Mapping[str, str], modules: Sequence[str], what: str) -> None:
         self.what = what
-        self.order = {fqn: place for place, fqn in enumerate(parameters)}
         self.modules = [fqn for fqn in modules if fqn]
         self._held: dict[str, dict[str, str]] = {}  # FQN -> {name below it: canonical FQN}
         self._children: dict[str, dict[str, None]] = {}  # module -> FQNs of its child modules, in order
         self._own: dict[str, list[str]] = {}  # module -> names of its own parameters, in order
         for fqn in self.modules:
             self._add_child(fqn)
-        for fqn in parameters:
-            self._add_parameter(fqn, fqn)
-        for alias, fqn in aliases.items():
-            self._add_parameter(alias, fqn)
+        for spelled, canonical in names.items():
+            self._add_parameter(spelled, canonical)
 
     def held_by(self, selector: str) -> dict[str, str]:
         """Give the parameters that a name holds, as {name as spelled below it: canonical FQN}; empty if none.
@@ -361,18 +358,18 @@ GatherAgain = bool | Mapping[str, bool] | None
 _RESHARD = "[parallel] reshard_after_forward"
 
 
-def kept_entries(asked: GatherAgain, entries: Sequence[str], last: str | None) -> frozenset[str]:
-    """Which of ``entries`` stay gathered until backward; ``last`` is the one that forward reads last.
+def kept_entries(asked: GatherAgain, entries: Sequence[str], last: Collection[str | None]) -> frozenset[str]:
+    """Which of ``entries`` stay gathered until backward; ``last`` has those that count as FSDP2's root.
 
-    An entry without an answer is as in FSDP2, whose root stays gathered since backward needs it at once. Here the entry
-    ``root`` (``unplanned = "root"``) and the entry that forward reads last count as the root. Raises PlanError for a selector
-    that stands for no entry, and for two selectors that answer differently for one entry.
+    An entry without an answer is as in FSDP2, whose root stays gathered since backward needs it at once. Here these are the
+    entry that forward reads last, and that of ``unplanned = "root"``. Raises PlanError for a selector that stands for no
+    entry, and for two selectors that answer differently for one entry.
     """
     if isinstance(asked, bool):
         return frozenset(() if asked else entries)
     named = _by_entry(asked or {}, entries)
     # Answers say what is gathered again; what stays is the rest.
-    return frozenset(entry for entry in entries if not named.get(entry, entry not in (last, ROOT)))
+    return frozenset(entry for entry in entries if not named.get(entry, entry not in last))
 
 
 def _by_entry(asked: Mapping[str, bool], entries: Sequence[str]) -> dict[str, bool]:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from math import inf
+from operator import itemgetter
 from typing import TYPE_CHECKING, Literal, Protocol
 
 if TYPE_CHECKING:
@@ -55,7 +57,7 @@ class Parameter:
 
     fqn: str
     aliases: tuple[str, ...]
-    """Other FQNs of the same tensor."""
+    """Other FQNs of the same tensor, in registration order."""
     shape: tuple[int, ...]
     """Full shape, before it is sharded."""
     shard_shape: tuple[int, ...]
@@ -68,6 +70,17 @@ class Parameter:
     """Dimension that is sharded over tp; None if every tp rank has all of it."""
     is_expert: bool = False
     """Whether dimension 0 is sharded over ep."""
+    places: tuple[int, ...] = ()
+    """Where ``fqn`` and each of ``aliases`` stands among all names, as registered; empty: behind those that have a place."""
+
+
+def names_of_parameters(parameters: Sequence[Parameter]) -> dict[str, str]:
+    """Map every name of every parameter, in registration order, to its canonical one."""
+    placed: list[tuple[float, str, str]] = []
+    for one in parameters:
+        names = (one.fqn, *one.aliases)
+        placed += zip(one.places or [inf] * len(names), names, [one.fqn] * len(names), strict=True)
+    return {name: fqn for _, name, fqn in sorted(placed, key=itemgetter(0))}
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,9 +143,9 @@ class StepGraph:
     """How the graphs of its pipeline stages are run; None for a step without."""
 
     @property
-    def aliases(self) -> dict[str, str]:
-        """Every other FQN of a tied parameter, to its first one."""
-        return {alias: parameter.fqn for parameter in self.parameters for alias in parameter.aliases}
+    def names(self) -> dict[str, str]:
+        """Every name of every parameter, in registration order, to its canonical one."""
+        return names_of_parameters(self.parameters)
 
     @property
     def has_roles(self) -> bool:

@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 
 from pytest_fxbucket.capture.model import fake_twin
-from pytest_fxbucket.capture.names import aliases_of
+from pytest_fxbucket.capture.names import names_of
 from pytest_fxbucket.compat.fake_tensors import FakeTensorMode
 from pytest_fxbucket.errors import CaptureError
 from pytest_fxbucket.step.iterations import Iterating
@@ -34,11 +34,13 @@ class StepAfterTransforms:
 
 def described(traced: TracedCall, live: Live) -> StepGraph:
     """Describe a traced step as transformations get it: one graph, "joint", of this rank, without a mesh."""
-    first_names, parameters = aliases_of(live.model), []
+    names, parameters = names_of(live.model), []
+    places = {name: place for place, name in enumerate(names)}
     for fqn, tensor in live.params.items():
-        aliases, shape = tuple(alias for alias, first in first_names.items() if first == fqn), tuple(tensor.shape)
+        aliases, shape = tuple(alias for alias, first in names.items() if first == fqn != alias), tuple(tensor.shape)
+        placed = tuple(places[name] for name in (fqn, *aliases))
         held = tuple(live.stored[fqn].shape)
-        parameters.append(Parameter(fqn, aliases, shape, held, tensor.dtype, tensor.requires_grad, shape))
+        parameters.append(Parameter(fqn, aliases, shape, held, tensor.dtype, tensor.requires_grad, shape, places=placed))
     return StepGraph(
         graphs={"joint": traced.graph_module},
         inputs={"joint": traced.inputs},

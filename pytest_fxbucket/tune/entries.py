@@ -8,7 +8,6 @@ from itertools import groupby
 
 from pytest_fxbucket.plan.entries import Entry, parse_entries
 from pytest_fxbucket.plan.schema import Plan
-from pytest_fxbucket.plan.selectors import ROOT
 
 _NUMBERED = re.compile(r"(.+)\.(\d+)")
 _PATTERN = re.compile(r"(^|\.)\*(\.|$)")
@@ -30,7 +29,7 @@ def apart(entry: Entry) -> list[Entry]:
 def written_out(plan: Plan, names: Sequence[str]) -> list[Entry]:
     """The entries of ``plan`` with stars expanded; ``names`` are the names of all entries on the model, in the plan's order."""
     # The last name is the root's if the plan leaves unplanned parameters to it: the plan file does not list that entry.
-    own = names[:-1] if plan.bucket.unplanned == ROOT and names and names[-1] == ROOT else names
+    own = names[:-1] if names and names[-1] == plan.bucket.root else names
     # A name that the plan does not list came from a star, so it is that of a single module.
     known = {entry.name: entry for entry in plan.bucket.plan}
     return [known.get(name) or Entry(name, (name,)) for name in own]

@@ -144,14 +144,15 @@ class PlanSimulator:
         assert world is not None  # the start is scored first
         step = world.step(0)
         (reading,) = world.captured.readings(step).values()
-        fqns = [parameter.fqn for parameter in step.parameters]
         try:
-            entries = entries_of(plan, fqns, step.modules, step.aliases).entries
-            singles = resolve(single_selectors(plan.bucket.plan), fqns, step.modules, aliases=step.aliases, unplanned="allow")
+            entries = entries_of(plan, step.names, step.modules).entries
+            singles = resolve(
+                single_selectors(plan.bucket.plan), step.names, step.modules, aliases=step.names, unplanned="allow"
+            )
             entry_of = entry_by_parameter(entries)
             last = reading.last_read(entry_of)
             names = [entry.name for entry in entries]
-            kept = kept_entries(plan.parallel.reshard_after_forward, names, last and entry_of[last])
+            kept = kept_entries(plan.parallel.reshard_after_forward, names, (last and entry_of[last], plan.bucket.root))
         except PlanError as error:  # said when it is scored
             return str(error)
         units = frozenset(entry.name for entry in singles.entries).intersection(step.modules)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Callable
 from typing import Any
 
@@ -27,6 +28,14 @@ class Residual(nn.Module):
 
 def residual(layers: int = 3, width: int = WIDTH) -> nn.Module:
     return Residual(layers, width)
+
+
+class Rooted(nn.Sequential):
+    """A module that is called ``root``, behind another and before a head."""
+
+    def __init__(self) -> None:
+        parts = {name: nn.Linear(WIDTH, WIDTH, bias=False) for name in ("first", "root", "head")}
+        super().__init__(OrderedDict(parts))
 
 
 def frozen() -> nn.Module:

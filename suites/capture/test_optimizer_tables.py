@@ -75,7 +75,7 @@ def test_a_tied_parameter_is_found_by_its_other_name():
     @dataclass
     class Model:
         modules = ("", "embed", "out", "layers", "layers.0", "layers.0.norm", "layers.1", "layers.1.norm")
-        aliases = {"out.weight": "embed.weight"}  # noqa: RUF012
+        names = {**{fqn: fqn for fqn in FQNS}, "out.weight": "embed.weight"}  # noqa: RUF012
 
     held = parameters()
     first, _ = build_optimizers([table("out.weight"), Table()], held, names=Model())

@@ -75,6 +75,13 @@ def test_fsdp2s_root_stays_though_another_entry_is_last() -> None:
     assert gathered_again(plan(None, "layers.[1-2]", "head", unplanned="root")) == ["layers.1.weight", "layers.2.weight"]
 
 
+def test_a_module_that_is_called_root_is_not_fsdp2s_root() -> None:
+    named = plan(None, "first", "root", "head", factory="Rooted")
+    assert gathered_again(named) == ["root.weight"]
+    kept = problems(plan({"root": False}, "first", "root", "head", factory="Rooted"), None)
+    assert kept == ["reshard_after_forward is true there, but backward reads forward's gather of root.weight"]
+
+
 def test_a_table_that_names_no_entry_is_told_with_the_plans_name() -> None:
     with pytest.raises(PlanError, match=r'plan.toml: \[parallel\] reshard_after_forward names "tail", which is no entry'):
         capture_plan(plan({"tail": True}, *ENTRIES), shard_mesh(4), 0)

@@ -145,7 +145,7 @@ def resolved(plan: Plan) -> Resolution:
     assert plan.model is not None
     module, _, factory = plan.model.factory.partition(":")
     names = BlockNames.of(getattr(sys.modules[module], factory)(**plan.model.args))
-    found = resolve(plan.bucket.plan, names.parameters, names.modules, aliases=names.aliases, unplanned=plan.bucket.unplanned)
+    found = resolve(plan.bucket.plan, names.names, names.modules, aliases=names.names, unplanned=plan.bucket.unplanned)
     planned = [fqn for entry in found.entries for fqn in entry.parameters]
     assert sorted(planned) == sorted(names.parameters), "every parameter is planned once"
     return found
@@ -170,7 +170,7 @@ def test_models_of_other_shapes_get_a_plan_that_holds_every_parameter_once(
     model = getattr(importlib.import_module(net), factory)()
     names, bucket = BlockNames.of(model), draft(model)
     parsed = parse_entries(list(bucket.entries), "plan")
-    found = resolve(parsed, names.parameters, names.modules, aliases=names.aliases, unplanned=bucket.unplanned)
+    found = resolve(parsed, names.names, names.modules, aliases=names.names, unplanned=bucket.unplanned)
     assert sorted(entry.name for entry in found.entries) == sorted(entries)
     assert sorted(fqn for entry in found.entries for fqn in entry.parameters) == sorted(names.parameters)
 

@@ -23,6 +23,22 @@ def build(dim: int = 16) -> nn.Module:
     return nn.Sequential(*(Layer(dim) for _ in range(2)))
 
 
+class Tied(Layer):
+    """A layer whose ``last`` has its weight, which it registers before its bias, under an earlier name, too."""
+
+    def __init__(self, dim: int) -> None:
+        super().__init__(dim)
+        self.gain = self.last.weight
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.last(torch.tanh(self.middle(torch.tanh(self.first(x @ self.gain)))))
+
+
+def tied(dim: int = 16) -> nn.Module:
+    """As :func:`build`, of layers that are tied."""
+    return nn.Sequential(*(Tied(dim) for _ in range(2)))
+
+
 def batch(rank: int, step: int) -> tuple[Tensor, Tensor]:
     """Two inputs of 4 rows, of which the second is what is wanted."""
     generator = torch.Generator().manual_seed(1000 * step + rank)

@@ -48,6 +48,11 @@ def test_fsdp2s_order_of_bytes_keeps_its_bits_round_a_ring(run: Run, case: str) 
     assert "sums round a ring" in right.summary
 
 
+def test_a_tied_parameter_lies_where_it_is_registered_first_in_a_unit(run: Run) -> None:
+    text = plan("dp_shard = 4", "registration", "ring").replace("ringed:build", "ringed:tied")
+    assert run(text).outcome == "passed"
+
+
 def test_another_order_of_bytes_is_red_round_a_ring(run: Run) -> None:
     found = run(plan(PARTS["3"], "execution", "ring"))
     assert found.outcome == "failed"

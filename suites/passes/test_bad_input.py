@@ -131,6 +131,8 @@ def test_what_no_entry_of_a_plan_file_names_is_an_error_there_or_the_entry_root(
     root = by_module(layers().graph, plans, unplanned="root")
     assert root.entries[-1] == "root"
     assert [target.entry for target in root.planned].count("root") == 4
+    with pytest.raises(PlanError, match='entry "root" has the name that unplanned = "root" gives to the rest'):
+        by_module(layers().graph, [("root", ["layers.0", "layers.1"])], unplanned="root")
 
 
 def test_an_activation_of_no_entry_is_no_error() -> None:

@@ -17,8 +17,8 @@ from pytest_fxbucket.plan import schema_model
 from pytest_fxbucket.plan.factories import import_callable
 from pytest_fxbucket.plan.pass_consistency import entries_of
 from pytest_fxbucket.plan.schema import Plan
-from pytest_fxbucket.plan.selectors import Entry, ResolvedEntry, resolve
-from pytest_fxbucket.step.roles import Parameter
+from pytest_fxbucket.plan.selectors import Entry, ResolvedEntry, parameters_of
+from pytest_fxbucket.step.roles import Parameter, names_of_parameters
 from pytest_fxbucket.words import nearest
 
 _UNSUPPORTED = {
@@ -35,7 +35,7 @@ def build_optimizers(
 ) -> list[Optimizer]:
     """Make the optimizers of ``specs``, in their order, over ``parameters``: all trainable ones, by FQN, in registration order.
 
-    Parameters may be fake or real shards; ``names`` has the model's modules and aliases. Raises :class:`PlanError` for a
+    Parameters may be fake or real shards; ``names`` has the model's names. Raises :class:`PlanError` for a
     selector that matches nothing, a parameter that two optimizers or groups have or none has, a factory that raises or gives no
     optimizer, and one that cannot run in a graph.
     """
@@ -88,9 +88,9 @@ def _handed_out(
 def _selected(entries: Sequence[Entry], fqns: Sequence[str], where: str, names: Optimizing | None) -> list[str]:
     """The parameters that selectors name, in registration order."""
     modules = names.modules if names else modules_of(fqns)
-    aliases = names.aliases if names else {}
-    resolution = resolve(entries, fqns, modules, aliases=aliases, unplanned="allow", where=where, what="trainable parameters")
-    wanted = {fqn for entry in resolution.entries for fqn in entry.parameters}
+    known = names.names if names else {fqn: fqn for fqn in fqns}
+    known = {name: fqn for name, fqn in known.items() if fqn in fqns}
+    wanted = parameters_of(entries, known, modules, where, "trainable parameters")
     return [fqn for fqn in fqns if fqn in wanted]
 
 
@@ -171,7 +171,8 @@ class Optimizing:
     entries: tuple[ResolvedEntry, ...]
     """Of the bucket plan."""
     modules: tuple[str, ...]
-    aliases: Mapping[str, str]
+    names: Mapping[str, str]
+    """Every name of every parameter to its canonical one."""
 
     def build(self, parts: Mapping[str, torch.Tensor]) -> list[Optimizer]:
         """The optimizers over ``parts``, all parameters by FQN. Raises PlanError as build_optimizers does."""
@@ -197,9 +198,9 @@ class Optimizing:
 
 def optimizing_of(plan: Plan, parameters: Sequence[Parameter], modules: Sequence[str]) -> Optimizing:
     """What makes the optimizers of ``plan``. Raises PlanError for entries that cannot be resolved."""
-    aliases = {alias: parameter.fqn for parameter in parameters for alias in parameter.aliases}
-    entries = entries_of(plan, [parameter.fqn for parameter in parameters], modules, aliases).entries
+    names = names_of_parameters(parameters)
+    entries = entries_of(plan, names, modules).entries
     trainable = tuple(parameter.fqn for parameter in parameters if parameter.trainable)
-    found = Optimizing(plan.optimizer, trainable, entries, tuple(modules), aliases)
+    found = Optimizing(plan.optimizer, trainable, entries, tuple(modules), names)
     found.rates_after(plan.run.steps, parameters)  # raises what it would raise on ranks
     return found

@@ -12,7 +12,7 @@ from torch import nn
 
 from pytest_fxbucket.capture.backward import with_gradient
 from pytest_fxbucket.capture.model import forward_instead
-from pytest_fxbucket.capture.names import NodeNamer, aliases_of, single_selectors, units_of
+from pytest_fxbucket.capture.names import NodeNamer, names_of, single_selectors, units_of
 from pytest_fxbucket.capture.parallel.sequence_parallel import SequenceModules
 from pytest_fxbucket.capture.parallel.tensor_parallel import parted_forward, refuse_unpartable
 from pytest_fxbucket.capture.reshard import Resharding, resharding_of
@@ -83,9 +83,8 @@ def forwards_of(model: nn.Module, plan: Plan) -> Forwards:
 def modules_named(entries: Sequence[Entry], model: nn.Module, where: str) -> list[str]:
     """FQN of each module that ``entries`` name, ``*`` written out. Raises PlanError, beginning with ``where``."""
     modules = [fqn for fqn, _ in model.named_modules()]
-    parameters = [fqn for fqn, _ in model.named_parameters()]
-    single, aliases = single_selectors(entries), aliases_of(model)
-    resolved = resolve(single, parameters, modules, aliases=aliases, unplanned="allow", where=where)
+    names = names_of(model)
+    resolved = resolve(single_selectors(entries), names, modules, aliases=names, unplanned="allow", where=where)
     found = [entry.name for entry in resolved.entries]
     if foreign := next((name for name in found if name not in modules), None):
         raise PlanError(

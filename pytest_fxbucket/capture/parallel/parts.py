@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from pytest_fxbucket.capture.clip import Clip, NormDim
-from pytest_fxbucket.capture.names import aliases_of
+from pytest_fxbucket.capture.names import names_of
 from pytest_fxbucket.capture.parallel.modes import ParallelMode, modes_of
 from pytest_fxbucket.capture.parallel.tensor_parallel import parted_dim
 from pytest_fxbucket.errors import CaptureError
@@ -81,7 +81,8 @@ def describe_parameters(
     ``parted`` says of modules how their parameters are parted over tp, ``experts`` are the FQNs of those that are parted over
     ep. Raises :class:`CaptureError` for one that cannot be parted so.
     """
-    first_names = aliases_of(model)
+    names = names_of(model)
+    places = {name: place for place, name in enumerate(names)}
     described = []
     for fqn, parameter in model.named_parameters():
         if parameter.dim() == 0 and ":" in parts.parallel.mode:
@@ -93,7 +94,7 @@ def describe_parameters(
                 f'parameter {fqn} is {parameter.dtype}, of which param_dtype = "{parts.parallel.param_dtype}" would drop the '
                 "imaginary part, as FSDP2 does; leave param_dtype out, or hold real and imaginary parts as two parameters"
             )
-        aliases = tuple(alias for alias, first in first_names.items() if first == fqn)
+        aliases = tuple(alias for alias, first in names.items() if first == fqn != alias)
         owners = {name: name.rpartition(".") for name in (fqn, *aliases)}
         dims = {
             name: parted_dim(parted[module], last) if module in parted else None for name, (module, _, last) in owners.items()
@@ -119,6 +120,7 @@ def describe_parameters(
                 tuple(local.shape),
                 dims[fqn],
                 fqn in experts,
+                tuple(places[name] for name in (fqn, *aliases)),
             )
         )
     return described

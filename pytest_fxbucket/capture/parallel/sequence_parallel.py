@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from pytest_fxbucket.capture.backward import with_gradient
-from pytest_fxbucket.capture.names import aliases_of
+from pytest_fxbucket.capture.names import names_of
 from pytest_fxbucket.compat import pytree
 from pytest_fxbucket.compat.c10d import collective
 from pytest_fxbucket.errors import CaptureError
@@ -52,8 +52,7 @@ class SequenceModules:
 
         Raises :class:`CaptureError` for one that is read on parts, and is whole where all of the sequence is.
         """
-        own, aliases = [fqn for fqn, _ in model.named_parameters()], aliases_of(model)
-        names = [*own, *aliases]
+        names = names_of(model)
         alone, regions = tuple(f"{fqn}." for fqn in self.alone), tuple(f"{fqn}." for fqn in self.regions)
         on_part = {name for name in names if name.startswith(alone)} if alone else set[str]()
         for name in (name for name in names if regions and name.startswith(regions) and name not in on_part):
@@ -67,13 +66,13 @@ class SequenceModules:
             # This bias is added behind the reduce-scatter, so each rank adds it to its own part of the sequence.
             if self.linears[module] == "rowwise" and last == "bias":
                 on_part.add(name)
-        for alias, first in aliases.items():
+        for alias, first in names.items():
             if (alias in on_part) != (first in on_part):
                 raise CaptureError(
                     f"{alias} and {first} are one tied parameter, but tp_plan has one of them read on a part of the sequence "
                     "and the other on all of it; give both one way"
                 )
-        return frozenset(name for name in own if name in on_part)
+        return frozenset(on_part.intersection(names.values()))
 
     def _linears_in(self, fqn: str) -> bool:
         return any(linear.startswith(f"{fqn}.") for linear in self.linears)

@@ -37,9 +37,8 @@ def moved_entries(world: PlanOnMesh) -> dict[str, str]:
 def _moved_entries(world: PlanOnMesh) -> dict[str, str]:
     """By parameter, the entry that the plan's next_iteration names; empty if the user's own transformation moves them."""
     step = world.step(0)
-    names = [parameter.fqn for parameter in step.parameters]
     listed = [entry for one in world.plan.transform if one.name == _NAME for entry in parse_entries(one.args["entries"], _NAME)]
-    found = resolve(listed, names, step.modules, aliases=step.aliases, unplanned="allow", where=_NAME)
+    found = resolve(listed, step.names, step.modules, aliases=step.names, unplanned="allow", where=_NAME)
     return entry_by_parameter(found.entries)
 
 

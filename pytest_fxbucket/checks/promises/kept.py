@@ -267,5 +267,6 @@ def _kept_parameters(promise: Expectations, captured: GraphAnalysis) -> set[str]
         gathers = of_kind(captured, "forward", "all_gather")
         return {fqn for bucket in gathers if bucket.backward_use is not None for fqn in bucket.fqns}
     last = captured.last_read(promise.entry_of)
-    kept = kept_entries(asked, list(dict.fromkeys(promise.entry_of.values())), last and promise.entry_of[last])
+    roots = last and promise.entry_of[last], promise.bucket.root
+    kept = kept_entries(asked, list(dict.fromkeys(promise.entry_of.values())), roots)
     return {fqn for fqn, entry in promise.entry_of.items() if entry in kept}

@@ -71,7 +71,7 @@ def _bucket(model: nn.Module, name: str) -> tuple[Draft, bool]:
     try:
         listed = get_transformer_block_buckets(model)
         entries = ["+".join(one) if isinstance(one, list) else str(one) for one in listed]
-        resolve(parse_entries(entries, f"buckets of {name}"), names.parameters, names.modules, aliases=names.aliases)
+        resolve(parse_entries(entries, f"buckets of {name}"), names.names, names.modules, aliases=names.names)
     except (AttributeError, PlanError):
         # AttributeError: that function asks for the modules of a Llama by name, which this model may not have.
         return draft(model), False

@@ -107,7 +107,7 @@ def _step_text(step: StepGraph, graphs: Mapping[Phase, fx.Graph], run: PlanRun |
         if run is not None and entries is None:
             entry_of = run.world.entry_of
         else:
-            entry_of = _entry_of(_parameters(inputs), entries, step.modules, step.aliases)
+            entry_of = _entry_of(_parameters(inputs), entries, step.modules, step.names)
         schedules[phase] = _schedule(graph, inputs, outputs, entry_of, dims_of)
     return _joined(run.name if run is not None else "", step.mesh, schedules)
 
@@ -120,7 +120,9 @@ def _bare_text(graphs: Mapping[Phase, fx.Graph], entries: Entries | None) -> str
     for phase, graph in graphs.items():
         inputs, outputs = bare_values(graph)
         fqns = _parameters(inputs)
-        schedules[phase] = _schedule(graph, inputs, outputs, _entry_of(fqns, entries, modules_of(fqns), {}), group_names(graph))
+        schedules[phase] = _schedule(
+            graph, inputs, outputs, _entry_of(fqns, entries, modules_of(fqns), {fqn: fqn for fqn in fqns}), group_names(graph)
+        )
     return _joined("", (), schedules)
 
 
@@ -142,16 +144,15 @@ def _schedule(
     return schedule_of(read_graph(without_kept_order(graph), inputs, outputs), entry_of, dims_of)
 
 
-def _entry_of(
-    fqns: Sequence[str], entries: Entries | None, modules: Sequence[str], aliases: Mapping[str, str]
-) -> dict[str, str]:
+def _entry_of(fqns: Sequence[str], entries: Entries | None, modules: Sequence[str], names: Mapping[str, str]) -> dict[str, str]:
     """Entry of each parameter that one of ``entries`` has; without ``entries`` its innermost module."""
     if entries is None:
         return {fqn: fqn.rpartition(".")[0] or fqn for fqn in fqns}
     from pytest_fxbucket.plan.selectors import entry_by_parameter, parse_entries, resolve
 
     where = "fxbucket_golden(..., plan=...)"
-    resolution = resolve(parse_entries(entries, where), fqns, modules, aliases=aliases, unplanned="allow", where=where)
+    of_graph = {name: fqn for name, fqn in names.items() if fqn in fqns}
+    resolution = resolve(parse_entries(entries, where), of_graph, modules, aliases=of_graph, unplanned="allow", where=where)
     return entry_by_parameter(resolution.entries)
 
 

@@ -83,8 +83,7 @@ def _resolved(step: StepGraph, entries: object) -> Sequence[ResolvedEntry]:
     listed = parse_entries(entries, where)
     if not listed:
         raise PlanError(f'{where} names none; name those that are to move, as in entries = ["layers.3"]')
-    names = [parameter.fqn for parameter in step.parameters]
-    return resolve(listed, names, step.modules, aliases=step.aliases, unplanned="allow", where=where).entries
+    return resolve(listed, step.names, step.modules, aliases=step.names, unplanned="allow", where=where).entries
 
 
 def _summary(block: Block, hidden: Sequence[int]) -> Transformed:
