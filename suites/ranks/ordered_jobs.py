@@ -151,6 +151,21 @@ def other_operations(rank, world, payload):
     return results
 
 
+def odd_tensors(rank, world, payload):
+    """What a conjugated view adds up to, and what is said of slices of a tensor that lies otherwise than it reads."""
+    rows = torch.arange(2.0 * world) + rank
+    conjugated = torch.complex(rows, rows).conj()
+    reduced = wait(C10D.reduce_scatter_tensor(conjugated, "sum", world, "0"))
+    turned = torch.arange(2.0 * world).view(2, world).t()
+    said = []
+    for output, source in ((turned, turned.contiguous()), (turned.contiguous(), turned)):
+        try:
+            dist.all_to_all_single(output, source)
+        except ValueError as error:
+            said.append(str(error))
+    return reduced.tolist(), said
+
+
 def divided_by_a_factor(rank, world, payload):
     """Whether FSDP2's own factor multiplies each rank's gradient before the sum, with the bits of NCCL's operation for that."""
     torch.manual_seed(0)

@@ -63,6 +63,13 @@ def test_a_factor_of_fsdp2s_multiplies_each_addend(pools, backend):
     assert pools.get(3, backend).run(JOBS + "divided_by_a_factor", [None] * 3, timeout_s=20) == [True] * 3
 
 
+@pytest.mark.parametrize("backend", ["gloo", "local"])
+def test_a_conjugated_view_adds_up_by_its_values_and_slices_must_lie_as_they_read(pools, backend):
+    said = ["all_to_all_single of a tensor of strides (1, 3); make it contiguous() first"] * 2
+    own = [[[sum(2 * rank + i + r for r in range(3)) * (1 - 1j) for i in range(2)], said] for rank in range(3)]
+    assert [list(one) for one in pools.get(3, backend).run(JOBS + "odd_tensors", [None] * 3, timeout_s=20)] == own
+
+
 def test_an_average_of_integers_is_refused(pools):
     with pytest.raises(RankFailure, match=r"an average of torch\.int64"):
         run(pools, 4, "bad_average")

@@ -19,6 +19,13 @@ from pytest_fxbucket.ranks.process_groups.sums import ReduceOperation, even_chun
 Tensors = list[torch.Tensor]
 
 
+def require_contiguous(kind: str, *tensors: torch.Tensor) -> None:
+    """ValueError for one of ``tensors`` whose elements do not lie one after the other, which NCCL refuses, too."""
+    for tensor in tensors:
+        if not tensor.is_contiguous():
+            raise ValueError(f"{kind} of a tensor of strides {tensor.stride()}; make it contiguous() first")
+
+
 class ReducingWork(c10d.Work):
     """A collective under way; the first wait (from any thread) runs ``finish``, which fills the outputs, ``result``.
 

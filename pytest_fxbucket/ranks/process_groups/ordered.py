@@ -21,7 +21,7 @@ import torch.distributed as dist
 from pytest_fxbucket.compat import c10d
 from pytest_fxbucket.ranks import device, flight_recorder
 from pytest_fxbucket.ranks.process_groups import sums
-from pytest_fxbucket.ranks.process_groups.base import ReducingGroup, ReducingWork, Tensors, listed
+from pytest_fxbucket.ranks.process_groups.base import ReducingGroup, ReducingWork, Tensors, listed, require_contiguous
 from pytest_fxbucket.ranks.process_groups.sums import ReduceOperation
 
 BACKEND = "ordered_gloo"
@@ -99,7 +99,8 @@ class OrderedGloo(ReducingGroup):
     def all_to_all_single(  # type: ignore[override]
         self, output: torch.Tensor, source: torch.Tensor, *args: Any, **named: Any
     ) -> c10d.Work:
-        """Exchange slices of one tensor."""
+        """Exchange slices of one tensor. Raises ValueError for one with gaps or another order, which gloo would misread."""
+        require_contiguous("all_to_all_single", output, source)
         token = self._record("all_to_all", [source], compared=False)
         ours = room_for(output)
         work = self._gloo.alltoall_base(ours, on_cpu(source), *args, **named)
@@ -215,7 +216,7 @@ def _create(options: Any, _: object) -> OrderedGloo:
 
 def _as_bytes(tensor: torch.Tensor) -> torch.Tensor:
     ours: torch.Tensor = on_cpu(tensor.detach())
-    flat = ours.contiguous().view(-1)
+    flat = ours.resolve_conj().resolve_neg().contiguous().view(-1)
     return flat.as_strided((flat.numel(),), (1,)).view(torch.uint8)  # one element counts as contiguous whatever its stride
 
 

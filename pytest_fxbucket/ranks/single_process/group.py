@@ -13,7 +13,16 @@ import torch
 from pytest_fxbucket.compat import c10d
 from pytest_fxbucket.ranks.flight_recorder import ranks_text
 from pytest_fxbucket.ranks.process_groups import sums
-from pytest_fxbucket.ranks.process_groups.base import ReducingGroup, ReducingWork, Tensors, dtype_of, listed, numel_of, rows_of
+from pytest_fxbucket.ranks.process_groups.base import (
+    ReducingGroup,
+    ReducingWork,
+    Tensors,
+    dtype_of,
+    listed,
+    numel_of,
+    require_contiguous,
+    rows_of,
+)
 from pytest_fxbucket.ranks.process_groups.sums import ReduceOperation
 from pytest_fxbucket.ranks.single_process.scheduler import TurnScheduler
 
@@ -288,7 +297,11 @@ class LocalGroup(ReducingGroup):
         *args: Any,
         **named: Any,
     ) -> c10d.Work:
-        """Send the m-th slice of ``source``'s first dimension to member m, whose slice for this one goes into ``output``."""
+        """Send the m-th slice of ``source``'s first dimension to member m, whose slice for this one goes into ``output``.
+
+        Raises ValueError for slices that do not add up, and for a tensor that is not contiguous.
+        """
+        require_contiguous("all_to_all_single", output, source)
         sent = slices(source, input_sizes, self.size())
         return self._to_all(slices(output, output_sizes, self.size()), sent, [output])
 
