@@ -237,14 +237,14 @@ def plan_of(entries: object, options: Mapping[str, Any], where: str) -> Plan:
     Raises :class:`PlanError`, beginning with ``where``, for unknown options, values that they do not take, and options that
     contradict each other.
     """
-    tables: dict[str, dict[str, object]] = {"bucket": {}, "overlap": {}}
+    tables: dict[str, Any] = {"bucket": {}, "overlap": {}}
     taken = set(BucketingOptions.__annotations__)
     for name, value in options.items():
         if name not in taken:
             near = nearest(name, sorted(taken)) or f"; known are {', '.join(sorted(taken))}"
             raise PlanError(f'{where} takes no option "{name}"{near}')
         if name == "cluster":
-            tables["cluster"] = {"preset": value} if isinstance(value, str) else dict(value)
+            tables["cluster"] = {"preset": value} if isinstance(value, str) else value
             continue
         table = "bucket" if name in {field.name for field in dataclasses.fields(Bucket)} else "overlap"
         tables[table][name] = list(value) if isinstance(value, tuple) else value

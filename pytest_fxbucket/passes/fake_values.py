@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -20,24 +20,46 @@ def wrong_values(nodes: Iterable[fx.Node]) -> Iterator[str]:
 
     ``nodes`` are in the order of their graph. If a node carries no value, its readers are given what its operator gives.
     """
+    for node, name, said, now in said_and_given(nodes):
+        if said and now and said != now:
+            yield f"{name} says {said}, and {node.target} gives {now}"
+
+
+def said_and_given(nodes: Iterable[fx.Node]) -> Iterator[tuple[fx.Node, str, str, str]]:
+    """Each of ``nodes`` that carries a value, its name, its value, and what the operator gives; empty where that is not known.
+
+    Each item of a list is one of these, by the name ``NODE[2]``.
+    """
     unsaid: dict[fx.Node, Any] = {}
     for node in nodes:
         given = _fake_result(node, unsaid)
-        if "val" not in node.meta:
+        if "val" in node.meta:
+            yield from ((node, *one) for one in _by_item(node.name, node.meta["val"], given))
+        else:
             unsaid[node] = given
-        elif (said := value_text(node.meta["val"])) and (now := value_text(given)) and said != now:
-            yield f"{node.name} says {said}, and {node.target} gives {now}"
 
 
 def value_text(value: Any) -> str:
-    """Dtype and shape; empty if it is no tensor."""
-    return f"{value.dtype} {tuple(value.shape)}" if isinstance(value, torch.Tensor) else ""
+    """Dtype and shape, of a list those of each tensor; empty if there is none."""
+    if isinstance(value, torch.Tensor):
+        return f"{value.dtype} {tuple(value.shape)}"
+    texts = [value_text(one) for one in value] if isinstance(value, (list, tuple)) else []
+    return f"[{', '.join(texts)}]" if any(texts) else ""
+
+
+def _by_item(name: str, said: Any, given: Any) -> Iterator[tuple[str, str, str]]:
+    both = isinstance(said, (list, tuple)) and isinstance(given, (list, tuple)) and len(said) == len(given)
+    if not both:
+        yield name, value_text(said), value_text(given)
+        return
+    for number, pair in enumerate(zip(said, given, strict=True)):
+        yield from _by_item(f"{name}[{number}]", *pair)
 
 
 def _fake_result(node: fx.Node, unsaid: Mapping[fx.Node, Any]) -> Any:
     """What the operator gives for what its inputs say; None if it cannot be called on that."""
     inputs = {one: one.meta.get("val", unsaid.get(one)) for one in node.all_input_nodes}
-    mode = next((value.fake_mode for value in inputs.values() if isinstance(value, FakeTensor)), None)
+    mode = next((value.fake_mode for value in _flat(list(inputs.values())) if isinstance(value, FakeTensor)), None)
     if mode is None or any(value is None for value in inputs.values()):
         return None
     args, kwargs = torch.fx.map_arg((node.args, dict(node.kwargs)), lambda one: inputs[one])
@@ -45,3 +67,11 @@ def _fake_result(node: fx.Node, unsaid: Mapping[fx.Node, Any]) -> Any:
         return value_of(mode, node.target, args, kwargs)
     except PassError:
         return None
+
+
+def _flat(values: Sequence[Any]) -> Iterator[Any]:
+    for value in values:
+        if isinstance(value, (list, tuple)):
+            yield from _flat(value)
+        else:
+            yield value

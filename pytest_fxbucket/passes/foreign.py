@@ -7,6 +7,7 @@ import sys
 import types
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from copy import deepcopy
 from dataclasses import dataclass
 from typing import Any
 
@@ -64,7 +65,7 @@ def _pass_named(name: str) -> tuple[ForeignPass, tuple[str, ...]]:
 
 def _called(name: str, foreign: ForeignPass, given: fx.GraphModule, plans: Plans) -> fx.GraphModule:
     try:
-        result = foreign(given, plans)
+        result = foreign(given, deepcopy(plans))  # a list that a run may change is its own
     except (FxbucketError, KeyboardInterrupt, GeneratorExit):
         raise
     except BaseException as error:  # a pass may end its process, or skip a test

@@ -112,6 +112,12 @@ def test_a_pass_that_may_do_another_thing_elsewhere_is_refused(
         ("other_modules", "audit", "what nodes say of their module is wrong, which compilers and readers go by: "),
         ("other_modules_in_place", "audit", "what nodes say of their module is wrong, which compilers and readers go by: "),
         ("other_values", "audit", 'what nodes say of their meta["val"] is wrong, which compilers and readers go by: '),
+        ("other_values_in_lists", "audit", "[0] says torch.float64 (2, "),
+        (
+            "gathers_what_nobody_reads",
+            "audit",
+            "backward all_gather of up.weight, up.bias is new: there was none before the pass",
+        ),
         ("leaves_an_operator", "same", "adversaries::later"),
         ("changes_what_it_gave", "audit", "reduces by sum, expected avg"),
     ],
@@ -122,5 +128,6 @@ def test_a_pass_that_says_what_is_not_so_is_red(name: str, check: str, words: st
     assert words in "\n".join(verdict.lines)
 
 
-def test_a_pass_may_spoil_the_graph_that_it_got(ran: Ran) -> None:
-    assert green(ran, "changes_what_it_got")
+@pytest.mark.parametrize("name", ["changes_what_it_got", "takes_its_list", "retraced"])
+def test_a_pass_may_spoil_what_it_got_and_trace_the_graph_again(name: str, ran: Ran) -> None:
+    assert green(ran, name)

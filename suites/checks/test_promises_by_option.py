@@ -77,6 +77,14 @@ def test_what_is_gathered_too_early_is_red_for_the_memory_that_it_takes() -> Non
     assert any("gathered bytes alive" in line and "prefetch = 1 allows" in line for line in found), found
 
 
+def test_with_overlap_a_launch_may_be_above_the_cap_if_the_step_had_it_so() -> None:
+    outcome, promise = passed(CASE), promised(CASE, {})
+    promise = replace(promise, bucket=replace(promise.bucket, by="overlap", cap_mb=(0.3 * KB,)))
+    merged = audit(promise, outcome.before, outcome.after)
+    assert any("bytes, above cap_mb = 0.000292969" in line for line in merged), merged
+    assert audit(promise, outcome.after, outcome.after) == []
+
+
 def test_a_pack_that_makes_buckets_wait_for_each_other_is_no_excuse_for_lost_overlap() -> None:
     """Gathers and reductions that nothing bound before the pass: that they are bound in its graph exempts none of them."""
     outcome = passed("linears", prefetch=0, defer_reduce=False)

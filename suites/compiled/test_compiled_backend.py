@@ -102,6 +102,7 @@ def test_errors_of_the_pass_come_out_of_torch_compile_with_their_sentence() -> N
         ((PLAN,), {"prefech": 1}, 'takes no option "prefech"; did you mean "prefetch"?'),
         ((PLAN,), {"prefetch": -1}, "[overlap] prefetch must be"),
         ((PLAN,), {"cap_mb": "25"}, "[bucket] cap_mb must be a number of MB"),
+        ((PLAN,), {"cluster": 3}, "[cluster] must be a table, not 3"),
         ((PLAN,), {"compiler": "inducter"}, 'compiler must be "eager", "inductor" or a callable, not "inducter"'),
         ((), {}, "[bucket] plan has no entry"),
         ((["layers.*"],), {"cap_mb": [1, 2]}, "a cap for each entry cannot be told where an entry is a star"),

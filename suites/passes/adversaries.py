@@ -9,8 +9,9 @@ from functools import wraps
 
 import torch
 from torch import fx
+from torch.fx.experimental.proxy_tensor import make_fx
 
-from pytest_fxbucket.graph.collectives import is_reduce_scatter
+from pytest_fxbucket.graph.collectives import is_all_gather, is_reduce_scatter, is_wait
 from pytest_fxbucket.graph.modules import module_of
 from pytest_fxbucket.passes.manual import manual_overlap_bucketing
 
@@ -178,6 +179,39 @@ def other_values(gm: fx.GraphModule) -> None:
         value = node.meta.get("val")
         if node.op == "call_function" and isinstance(value, torch.Tensor) and value.is_floating_point():
             node.meta["val"] = value.to(torch.float64)
+
+
+@behind_ours
+def other_values_in_lists(gm: fx.GraphModule) -> None:
+    for node in gm.graph.nodes:
+        if isinstance(value := node.meta.get("val"), list | tuple):
+            node.meta["val"] = [one.to(torch.float64) for one in value]
+
+
+@behind_ours
+def gathers_what_nobody_reads(gm: fx.GraphModule) -> None:
+    """In backward, where the waits of its last gather hide what it costs."""
+    gather = next(node for node in gm.graph.nodes if is_all_gather(node))
+    last = [node for node in gm.graph.nodes if is_wait(node) and is_all_gather(node.args[0])][-1]
+    with gm.graph.inserting_before(last):
+        again = gm.graph.call_function(gather.target, gather.args)
+    with gm.graph.inserting_after(last):
+        wait = gm.graph.call_function(last.target, (again,))
+    for new, old in ((again, gather), (wait, next(iter(gather.users)))):
+        new.meta = {**old.meta, "autograd_backward": True}
+
+
+def takes_its_list(gm: fx.GraphModule, plans: list[str | list[str]]) -> fx.GraphModule:
+    """Takes each entry off the list as it comes to it."""
+    return manual_overlap_bucketing(gm, [plans.pop(0) for _ in range(len(plans))])
+
+
+def retraced(gm: fx.GraphModule, plans: Plans) -> fx.GraphModule:
+    """Buckets, and has the graph traced again, whose names are counted anew then."""
+    gm = manual_overlap_bucketing(gm, plans)
+    values = [node.meta["val"] for node in gm.graph.find_nodes(op="placeholder")]
+    with values[0].fake_mode:
+        return make_fx(fx.Interpreter(gm).run)(*values)
 
 
 def right(gm: fx.GraphModule, plans: Plans) -> fx.GraphModule:

@@ -18,7 +18,7 @@ from pytest_fxbucket.graph.modules import direction_of, module_of
 from pytest_fxbucket.graph.movement import moves_data
 from pytest_fxbucket.graph.ops import operator_name
 from pytest_fxbucket.graph.walks import reached
-from pytest_fxbucket.passes.fake_values import value_text, wrong_values
+from pytest_fxbucket.passes.fake_values import said_and_given, value_text
 from pytest_fxbucket.words import counted, some
 
 if TYPE_CHECKING:
@@ -114,19 +114,34 @@ def _times(name: str, count: int) -> str:
 def metadata_problems(before: fx.Graph, after: fx.Graph) -> list[str]:
     """A sentence for each kind of metadata that is wrong at nodes of ``after``, the graph that the pass made of ``before``.
 
-    A node that stayed must keep its metadata. In a new one, shape and dtype of ``meta["val"]`` must be those that its operator
-    gives for its inputs. Metadata that is missing is no problem.
+    A node that stayed must keep its metadata. In one that is new, or that says otherwise than before in ``meta["val"]``,
+    shape and dtype must be those that its operator gives for its inputs. Metadata that is missing is no problem.
     """
     known = {_key(node): node for node in before.nodes}
-    kept = [(known[_key(node)], node) for node in after.nodes if _key(node) in known]
-    new = [node for node in after.nodes if node.op == "call_function" and _key(node) not in known]
-    said = {"module": _other(kept, module_of), "direction": _other(kept, _backward)}
-    said['meta["val"]'] = [*_other(kept, _value), *wrong_values(new)]
+    kept = {node: known[_key(node)] for node in after.nodes if _key(node) in known}
+    changed = {node for node, old in kept.items() if _value(node) and _value(node) != _value(old)}
+    same = kept.keys() - changed
+    # Also one that says what it said, if what it reads has changed.
+    asked = [node for node in after.nodes if node not in same or not same.issuperset(node.all_input_nodes)]
+    found = list(said_and_given(node for node in asked if node.op == "call_function" or node in changed))
+    # Who builds a graph anew counts names anew: other nodes have those of before, which say nothing then.
+    is_anew = any(node in changed and value == given for node, _, value, given in found)
+    pairs = [] if is_anew else list(kept.items())
+    said = {
+        "module": _other(pairs, module_of),
+        "direction": _other(pairs, _backward),
+        'meta["val"]': [
+            f"{name} says {value}, and "
+            + (f"{node.target} gives {given}" if given else f"{_value(kept[node]) or 'nothing'} before")
+            for node, name, value, given in found
+            if value and (value != given if given else node in changed)
+        ],
+    }
     return [line for what, lines in said.items() for line in _first_of(what, lines)]
 
 
-def _other(kept: list[tuple[fx.Node, fx.Node]], said: Callable[[fx.Node], str]) -> list[str]:
-    pairs = ((node, said(old), said(node)) for old, node in kept)
+def _other(kept: Iterable[tuple[fx.Node, fx.Node]], said: Callable[[fx.Node], str]) -> list[str]:
+    pairs = ((node, said(old), said(node)) for node, old in kept)
     return [f"{node.name} says {now}, and {was or 'nothing'} before" for node, was, now in pairs if now and was != now]
 
 

@@ -49,6 +49,7 @@ def audit(
         return [f"the graph before the pass cannot be read: {problem}" for problem in captured.problems]
     found = [f"the graph cannot be followed: {problem}" for problem in passed.problems]
     found += launch_problems(promise, captured, passed)
+    found += _new_launches(captured, passed)
     found += _others(captured, passed, beside)
     found += resharding_problems(promise, captured, passed)
     found += _numbers(promise, captured, passed)
@@ -62,6 +63,14 @@ def audit(
         found += _readers(captured, passed, beside)
     found += _moved(promise, captured, passed)
     return list(dict.fromkeys(found))
+
+
+def _new_launches(captured: GraphAnalysis, passed: GraphAnalysis) -> Iterator[str]:
+    """A parameter is sent in a direction only if it was before: nobody promised, or paid for, the launch else."""
+    before = {(one.direction, one.kind, fqn) for one in captured.buckets for fqn in one.fqns}
+    for one in passed.buckets:
+        if new := [fqn for fqn in one.fqns if fqn and (one.direction, one.kind, fqn) not in before]:
+            yield f"{one.direction} {one.kind} of {some(new)} is new: there was none before the pass"
 
 
 def _others(captured: GraphAnalysis, passed: GraphAnalysis, beside: ChangesOutsideBuckets | None) -> Iterator[str]:

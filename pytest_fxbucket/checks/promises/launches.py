@@ -213,16 +213,20 @@ def launch_problems(promise: Expectations, captured: GraphAnalysis, passed: Grap
             here = [one for one in wanted if (one.first.direction, one.first.kind) == (direction, kind)]
             there = of_kind(passed, direction, kind)
             yield from _Launches(promise, here, there).problems()
-            yield from _above_cap(promise, there)
+            yield from _above_cap(promise, of_kind(captured, direction, kind), there)
 
 
-def _above_cap(promise: Expectations, there: Sequence[Bucket]) -> Iterator[str]:
-    """In a plan with ``by = "overlap"``, a sentence for each launch of several members that is larger than the cap."""
-    cap = promise.bucket.cap_mb[0] * MB
+def _above_cap(promise: Expectations, before: Sequence[Bucket], there: Sequence[Bucket]) -> Iterator[str]:
+    """In a plan with ``by = "overlap"``, a sentence for each launch of several members that is larger than the cap.
+
+    One that carried them all before the pass stays as it is: a pass merges, and cuts nothing.
+    """
+    cap, whole = promise.bucket.cap_mb[0] * MB, {frozenset(bucket.fqns) for bucket in before}
     for bucket in there if promise.bucket.by == "overlap" and cap else ():
-        if len(bucket.members) > 1 and bucket.bytes > cap and all(bucket.fqns):
+        size = bucket.parts * sum(member.bytes for member in bucket.members)  # without what fills up dtypes of several widths
+        if len(bucket.members) > 1 and size > cap and all(bucket.fqns) and frozenset(bucket.fqns) not in whole:
             what = f"{bucket.direction} {bucket.kind} of {some(bucket.fqns)}"
-            yield f"{what} has {bucket.bytes:,} bytes, above cap_mb = {promise.bucket.cap_mb[0]:g}"
+            yield f"{what} has {size:,} bytes, above cap_mb = {promise.bucket.cap_mb[0]:g}"
 
 
 class _Launches:
