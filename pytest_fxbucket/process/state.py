@@ -80,6 +80,31 @@ class ProcessState:
         sys.excepthook = self.excepthook
 
 
+_module_of_warnings: Any = warnings  # for the one function of it that has no public name
+
+
+@dataclass(frozen=True, slots=True)
+class WarningFilters:
+    """What ``warnings.catch_warnings`` keeps: which warnings are shown or raised, and by what."""
+
+    filters: Any
+    showing: tuple[Any, Any]
+
+    @classmethod
+    def take(cls) -> WarningFilters:
+        """Those of this process now."""
+        return cls(warnings.filters, (warnings.showwarning, _module_of_warnings._showwarnmsg_impl))
+
+    def put_back(self) -> None:
+        """Let the process have these again."""
+        if warnings.filters is not self.filters:
+            # What each module remembers of shown warnings counts no more: this is what tells them.
+            warnings.filters = []
+            warnings.resetwarnings()
+            warnings.filters = self.filters
+        warnings.showwarning, _module_of_warnings._showwarnmsg_impl = self.showing
+
+
 def umask() -> int:
     """The bits that new files lack."""
     # It can be read only by setting it.

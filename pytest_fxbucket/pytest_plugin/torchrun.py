@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import signal
 import sys
 from collections import Counter, deque
@@ -56,6 +57,7 @@ class Torchrun:
             for name in _REPORT_OPTIONS:
                 if hasattr(config.option, name):
                     setattr(config.option, name, None)
+            config.option.log_file = os.devnull  # without one pytest asks the ini file
             if config.option.basetemp:
                 # pytest empties it, and another process may be at work there.
                 config.option.basetemp = f"{config.option.basetemp}.{member.name}"

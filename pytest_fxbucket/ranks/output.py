@@ -145,5 +145,6 @@ class Outlets:
 
 def _flush() -> None:
     with contextlib.suppress(OSError, ValueError):  # a rank may have closed it
-        sys.stdout.flush()
-        sys.stderr.flush()
+        for stream in (sys.stdout, sys.stderr, sys.__stdout__, sys.__stderr__):  # the last two: where the others are redirected
+            if stream is not None:
+                stream.flush()

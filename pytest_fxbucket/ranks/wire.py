@@ -37,7 +37,10 @@ class GarbledFrameError(Exception):
 
 class _Pickler(pickle.Pickler):
     def reducer_override(self, value: Any) -> Any:
-        return reduce_tensor(value) if is_plain_tensor(value) else NotImplemented
+        if not is_plain_tensor(value):
+            return NotImplemented
+        # As pickle has it: (function, arguments, state, items, pairs, what puts the state back).
+        return (*reduce_tensor(value), vars(value), None, None, _put_attributes) if vars(value) else reduce_tensor(value)
 
 
 def pack(value: object) -> list[Buffer]:
@@ -103,7 +106,7 @@ def frame(most_bytes: int = _MOST_BYTES) -> Generator[bytearray, None, list[Buff
 
 
 def is_plain_tensor(value: Any) -> bool:
-    """Whether ``value`` is a tensor or parameter that is nothing but its numbers."""
+    """Whether ``value`` is a tensor or parameter that is nothing but its numbers, and attributes that somebody gave it."""
     torch = sys.modules.get("torch")
     # torch is not imported for this: where nobody has imported it there are no tensors.
     if torch is None or type(value) not in (torch.Tensor, torch.nn.Parameter):
@@ -161,6 +164,10 @@ def rebuild_tensor(
     if is_parameter:
         return torch.nn.Parameter(tensor, requires_grad=requires_grad)
     return tensor.requires_grad_(requires_grad)
+
+
+def _put_attributes(tensor: torch.Tensor, attributes: dict[str, Any]) -> None:
+    vars(tensor).update(attributes)
 
 
 MOST_OF_LINE, MOST_OF_TEXT = 1 << 11, 1 << 16

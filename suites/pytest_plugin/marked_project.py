@@ -174,6 +174,14 @@ def test_expected_lines():
 def test_not_the_first_line_alone():
     raise ValueError("first line\\nsecond line")
 
+@pytest.mark.xfail(raises=pytest.fail.Exception, reason="is meant")
+def test_expected_fail():
+    pytest.fail("on purpose")
+
+@pytest.mark.xfail(raises=pytest.fail.Exception)
+def test_no_fail():
+    assert 0
+
 class TestOfItsOwn:
     @pytest.fixture(autouse=True)
     def kept(self, fxbucket_rank):

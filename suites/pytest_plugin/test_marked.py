@@ -57,6 +57,8 @@ SAID = {
     "test_another_text_than_expected": ("failure", ["raised ZeroDivisionError: division by zero"]),
     "test_expected_lines": ("skipped", ["both lines"]),
     "test_not_the_first_line_alone": ("failure", ["raised ValueError: first line"]),
+    "test_expected_fail": ("skipped", ["is meant"]),
+    "test_no_fail": ("failure", ["raised AssertionError: assert 0"]),
     "test_rank_that_is_handed_on": ("passed", []),
     "test_rank_in_a_fixtures_power": ("error", ["is known on the ranks only"]),
     "test_skipped_as_unittest_does": ("skipped", ["no disk"]),

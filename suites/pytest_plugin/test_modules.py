@@ -105,6 +105,18 @@ def test_ranks_import_what_pytest_did_and_rewrite_its_asserts(project: pytest.Py
     assert re.search(r"raised AssertionError: assert 1 == 2 \(test_root.py::test_helper_registered_for_rewriting\)", text), text
 
 
+def test_helpers_of_one_name_are_each_folders_own(pytester: pytest.Pytester) -> None:
+    """With pytest's own import mode the folder that was collected last is first on the import path."""
+    for folder in ("first", "further"):
+        place = pytester.mkdir(folder)
+        (place / "helper.py").write_text(f"NAME = {folder!r}\n")
+        if folder == "first":
+            (place / "test_first.py").write_text(MARK + "from helper import NAME\ndef test_it():\n    assert NAME == 'first'\n")
+        else:
+            (place / "test_further.py").write_text("def test_it():\n    pass\n")
+    pytester.runpytest_subprocess("-p", "no:cacheprovider").assert_outcomes(passed=2)
+
+
 def test_a_module_that_changes_between_two_tests_is_read_again(pytester: pytest.Pytester) -> None:
     (pytester.path / "changing.py").write_text("number = 0\n")
     pytester.makepyfile(

@@ -51,7 +51,15 @@ def test_a_failure_of_one_rank_fails_its_item_and_says_whose_and_all_others_are_
 ) -> None:
     """Everything that may go wrong without ending the session, in one run."""
     folder = project(tmp_path)
-    args = ("plans/good.toml", "plans/loud.toml", "test_items.py", "--accept", "--junitxml=report.xml", "-v")
+    args = (
+        "plans/good.toml",
+        "plans/loud.toml",
+        "test_items.py",
+        "--accept",
+        "--junitxml=report.xml",
+        "--log-file=log.txt",
+        "-v",
+    )
     done = agents.run_alone(warm_runs, folder, *args, each=2, ORDER="own")
     assert done.statuses == [1] * 4
     assert done.left == []
@@ -66,6 +74,7 @@ def test_a_failure_of_one_rank_fails_its_item_and_says_whose_and_all_others_are_
     assert [path.name for path in folder.glob("golden/plans/*")] == ["good.txt"]
     assert done.output.count("golden written:") == 1
     left_the_logs_of_all_ranks_by_node(folder)
+    assert re.findall(r"of rank \d", (folder / "log.txt").read_text()) == ["of rank 0"]
     assert "rank 3 of 4 raised ValueError: no data on rank 3" in done.output
 
 

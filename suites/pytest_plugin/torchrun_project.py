@@ -53,6 +53,7 @@ def hangs(rank, world, payload):
 """
 
 HEAD = """
+import logging
 import os
 import pytest
 
@@ -120,6 +121,7 @@ def test_only_rank_0_writes(pytestconfig):
     assert pytestconfig.pluginmanager.hasplugin("lfplugin") == (RANK == 0)
 
 def test_last(fxbucket_ranks):
+    logging.getLogger("theirs").warning("of rank %d", RANK)
     assert totals(fxbucket_ranks) == [4] * 4
 """
 )

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import os
 import random
 import sys
+import warnings
 from datetime import timedelta
 
 import torch
@@ -128,6 +131,31 @@ def own_state(rank, world, payload):
     dist.barrier()
     seen = os.environ["MINE"], os.getcwd(), sys.path[0], torch.empty(1).dtype, torch.is_grad_enabled(), dist.get_rank()
     return fresh, seen, (torch.rand(1).item(), random.random())
+
+
+def own_streams_and_filters(rank, world, payload):
+    """What each rank prints into a text of its own, and whether it raises warnings."""
+    text = io.StringIO()
+    with contextlib.redirect_stdout(text), warnings.catch_warnings():
+        warnings.simplefilter("error" if rank == 1 else "ignore")
+        print("rank", rank)
+        dist.barrier()
+        raised = 0
+        try:
+            warnings.warn(f"of rank {rank}", stacklevel=1)
+        except UserWarning:
+            raised = 1
+    print("behind", rank)
+    return text.getvalue(), raised
+
+
+def own_thread(rank, world, payload):
+    """What torch keeps for each thread, as this rank finds it; it leaves something else."""
+    found = torch.is_grad_enabled(), torch.is_autocast_enabled("cpu"), torch.empty(0).device.type
+    torch.set_grad_enabled(False)
+    torch.set_autocast_enabled("cpu", True)
+    torch.set_default_device("meta")
+    return found
 
 
 def excepthooks(rank, world, payload):

@@ -87,6 +87,17 @@ def test_each_rank_keeps_its_own_state(local, tmp_path):
     assert run(local, "own_state", folders) == results
 
 
+def test_each_rank_prints_and_warns_for_itself(local):
+    printed = {}
+    results = run(local, "own_streams_and_filters", on_output=printed.__setitem__)
+    assert results == [(f"rank {rank}\n", rank == 1) for rank in range(4)]
+    assert printed == {rank: f"behind {rank}\n" for rank in range(4)}
+
+
+def test_what_torch_keeps_for_a_thread_is_each_fake_ranks_own(fake):
+    assert fake.run(JOBS + "own_thread", [None] * 6, timeout_s=60) == [(True, False, "cpu")] * 6
+
+
 def test_nothing_of_a_job_stays_for_the_next(local):
     assert [run(local, "excepthooks") for _ in range(2)] == [[1] * 4] * 2
     (pid,) = local.pids

@@ -243,8 +243,8 @@ def test_a_store_of_ours_listens_where_it_is_looked_for_alone() -> None:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     ours = Store(member(0, port, "own/0"), is_server=True)
-    ours.note("word", "heard")
-    assert Store(member(1, port, "own/0")).notes(["word"]) == ["heard"]
+    ours.note("word", "heard \udcff")
+    assert Store(member(1, port, "own/0")).notes(["word"]) == ["heard \\udcff"]
     tables = [
         line.split() for table in ("tcp", "tcp6") for line in Path(f"/proc/self/net/{table}").read_text().splitlines()[1:]
     ]

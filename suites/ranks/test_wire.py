@@ -64,6 +64,14 @@ def test_parameters_stay_parameters():
     assert [t.requires_grad for t in back] == [True, False, True]
 
 
+def test_attributes_of_tensors_come_along():
+    tagged = torch.nn.Parameter(torch.ones(2))
+    tagged.tensor_parallel, tagged.tied = True, torch.zeros(1)
+    back, again = there_and_back([tagged, tagged])
+    assert back is again
+    assert (type(back), back.tensor_parallel, back.tied.tolist()) == (torch.nn.Parameter, True, [0.0])
+
+
 def test_what_arrives_is_a_copy():
     tensor = torch.zeros(3)
     back = there_and_back(tensor)

@@ -142,7 +142,7 @@ def run_body(item: pytest.Function) -> None:
 
 def _ran(item: pytest.Function) -> list[BodyEnding]:
     """How the body ended on each rank. A failure on ranks fails the test, or xfails it if the mark expects that error."""
-    from pytest_fxbucket.pytest_plugin.pytest_internals import expected_failure
+    from pytest_fxbucket.pytest_plugin.pytest_internals import expect_no_other_failure, expected_failure
     from pytest_fxbucket.ranks.failure import RankFailure
 
     asked, fx = wanted(item), fx_session(item.config)
@@ -169,6 +169,7 @@ def _ran(item: pytest.Function) -> list[BodyEnding]:
     reason, kinds = expected_failure(item, problem.text) or ("", ())
     if problem.kind == "raised" and problem.error_type in _names(kinds):
         pytest.xfail(reason)
+    expect_no_other_failure(item)  # what is raised here is pytest's Failed, which the mark may name, too
     _fail(*problem.lines(with_output=False), *_about_debuggers(item.config))
 
 

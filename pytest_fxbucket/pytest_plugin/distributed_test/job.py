@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import bdb
-import contextlib
 import importlib
 import sys
 import unittest
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, cast
 
@@ -24,8 +23,6 @@ Kind = Literal["passed", "skipped", "xfailed"]
 
 _finder = Finder()
 _xfail = pytest.xfail  # kept here, since ``run`` replaces it
-_filters = contextlib.ExitStack()
-_filtered = 0  # bodies that run with the filters now
 
 
 class NoTerminal(Exception):
@@ -80,7 +77,8 @@ def run(rank: int, world: int, body: TestBody) -> BodyEnding:
     explain_comparisons(body.verbosity, body.ini)
     setattr(pytest, "xfail", _not_at_all if body.runs_xfail else _xfail)  # noqa: B010
     try:
-        with _warnings_filtered(body.warning_filters):
+        with warnings.catch_warnings():
+            filter_warnings(*body.warning_filters)
             function(**arguments)
     except (pytest.skip.Exception, unittest.SkipTest) as skip:
         return BodyEnding("skipped", cut(str(skip)))
@@ -107,21 +105,3 @@ def _not_at_all(*_: object, **__: object) -> None:
 
 
 _not_at_all.Exception = _xfail.Exception  # type: ignore[attr-defined]  # as pytest marks its own
-
-
-@contextlib.contextmanager
-def _warnings_filtered(filters: Filters) -> Iterator[None]:
-    """Run the block with the warning filters of pytest. Bodies in one process share them until the last has ended."""
-    # Ranks of the backend local take turns in one process, whose filters are global: the first body sets them, the last one
-    # takes them away, and none in between may undo them for the others.
-    global _filtered
-    if _filtered == 0:
-        _filters.enter_context(warnings.catch_warnings())
-        filter_warnings(*filters)
-    _filtered += 1
-    try:
-        yield
-    finally:
-        _filtered -= 1
-        if _filtered == 0:
-            _filters.close()

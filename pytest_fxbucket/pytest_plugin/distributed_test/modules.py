@@ -57,11 +57,18 @@ def _origins(item: pytest.Function) -> dict[str, ModuleOrigin]:
     found = {name: _origin(item.module)}
     # Of the modules that pytest rewrote only helpers and conftests go along, not other test modules, which python_files
     # matches.
+    # So do modules that are found by the import path, on which another one of that name may be first by now.
+    roots = (str(item.config.rootpath), str(item.path.parent))
     for other, module in list(sys.modules.items()):
-        if isinstance(module, ModuleType) and other not in found and is_rewritten(module):
-            origin = _origin(module)
-            if _is_users(other, origin) and not any(fnmatch(Path(origin.file or "").name, one) for one in patterns):
-                found[other] = origin
+        if (
+            not isinstance(module, ModuleType)
+            or other in found
+            or not (is_rewritten(module) or _is_below(roots, other, module))
+        ):
+            continue
+        origin = _origin(module)
+        if _is_users(other, origin) and not any(fnmatch(Path(origin.file or "").name, one) for one in patterns):
+            found[other] = origin
     for other in [package for one in found for package in _packages(one)]:
         if other not in found and other in sys.modules:
             found[other] = _origin(sys.modules[other])
@@ -92,6 +99,11 @@ def _origin(module: ModuleType) -> ModuleOrigin:
     return ModuleOrigin(
         getattr(module, "__file__", None), tuple(folders) if folders is not None else None, is_rewritten(module)
     )
+
+
+def _is_below(roots: Sequence[str], name: str, module: ModuleType) -> bool:
+    file = vars(module).get("__file__")  # some modules, as torch.classes, make up whatever they are asked for
+    return "." not in name and isinstance(file, str) and any(map(Path(file).is_relative_to, roots))
 
 
 def _is_users(name: str, origin: ModuleOrigin) -> bool:

@@ -186,9 +186,10 @@ class WatchedLaunches(TorchDispatchMode):
             return
         compared = kind not in _MAY_DIFFER and word != "allgather"  # the one with a list of outputs
         if kind in ("send", "receive"):
-            peer = members[given["dst" if kind == "send" else "src"]]
+            place = given.get("dst" if kind == "send" else "src")  # none of what is received from anybody, which NCCL refuses
+            peer = "any rank" if place is None else f"rank {members[place]}"
             # Two members do not do the same here, so each keeps these in a group of its own.
-            kind, members = f"{kind} {'to' if kind == 'send' else 'from'} rank {peer}", (self._rank,)
+            kind, members = f"{kind} {'to' if kind == 'send' else 'from'} {peer}", (self._rank,)
         if members not in self._handles:
             self._handles[members] = flight_recorder.group(members)
         named = f"{kind}{_reduction(given.get('reduce_op'))}"

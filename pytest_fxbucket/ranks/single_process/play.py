@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -25,7 +26,7 @@ from pytest_fxbucket.compat.threads import (
     put_groups,
     take_groups,
 )
-from pytest_fxbucket.process.state import ProcessState
+from pytest_fxbucket.process.state import ProcessState, WarningFilters, put_torch_settings, torch_settings_now
 from pytest_fxbucket.ranks import call_job, flight_recorder, wire
 from pytest_fxbucket.ranks.failure import RankState
 from pytest_fxbucket.ranks.output import Outlets
@@ -66,7 +67,7 @@ def _import_first(order: JobOrder) -> None:
 
 # State of the process that each rank takes for its own: it is exchanged when the process goes on as another rank.
 #
-# Thread-local state (grad mode, autocast, the default device) needs no change, since each rank has a thread. Modules, and what
+# Thread-local state (grad mode, autocast, the default device) needs no change where each rank has a thread. Modules, and what
 # they keep in their globals, are shared.
 
 
@@ -76,16 +77,20 @@ class Surroundings:
 
     groups: Groups
     state: ProcessState
+    streams: tuple[Any, Any, Any]
+    filters: WarningFilters
 
     @classmethod
     def take(cls) -> Surroundings:
         """Those of this process as they are now."""
-        return cls(take_groups(), ProcessState.take())
+        return cls(take_groups(), ProcessState.take(), (sys.stdin, sys.stdout, sys.stderr), WarningFilters.take())
 
     def put_back(self) -> None:
         """Let the process have these again."""
         put_groups(self.groups)
         self.state.put_back()
+        sys.stdin, sys.stdout, sys.stderr = self.streams
+        self.filters.put_back()
 
 
 BACKEND = "fxbucket_local"
@@ -169,7 +174,7 @@ def _play_local(stage: _Stage, order: JobOrder, answers: list[Answer], rank: int
 def play_fake(rank: int, world: int, order: JobOrder) -> list[Answer]:
     """Call the order's function once as each rank, up to the first that fails; answers in rank order."""
     _import_first(order)
-    start = Surroundings.take()
+    start, settings = Surroundings.take(), torch_settings_now()
     world = len(order.payloads)
     # A rank that was not begun counts as later than any that has failed.
     answers: list[Answer] = [(RankState(one, "was not begun", math.inf), []) for one in range(world)]
@@ -180,6 +185,7 @@ def play_fake(rank: int, world: int, order: JobOrder) -> list[Answer]:
                 answers[one] = _answer(order, one)
         finally:
             start.put_back()
+            put_torch_settings(settings)  # also those of the thread, which is one for all ranks here
         if answers[one][0].outcome != "returned":
             break
     return answers

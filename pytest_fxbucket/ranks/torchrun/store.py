@@ -74,7 +74,7 @@ def _plain(value: Any, buffers: list[wire.Buffer]) -> Any:
     if kind in (bytes, bytearray):
         buffers.append(value)
         return ["bytes", len(buffers) - 1]
-    if wire.is_plain_tensor(value):
+    if wire.is_plain_tensor(value) and not vars(value):
         _, (buffer, *rest) = wire.reduce_tensor(value)
         buffers.append(buffer.raw())
         return ["tensor", len(buffers) - 1, *rest]
@@ -198,7 +198,7 @@ class Store:
 
     def note(self, key: str, text: str) -> None:
         """Let ``key`` have a text; later texts replace it."""
-        self._ask(lambda: self._store.set(key, text))
+        self._set(key, text.encode("utf-8", "backslashreplace"))  # a name of a file need be no text
 
     def notes(self, keys: Sequence[str]) -> list[str]:
         """The texts of ``keys``, which must be there."""
