@@ -11,7 +11,7 @@ from torch import fx, nn
 
 from pytest_fxbucket.capture.names import NodeNamer
 from pytest_fxbucket.compat import tracing
-from pytest_fxbucket.compat.fake_tensors import FakeTensorMode
+from pytest_fxbucket.compat.fake_tensors import FakeTensorMode, storage_key
 from pytest_fxbucket.errors import CaptureError
 from pytest_fxbucket.graph.effects import written_arguments
 from pytest_fxbucket.graph.storages import base
@@ -103,9 +103,11 @@ def keep_buffers(model: nn.Module, before: Mapping[str, torch.Tensor], namer: No
 
     To be called behind backward, which may need the old values.
     """
-    for fqn, buffer in list(model.named_buffers()):
-        if buffer is before[fqn]:
-            continue
+    new = {fqn: buffer for fqn, buffer in model.named_buffers() if buffer is not before[fqn]}
+    # What one buffer is handed may be another one's old tensor, or a view of it, which is written here, too.
+    written = {storage_key(before[fqn]) for fqn in new}
+    held = {fqn: buffer.clone() if storage_key(buffer) in written else buffer for fqn, buffer in new.items()}
+    for fqn, buffer in held.items():
         owner, _, name = fqn.rpartition(".")
         with torch.no_grad(), namer.inside(owner):
             before[fqn].copy_(buffer)

@@ -221,11 +221,16 @@ def backward_hooks(module: nn.Module) -> tuple[list[Any], list[Any]]:
 # What DDP, ``torch.compile`` and activation checkpointing put into the names of what they wrap; in torch 2.11 to 2.15.
 
 
-_WRAPPERS = ("module.", "_orig_mod.", "_checkpoint_wrapped_module.")
+_WRAPPERS = ("_orig_mod", "_checkpoint_wrapped_module")
 
 
-def plain_fqn(fqn: str) -> str:
-    """``fqn`` without what wrappers put into names."""
-    for words in _WRAPPERS:
-        fqn = fqn.removeprefix(words).replace(f".{words}", ".")
-    return fqn
+def plain_fqn(fqn: str, model: nn.Module) -> str:
+    """``fqn``, a name in ``model``, without what wrappers put into names."""
+    plain: list[str] = []
+    module: nn.Module | None = model
+    for name in fqn.split("."):
+        # Anybody may call a module "module"; of classes that wrap a model so there are several, torch's and others'.
+        if name not in _WRAPPERS and not (name == "module" and "DataParallel" in type(module).__name__):
+            plain.append(name)
+        module = module._modules.get(name) if module is not None else None
+    return ".".join(plain)

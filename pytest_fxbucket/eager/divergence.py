@@ -115,7 +115,7 @@ def _bodies(model: nn.Module, follower: _Follower) -> Iterator[None]:
     # Some modules have a ``forward`` of their own, as recomputed ones do: that is put back. Others have their class's again.
     before = [(module, module.__dict__.get("forward")) for module in model.modules()]
     for fqn, module in model.named_modules():
-        module.forward = partial(_body, follower, plain_fqn(fqn), module.forward)
+        module.forward = partial(_body, follower, plain_fqn(fqn, model), module.forward)
     try:
         yield
     finally:

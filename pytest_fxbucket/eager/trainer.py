@@ -105,7 +105,7 @@ class EagerStep:
         for group in (group for optimizer in trainer.optimizers for group in optimizer.param_groups):
             if "foreach" in group and group["foreach"] is None and not group.get("fused"):
                 group["foreach"] = False  # torch's choice on the CPU, where the step was traced
-        self.named = {plain_fqn(fqn): one for fqn, one in trainer.model.named_parameters()}
+        self.named = {plain_fqn(fqn, trainer.model): one for fqn, one in trainer.model.named_parameters()}
 
     def begin(self, start: Left) -> None:
         """Give parameters and buffers this rank's parts, as torch cuts them, of the whole tensors ``start``.
@@ -113,7 +113,7 @@ class EagerStep:
         Raises :class:`OtherModelError` for other names and shapes.
         """
         there: Left = {("param", fqn): one for fqn, one in self.named.items()}
-        there |= {("buffer", plain_fqn(fqn)): one for fqn, one in self.trainer.model.named_buffers()}
+        there |= {("buffer", fqn): one for fqn, one in self._buffers().items()}
         for (role, fqn), value in start.items():
             if (role, fqn) not in there:
                 known = some([name for of, name in there if of == role])
@@ -163,7 +163,11 @@ class EagerStep:
     def tensors(self) -> Left:
         """Parameters and buffers as they are: copies."""
         left: Left = {("param", fqn): local(one).clone() for fqn, one in self.named.items()}
-        return left | {("buffer", plain_fqn(fqn)): local(one).clone() for fqn, one in self.trainer.model.named_buffers()}
+        return left | {("buffer", fqn): local(one).clone() for fqn, one in self._buffers().items()}
+
+    def _buffers(self) -> dict[str, Tensor]:
+        model = self.trainer.model
+        return {plain_fqn(fqn, model): one for fqn, one in model.named_buffers()}
 
     def _tensors_and_state(self) -> Left:
         states = state_tensors(self.trainer.optimizers, self.named)

@@ -1,8 +1,9 @@
-"""Runs a graph on all ranks at once in this process: node by node, each rank's value beside the others'."""
+"""Runs a graph on all ranks at once in this process, each up to the next launch or wait, its values beside the others'."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -36,42 +37,86 @@ def run(
     # The ranks' tensors lie side by side, so a collective is a copy between them and needs no process group. Early, its result
     # is there at the launch. Late, a new result holds junk and a buffer its old content until the first wait, and what is sent
     # is read only then. A legal graph gives the same bits both ways; a race shows as a difference.
-    env: Env = {}
+    world = len(inputs)
+    shared = list(graph.nodes if isinstance(graph, fx.Graph) else graph)
+    left = [iter(list(one.nodes)) for one in own] or [iter(shared) for _ in inputs]
+    given = [iter(one) for one in inputs]
+    env: Env = defaultdict(lambda: [None] * world)
     flying: dict[fx.Node, tuple[collectives.Launch, Sequence[fx.Node]]] = {}
-    ranks = range(len(inputs))
-    others = [list(one.nodes) for one in own]
-    given = [list(column) for column in zip(*inputs, strict=True)]
-    for number, node in enumerate(graph.nodes if isinstance(graph, fx.Graph) else graph):
-        nodes = [nodes[number] for nodes in others] or [node] * len(ranks)
-        if node.op == "placeholder":
-            env[node] = given.pop(0)
-        elif node.op == "output":
-            env[node] = [_of_rank(env, nodes[rank].args[0], rank) for rank in ranks]
-        elif (launch := collectives.read_launch(node)) is not None:
-            buffer = _buffer(launch)
-            env[node] = _exchanged(env, launch, nodes, groups or {}) if buffer is None else env[buffer]
-            if late and buffer is None:
-                _spoil(env[node])
-            flying[node] = launch, nodes
-            # Early, a buffer is filled at the launch, and nothing is left to do at the wait.
-            if buffer is not None and not late:
-                _land(env, *flying.pop(node), groups or {})
-        elif collectives.is_wait(node):
-            env[node] = env[node.args[0]]
-            source = launch_of(node)  # or an earlier wait
+    # What a rank draws is its own, however far the others are.
+    seeds = [torch.Generator().manual_seed(torch.initial_seed() + rank).get_state() for rank in range(world)]
+    while True:
+        # Each rank runs up to its next launch or wait, and there it meets the others.
+        nodes: list[fx.Node] = []
+        for rank in range(world):
+            torch.set_rng_state(seeds[rank])
+            nodes += _advanced(env, left[rank], given[rank], rank)
+            seeds[rank] = torch.get_rng_state()
+        if not nodes:
+            ends = [one.output_node() for one in own]
+            if ends:
+                _put(env, ends[:1] * world, _held(env, ends))
+            return env
+        launch = collectives.read_launch(nodes[0])
+        if launch is None:
+            _put(env, nodes, _held(env, [node.args[0] for node in nodes]))
+            source = launch_of(nodes[0])  # or an earlier wait
             if late and source in flying:
                 _land(env, *flying.pop(source), groups or {})
+            continue
+        buffers = [_buffer(node, launch) for node in nodes]
+        is_new = buffers[0] is None
+        _put(env, nodes, _exchanged(env, launch, nodes, groups or {}) if is_new else _held(env, buffers))
+        if late and is_new:
+            _spoil(_held(env, nodes))
+        # Early, a buffer is filled at the launch, and nothing is left to do at the wait.
+        if is_new or late:
+            flying[nodes[0]] = launch, nodes
         else:
-            env[node] = [_called(env, nodes[rank], rank) for rank in ranks]
-        # The nodes at this place of the ranks' own graphs share the values, so that later arguments find them.
-        env.update(dict.fromkeys(nodes, env[node]))
-    return env
+            _land(env, launch, nodes, groups or {})
 
 
 def is_alike(first: fx.Graph, other: fx.Graph) -> bool:
-    """Whether two ranks' graphs run the same operators in the same order: what they are called with may differ."""
-    a, b = ([(node.op, node.target if node.op == "call_function" else "") for node in one.nodes] for one in (first, other))
-    return a == b
+    """Whether two ranks' graphs launch and wait for the same in the same order: what else they run may differ."""
+    return _meetings(first) == _meetings(other)
+
+
+def _meetings(graph: fx.Graph) -> list[tuple[object, int]]:
+    """Each launch and wait by its operator, a wait with the number of its launch."""
+    found: list[tuple[object, int]] = []
+    number: dict[fx.Node | None, int] = {}
+    for node in graph.nodes:
+        if _meets(node):
+            number[node] = len(found)
+            found.append((node.target, number.get(launch_of(node), -1) if collectives.is_wait(node) else -1))
+    return found
+
+
+def _meets(node: fx.Node) -> bool:
+    return collectives.is_wait(node) or collectives.read_launch(node) is not None
+
+
+def _advanced(env: Env, left: Iterator[fx.Node], given: Iterator[Any], rank: int) -> Iterator[fx.Node]:
+    """Run what ``rank`` has ``left`` up to its next launch or wait, which is given; nothing at the end."""
+    for node in left:
+        if _meets(node):
+            yield node
+            return
+        if node.op == "placeholder":
+            env[node][rank] = next(given)
+        elif node.op == "output":
+            env[node][rank] = _of_rank(env, node.args[0], rank)
+        else:
+            env[node][rank] = _called(env, node, rank)
+
+
+def _held(env: Env, nodes: Sequence[Any]) -> list[Any]:
+    return [env[node][rank] for rank, node in enumerate(nodes)]
+
+
+def _put(env: Env, nodes: Sequence[fx.Node], values: Sequence[Any]) -> None:
+    for rank, (node, value) in enumerate(zip(nodes, values, strict=True)):
+        env[node][rank] = value
 
 
 def _called(env: Env, node: fx.Node, rank: int) -> Any:
@@ -83,11 +128,11 @@ def _of_rank(env: Env, argument: Any, rank: int) -> Any:
     return torch.fx.node.map_arg(argument, lambda node: env[node][rank])
 
 
-def _buffer(launch: collectives.Launch) -> Any:
-    """The buffer that ``launch`` writes its result to; None if its result is a new tensor."""
+def _buffer(node: fx.Node, launch: collectives.Launch) -> Any:
+    """The buffer that ``node``, a launch as ``launch`` is, writes its result to; None if its result is a new tensor."""
     if launch.operator.endswith("_out"):
-        return collectives.argument(launch.node, "out")
-    return collectives.argument(launch.node, "input") if launch.operator.endswith("_") else None
+        return collectives.argument(node, "out")
+    return collectives.argument(node, "input") if launch.operator.endswith("_") else None
 
 
 def _spoil(brought: Sequence[Any]) -> None:
@@ -100,7 +145,7 @@ def _spoil(brought: Sequence[Any]) -> None:
 
 def _land(env: Env, launch: collectives.Launch, nodes: Sequence[fx.Node], groups: Groups) -> None:
     """Write what ``launch`` brings to where each rank expects it."""
-    for mine, brought in zip(env[launch.node], _exchanged(env, launch, nodes, groups), strict=True):
+    for mine, brought in zip(_held(env, nodes), _exchanged(env, launch, nodes, groups), strict=True):
         for old, new in zip(collectives.tensors(mine), collectives.tensors(brought), strict=True):
             old.copy_(new)
 

@@ -107,7 +107,7 @@ def part_model(
     mesh = _mesh(ways, mesh)
     # Each rank keeps a part of its own values, so ranks that began with others would train a mix of both models.
     _agree(model, sync)
-    before = dict(model.named_parameters())
+    before = _by_plain_name(model)
     done: list[str] = []
     try:
         with torch.no_grad():
@@ -122,7 +122,7 @@ def part_model(
         how = f"by {', '.join(done)}" if done else "in part"
         raise CaptureError(f"{error}; the model is parted {how} already, make it anew") from error
     finally:  # after an error, too, optimizers have the parameters that the model has
-        lost = _exchange(optimizers, before, dict(model.named_parameters()))
+        lost = _exchange(optimizers, before, _by_plain_name(model))
     if lost:
         raise CaptureError(
             f"parallel leaves the model without its parameter {lost[0]}; wrap and shard modules, and keep the names of their "
@@ -240,15 +240,19 @@ def _digest(tensor: torch.Tensor) -> str:
     return hashlib.sha256(f"{tuple(tensor.shape)} {tensor.dtype}".encode() + data).hexdigest()
 
 
+def _by_plain_name(model: nn.Module) -> dict[str, torch.Tensor]:
+    """Parameters by names that stay the same when modules are wrapped."""
+    return {plain_fqn(fqn, model): parameter for fqn, parameter in model.named_parameters()}
+
+
 def _exchange(
     optimizers: Sequence[Optimizer], before: Mapping[str, torch.Tensor], after: Mapping[str, torch.Tensor]
 ) -> list[str]:
     """Exchange in ``optimizers`` the parameters ``before`` for those ``after``; state is sharded as its parameter is.
 
-    Wrappers around modules may have other names. Gives FQNs that are no longer there.
+    Gives FQNs that are no longer there.
     """
-    there = {plain_fqn(fqn): parameter for fqn, parameter in after.items()}
-    new = {id(parameter): there[plain_fqn(fqn)] for fqn, parameter in before.items() if plain_fqn(fqn) in there}
+    new = {id(parameter): after[fqn] for fqn, parameter in before.items() if fqn in after}
     for optimizer in optimizers:
         for group in optimizer.param_groups:
             group["params"] = [new.get(id(parameter), parameter) for parameter in group["params"]]
@@ -257,7 +261,7 @@ def _exchange(
             if found is not None and found is not parameter:
                 del optimizer.state[parameter]
                 optimizer.state[found] = {key: _parted_alike(value, found) for key, value in state.items()}
-    return [fqn for fqn in before if plain_fqn(fqn) not in there]
+    return [fqn for fqn in before if fqn not in after]
 
 
 def _parted_alike(value: Any, parameter: torch.Tensor) -> Any:

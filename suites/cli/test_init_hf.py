@@ -243,6 +243,12 @@ def test_the_way_out_is_of_the_module_that_is_in_the_way(module: str, looks_at_v
             "LlamaForCausalLM makes no step of a small configuration of config.json: KeyError",
         ),
         (
+            '{"model_type": "beit", "architectures": ["BeitForMaskedImageModeling"], "image_size": [32, 32], "patch_size": 8}',
+            ["--hf", "."],
+            1,
+            "BeitForMaskedImageModeling makes no step of a small configuration of config.json: ",
+        ),
+        (
             '{"model_type": "higgs_audio_v2_tokenizer"}',
             ["--hf", "."],
             1,

@@ -221,3 +221,11 @@ def test_what_torch_has_no_step_for_is_skipped_by_name(case: str, run: Run) -> N
     verdict = run(plan)
     assert verdict.outcome == "skipped"
     assert words in verdict.summary
+
+
+@pytest.mark.parametrize("name", ["HandsOn", "Named"])
+def test_buffers_that_hand_values_on_and_names_of_wrappers_are_torchs(name: str, run: Run) -> None:
+    of = "suites.eager.odd_models"
+    model = f'[model]\nfactory = "{of}:{name}"\nbatch = "{of}:batch"\nloss = "{of}:loss"\n[parallel]\ndp_shard = 2\n'
+    verdict = run(f'{model}[bucket]\nplan = []\nunplanned = "root"\n')
+    assert verdict, verdict

@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import nn
 
+from pytest_fxbucket.compat.modules import plain_fqn
 from pytest_fxbucket.eager.job import _whole as whole
 from pytest_fxbucket.eager.trainer import EagerStep, OtherModelError
 from suites.eager.eager_net import HEAD, Net, Run
@@ -37,6 +38,17 @@ def test_a_trainer_whose_step_it_is_is_green_also_where_it_puts_another_class_in
     verdict = run(text("OtherClass"))
     assert verdict, verdict
     assert "are those of the trainer suites.eager.own_trainers:OtherClass bit for bit on 2 ranks in 3 steps" in verdict.summary
+
+
+def test_names_lose_what_wrappers_put_into_them_and_nothing_else() -> None:
+    inner = nn.Sequential(nn.Linear(1, 1))
+    inner.module = nn.Linear(1, 1)  # type: ignore[assignment]
+    compiled = torch.compile(inner)
+    wrapped = nn.DataParallel(compiled)
+    names = [fqn for fqn, _ in inner.named_parameters()]
+    assert names[-1] == "module.bias"
+    for model in (inner, compiled, wrapped):
+        assert [plain_fqn(fqn, model) for fqn, _ in model.named_parameters()] == names
 
 
 def test_another_step_is_red_and_led_to_its_place(run: Run) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import signal
 from collections import Counter
 from collections.abc import Iterator
@@ -10,7 +11,9 @@ from pathlib import Path
 
 import pytest
 import torch
+import torch.distributed as dist
 from hypothesis import HealthCheck, Phase, given, seed, settings
+from torch import fx
 
 from pytest_fxbucket.fuzz import Program, Trial, problem
 from pytest_fxbucket.fuzz.corpus import text_of_test, trial_in
@@ -223,6 +226,32 @@ def test_finds_are_told_apart_by_what_is_said_and_by_what_they_need() -> None:
     )
     assert not Find(VALUES, "rank 0: output 1 has strides (5, 1) before the pass, (17, 1) after it").is_of([values])
     assert KINDS.index(RAISED) < KINDS.index(VALUES) < KINDS.index(TWICE)
+
+
+@pytest.mark.parametrize("where", ["everywhere", "alone"])
+def test_wrong_values_of_one_rank_are_found_also_if_its_graph_has_other_operators(where: str) -> None:
+    made = Program(2)
+    trial = Trial(made, made.returns(made.neg(made.gather(made.given("p", 2, 3)))), [["a"]])
+    said = problem(trial, f"{__name__}:nothing_on_the_last_rank_{where}")
+    assert re.match(r"wrong values: rank 1: output 0 differs in \d+ of 12 elements", said), said
+
+
+def nothing_on_the_last_rank_everywhere(gm: fx.GraphModule, plans: object) -> fx.GraphModule:
+    return scaled(gm, 0 if dist.get_rank() == 1 else 1)
+
+
+def nothing_on_the_last_rank_alone(gm: fx.GraphModule, plans: object) -> fx.GraphModule:
+    return scaled(gm, 0) if dist.get_rank() == 1 else gm
+
+
+def scaled(gm: fx.GraphModule, factor: int) -> fx.GraphModule:
+    for wait in filter(is_wait, list(gm.graph.nodes)):
+        with gm.graph.inserting_after(wait):
+            made = gm.graph.call_function(aten.mul.Tensor, (wait, factor))
+        made.meta = dict(wait.meta)
+        wait.replace_all_uses_with(made, lambda user, made=made: user is not made)
+    gm.recompile()
+    return gm
 
 
 def test_a_pass_that_never_ends_is_a_find(monkeypatch: pytest.MonkeyPatch) -> None:

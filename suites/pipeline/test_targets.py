@@ -192,3 +192,9 @@ def test_a_value_that_is_dense_in_another_order_is_sent_as_its_memory_is(order: 
     back = _traced(sent, said)
     assert back.equal(value)
     assert back.stride() == value.stride()
+
+
+def test_a_value_of_no_dimensions_is_sent() -> None:
+    value = torch.tensor(3.0)
+    said = Crossing("x", "", 0, (), (), value.dtype, 4)
+    assert _traced(_sent(value, said), said).equal(value)

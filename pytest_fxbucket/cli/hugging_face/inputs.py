@@ -179,7 +179,9 @@ def _labels(name: str, takes: set[str], values: Mapping[str, Any], image_tokens:
     classes = len(values.get("id2label") or (0, 1))
     if name.endswith("ForMaskedImageModeling"):
         sees = _vision(values) or {}
-        patches = (sees.get("image_size", 224) // sees.get("patch_size", 16)) ** 2
+        sides, patch = sees.get("image_size", 224), sees.get("patch_size", 16)
+        high, wide = sides if isinstance(sides, list) else (sides, sides)
+        patches = (high // patch) * (wide // patch)
         yield 'drawn["bool_masked_pos"] = torch.rand(patches, generator=generator) < 0.5', {"patches": (ROWS, patches)}
     elif name.endswith("ForQuestionAnswering"):
         for key in ("start_positions", "end_positions"):

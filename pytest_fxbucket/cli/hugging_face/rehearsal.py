@@ -51,9 +51,12 @@ def rehearsed(described: DescribedModel, path: Path) -> RunnableSize:
             said.setdefault(named(error), error)
     first = next(iter(said.values()))
     name = described.model_class.__name__
-    fed_keys, why = ", ".join(keys_of(fed(described.model_class, values).lines)), named(first).rstrip(".")
+    try:
+        what = f"it was fed {', '.join(keys_of(fed(described.model_class, values).lines))}"
+    except Exception:  # then this is what went wrong
+        what = "it was fed nothing"
     raise CaptureError(
-        f"{name} makes no step of a small configuration of {described.path}: {why}; it was fed {fed_keys}: if it "
+        f"{name} makes no step of a small configuration of {described.path}: {named(first).rstrip('.')}; {what}: if it "
         "takes other inputs or a smaller size, write factory and batch, and give them to fxbucket init module:factory"
     ) from first
 

@@ -110,7 +110,7 @@ def _order(one: Crossing) -> Sequence[int] | None:
 
 def _sent(value: torch.Tensor, one: Crossing) -> torch.Tensor:
     order = _order(one)
-    return value.contiguous() if order is None else value.permute(*order).contiguous()
+    return value.contiguous() if order is None else value.permute(tuple(order)).contiguous()
 
 
 def _own(value: torch.Tensor) -> torch.Tensor:
@@ -126,7 +126,7 @@ def _traced(value: torch.Tensor, one: Crossing) -> torch.Tensor:
     if order is None:
         made: torch.Tensor = _WithStrides.apply(value, one.strides)
         return made
-    return value.permute(*(order.index(dim) for dim in range(len(order))))
+    return value.permute(tuple(order.index(dim) for dim in range(len(order))))
 
 
 class _WithStrides(torch.autograd.Function):
