@@ -163,8 +163,15 @@ class _Rewriting:
         self._refuse_unowned(node, flat)
         with self.graph.inserting_before(node):
             args, kwargs = fx.node.map_arg(_without(node, twin), self._read)
+            meta = {key: value for key, value in node.meta.items() if key != "val"}
+            order = _memory_order(flat[0].meta["val"]) if twin.op in _CONTIGUOUS else []
+            if order:
+                args = (self._permuted(args[0], order, meta), *args[1:])
             made = self.graph.call_function(twin.op, args, kwargs)
-            made.meta = {key: value for key, value in node.meta.items() if key != "val"}
+            made.meta = meta
+            if order:
+                made.meta = {**meta, "val": fresh_like(args[0].meta["val"])}
+                made = self._permuted(made, [order.index(dim) for dim in range(len(order))], meta)
             dtypes = [None] * len(targets) if twin.clones else result_dtypes(twin.op, args, kwargs)
             self._hand_out(made, twin, targets, dtypes)
         self.replaced.append(node)
@@ -222,12 +229,21 @@ class _Rewriting:
             memory.value = self._into(memory, target, result)
         memory.version += 1
         self.now[target] = result
-        self.seen[target] = (memory.version,)
+        # A part is read where it lies: the result by itself has other strides, by which torch may round otherwise.
+        is_read_again = target in self.made_of and not same_place(memory.owner, target)
+        self.seen[target] = (-1,) if is_read_again else (memory.version,)
         return found
+
+    def _permuted(self, node: fx.Node, order: list[int], meta: dict[str, Any]) -> fx.Node:
+        made = self.graph.call_function(_ATEN.permute.default, (node, order))
+        made.meta = {**meta, "val": node.meta["val"].permute(order)}
+        return made
 
     def _into(self, memory: _Memory, view: fx.Node, result: fx.Node) -> fx.Node:
         """The owner's value with ``result`` where ``view`` lies."""
         whole, part = memory.owner.meta["val"], view.meta["val"]
+        if whole.is_complex() and part.is_contiguous() and part.shape == (*whole.shape, 2):  # both halves of each element
+            return self._call(_ATEN.view_as_complex.default, (result,), {}, result, fresh_like(whole))
         if whole.storage_offset() or not whole.is_contiguous() or part.dtype != whole.dtype:
             raise CaptureError(
                 f"a view of {memory.owner.name}, {view.name}, is written in place; only views of contiguous tensors that begin "
@@ -257,6 +273,17 @@ class _Rewriting:
             if twice := next((other for other in others if overlap(other, target)), None):
                 raise CaptureError(f"{_called(node)} writes the memory that {twice.name} and {target.name} share twice")
             others.append(target)
+
+
+_CONTIGUOUS = frozenset({_ATEN.bernoulli.p})
+"""Twins whose results lie contiguous whatever their inputs' strides are, and which draw in the order of memory."""
+
+
+def _memory_order(value: torch.Tensor) -> list[int]:
+    """Dimensions from the outermost in memory to the innermost; empty if they lie so already."""
+    strides = value.stride()
+    order = sorted(range(value.dim()), key=lambda dim: -strides[dim])
+    return [] if order == list(range(value.dim())) else order
 
 
 def _without(node: fx.Node, twin: FunctionalTwin) -> tuple[Any, Any]:

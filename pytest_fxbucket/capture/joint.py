@@ -38,6 +38,7 @@ from pytest_fxbucket.capture.refusals import (
     refuse_drawing_again,
     refuse_lost,
     refuse_mixed_dtypes,
+    refuse_unwritable,
     refuse_written_parameters,
 )
 from pytest_fxbucket.capture.reshard import gather_again_in_backward
@@ -107,6 +108,8 @@ def traced_joint(model: nn.Module, make: Callable[[], S]) -> tuple[S, fx.GraphMo
         with step.fake_mode, naming_user_frame(lambda: f"tracing {step.namer.where}", step.hint):
             graph_module = tracing.trace(step, step.inputs)
         refuse_constants(graph_module, model)
+        for node in graph_module.graph.nodes:
+            refuse_unwritable(node.target)
         return step, graph_module
 
     step, graph_module = trace_settled(model, traced, lambda step: step.run_alone())

@@ -9,7 +9,9 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.nn.parameter import is_lazy
 
+from pytest_fxbucket.capture.refusals import refuse_lazy
 from pytest_fxbucket.compat import tracing
 from pytest_fxbucket.compat.fake_tensors import FakeTensorMode, computing_without_values, on_registration
 from pytest_fxbucket.errors import CaptureError
@@ -41,6 +43,7 @@ def build(factory: Callable[..., Any], args: Mapping[str, Any], name: str) -> nn
                 ) from error
     if not isinstance(built, nn.Module):
         raise CaptureError(f"[model] factory {name} gave a value of type {type(built).__name__}, expected a torch.nn.Module")
+    refuse_lazy(built.named_parameters())
     return built
 
 
@@ -56,7 +59,7 @@ class _ParameterBytes:
 
     def replacement_of(self, module: nn.Module, name: str, parameter: torch.Tensor) -> torch.Tensor:
         """What ``module`` gets where ``parameter`` is put in its place."""
-        if tracing.is_fake(parameter) or parameter.is_meta:
+        if tracing.is_fake(parameter) or parameter.is_meta or is_lazy(parameter):
             return parameter
         known = self._known.get(id(parameter))
         # Identities of parameters that are gone are used again. A parameter that several modules share counts once, and has one

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from keyword import iskeyword
 
 import torch
 from torch import fx, nn
+from torch.nn.parameter import is_lazy
 
 from pytest_fxbucket.capture.draws import draws
 from pytest_fxbucket.compat import tracing
@@ -30,6 +32,21 @@ def refuse_constants(graph_module: fx.GraphModule, model: nn.Module) -> None:
         raise CaptureError(
             f"{_where(node)} uses a tensor that is neither parameter, buffer nor input of the step; "
             "register it with register_buffer"
+        )
+
+
+def refuse_lazy(named: Iterable[tuple[str, torch.Tensor]]) -> None:
+    """Raise :class:`CaptureError` for a tensor that a lazy module has not made yet."""
+    for name, tensor in named:
+        if is_lazy(tensor):
+            raise CaptureError(f"{name} is made by a first forward (a lazy module); call the model once where it is built")
+
+
+def refuse_unwritable(op: object) -> None:
+    """Raise :class:`CaptureError` for an overload by a name that Python keeps for itself, as ``random_.from``."""
+    if isinstance(op, torch._ops.OpOverload) and iskeyword(op._overloadname):
+        raise CaptureError(
+            f"it calls {op}, by which no graph can be written as Python; draw integers with torch.randint or randint_like"
         )
 
 

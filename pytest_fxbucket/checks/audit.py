@@ -14,12 +14,14 @@ from pytest_fxbucket.checks.promises.kept import audit, left_out
 from pytest_fxbucket.checks.promises.order import order_problems
 from pytest_fxbucket.checks.verdict import Verdict, capped, failed, passed, said_once
 from pytest_fxbucket.errors import CaptureError
+from pytest_fxbucket.passes.keep_order import keeps_order
 from pytest_fxbucket.pipeline.composed import parameter_problems
 from pytest_fxbucket.words import counted
 
 if TYPE_CHECKING:
     from pytest_fxbucket.checks.context import Context
     from pytest_fxbucket.passes.result import Passed
+    from pytest_fxbucket.plan.schema import Plan
     from pytest_fxbucket.plan_on_mesh import PlanOnMesh
     from pytest_fxbucket.step.roles import Phase, StepGraph
 
@@ -43,7 +45,7 @@ def run(context: Context) -> Verdict:
                 for problem in (
                     *audit(promise, world.reading(ranks[0])[phase], one.reading, _beside(world, ranks[0], phase, one)),
                     *_said_wrongly(world.versions(ranks[0]).step, phase, one),
-                    *_lost_order(one),
+                    *_lost_order(context.plan, one),
                 )
             ]
             + crossing_problems(world, ranks[0])
@@ -92,7 +94,11 @@ def _said_wrongly(given: StepGraph, phase: Phase, one: Passed) -> list[str]:
     return metadata_problems(given.graphs[phase].graph, one.bucketed.graph)
 
 
-def _lost_order(one: Passed) -> Iterator[str]:
+def _lost_order(plan: Plan, one: Passed) -> Iterator[str]:
     """Sentences on pairs of nodes whose order our pass says is held by edges of the graph, and is not."""
-    if one.bucketed.report is not None:
-        yield from order_problems(one.bucketed.graph, one.bucketed.report.kept_order)
+    graph, report = one.bucketed.graph, one.bucketed.report
+    if report is not None:
+        yield from order_problems(graph, report.kept_order)
+    # Another pass says nothing of pairs, and may have edges of its own; without any it has left the order out.
+    elif plan.overlap.insert_overlap_deps and one.reading.buckets and not any(map(keeps_order, graph.nodes)):
+        yield "insert_overlap_deps = true, but the graph has no edge that keeps the order of launches and waits"

@@ -112,6 +112,7 @@ def _build(factory: Callable[..., Any], name: str, args: Mapping[str, object]) -
     """Build the model without memory for its weights, or with, if the factory looks at values."""
     import torch
 
+    from pytest_fxbucket.capture.refusals import refuse_lazy
     from pytest_fxbucket.compat.fake_tensors import FakeTensorMode
 
     try:
@@ -125,6 +126,7 @@ def _build(factory: Callable[..., Any], name: str, args: Mapping[str, object]) -
             raise PlanError(f'factory "{name}" raised {said}; arguments are given with --arg') from error
     if not isinstance(model, torch.nn.Module):
         raise PlanError(f'factory "{name}" gave a {type(model).__name__}, where a torch.nn.Module was expected')
+    refuse_lazy(model.named_parameters())
     return model
 
 

@@ -84,6 +84,13 @@ def quiet_structured_log() -> AbstractContextManager[None]:
     return nullcontext() if os.environ.get("TORCH_TRACE") else quiet("torch.__trace")
 
 
+def is_wrapped_by_functorch(tensor: object) -> bool:
+    """Whether it is a tensor within a transformation of ``torch.func``, which has no storage of its own."""
+    import torch
+
+    return isinstance(tensor, torch.Tensor) and torch._C._functorch.is_functorch_wrapped_tensor(tensor)
+
+
 def is_fake(value: object) -> bool:
     """Whether ``value`` is a tensor without data."""
     from torch._subclasses.fake_tensor import FakeTensor

@@ -81,6 +81,8 @@ class Bucket(collectives.Collective):
     """Position of the first launch that needs the result, along any path; None if none does."""
     round: int = 0
     """Of an all-gather: how many gathers of the same parameter stand before it in its direction, as one for each microbatch."""
+    idle: int | None = None
+    """Of an all-gather: position of the last view or copy of the result that nobody reads, which holds it until then."""
     level: int = 0
     """Of a reduction: how many reductions its members went through before (hybrid sharding); the most of any member."""
 
@@ -213,7 +215,8 @@ def gathered_lives(reading: GraphAnalysis) -> Lives:
         if bucket.kind == "all_gather":
             for member in bucket.members:
                 end = member.last_use if member.last_use is not None else bucket.wait
-                lives.append((bucket.launch, bucket.launch if end is None else end, member.bytes * bucket.parts))
+                last = max(end or 0, bucket.idle or 0, bucket.launch)
+                lives.append((bucket.launch, last, member.bytes * bucket.parts))
     return lives
 
 

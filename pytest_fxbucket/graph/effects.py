@@ -106,12 +106,15 @@ def written_arguments(node: fx.Node) -> list[fx.Node]:
 
 def shared(node: fx.Node, effects: Effects) -> list[fx.Node]:
     """Arguments of ``node`` in whose storages its result may live; ``effects`` are its own."""
-    return arguments_of(node) if effects.everything or effects.shares_all else chosen(node, effects.shares)
+    if effects.everything or effects.shares_all:
+        return arguments_of(node)
+    found = chosen(node, effects.shares) if effects.shares else []
+    return found if len(found) < 2 or node.target not in _JOINS else []
 
 
 def arguments_of(node: fx.Node) -> list[fx.Node]:
     """Arguments of ``node``, without those that only carry an edge (the first of ``control_deps``)."""
-    if not _is_control_deps(node.target):
+    if not is_control_deps(node.target):
         return node.all_input_nodes
     return list(dict.fromkeys(_nodes([*node.args[2:], *node.kwargs.values()])))
 
@@ -212,14 +215,15 @@ def _python(target: Any) -> Effects:
     return Effects(everything=True, barrier="is a Python function, which may write anything")
 
 
-def _is_control_deps(target: object) -> bool:
+def is_control_deps(target: object) -> bool:
+    """Whether it is inductor's operator that runs a subgraph behind nodes that it does not read."""
     # Told by name, since the operator is defined in a private module of inductor.
     return isinstance(target, torch._ops.HigherOrderOperator) and target.__name__ == "control_deps"
 
 
 def _higher_order(node: fx.Node, target: torch._ops.HigherOrderOperator) -> Effects:
     """``control_deps`` does what its subgraph does (its dependencies are edges already); any other one is a barrier."""
-    inner = _subgraph(node) if _is_control_deps(target) else None
+    inner = _subgraph(node) if is_control_deps(target) else None
     if inner is None:
         return Effects(everything=True, barrier=_SILENT)
     found = [effects_of(n) for n in inner.nodes if n.op not in ("placeholder", "get_attr", "output")]
@@ -262,7 +266,16 @@ SHARES: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(
         [
             *("aten::_unsafe_view", "aten::unsafe_split", "aten::unsafe_split_with_sizes", "aten::unsafe_chunk"),
-            *("aten::type_as", "aten::sum_to_size", "aten::data", "aten::lift", "aten::_coalesce", "aten::coalesce"),
+            *(
+                "aten::to_dense",
+                "aten::_saturate_weight_to_fp16",
+                "aten::type_as",
+                "aten::sum_to_size",
+                "aten::data",
+                "aten::lift",
+                "aten::_coalesce",
+                "aten::coalesce",
+            ),
             *(f"aten::_cast_{name}" for name in ("Byte", "Char", "Double", "Float", "Int", "Long", "Short", "Half")),
             *("inductor::_alloc_from_pool", "inductor::_reinterpret_tensor"),
         ],
@@ -270,7 +283,11 @@ SHARES: dict[str, tuple[str, ...]] = {
     ),
     **dict.fromkeys(["aten::dropout", "aten::feature_dropout", "aten::alpha_dropout", "aten::native_dropout"], ("input",)),
     **dict.fromkeys(["aten::atleast_1d", "aten::atleast_2d", "aten::atleast_3d"], ("self", "tensors")),
-    **dict.fromkeys(["aten::broadcast_tensors", "aten::meshgrid"], ("tensors",)),
+    **dict.fromkeys(
+        ["aten::broadcast_tensors", "aten::meshgrid", "aten::flatten_dense_tensors", "aten::_to_cpu"], ("tensors",)
+    ),
+    **dict.fromkeys(["aten::to_dense_backward", "aten::to_mkldnn_backward"], ("grad",)),
+    "aten::unflatten_dense_tensors": ("flat",),
     "prims::device_put": ("a",),
     "_c10d_functional::_wrap_tensor_autograd": ("input",),
     "_c10d_functional::wait_tensor": ("tensor",),
@@ -288,8 +305,12 @@ SHARES: dict[str, tuple[str, ...]] = {
 }
 """By operator the arguments that its result may share although the schema does not say so."""
 
+_JOINS = frozenset({torch.ops.aten.flatten_dense_tensors.default})
+"""Operators that give the only tensor of a list as it is, and several in new memory."""
+
 _STATISTICS = ("running_mean", "running_var")
 WRITES: dict[str, tuple[str, ...]] = {
+    "aten::_saturate_weight_to_fp16": ("weight",),
     **dict.fromkeys(
         [
             *("aten::native_batch_norm", "aten::cudnn_batch_norm", "aten::miopen_batch_norm", "aten::batch_norm"),

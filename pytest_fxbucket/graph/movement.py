@@ -113,6 +113,12 @@ def _is_made_of_others(op: torch._ops.OpOverload) -> bool:
     return op.namespace not in ("aten", "prims") and op._can_decompose()
 
 
+def is_made_of_others(node: fx.Node) -> bool:
+    """Whether ``node`` calls an operator of somebody's own that is followed through those that it is composed of."""
+    op = overload(node)
+    return op is not None and _is_made_of_others(op)
+
+
 def _by_parts(op: torch._ops.OpOverload, args: Sequence[Any], kwargs: dict[str, Any], memory: StorageContents) -> Any:
     """Trace ``op`` into the operators that it is composed of, and execute each of them."""
     leaves, shape = tree_flatten((list(args), kwargs))
@@ -156,6 +162,8 @@ def _by_place(op: torch._ops.OpOverload, args: Sequence[Any], kwargs: dict[str, 
 
 
 def _clone(memory: StorageContents, args: Sequence[Any], kwargs: dict[str, Any]) -> torch.Tensor:
+    if other := [name for name in kwargs if kwargs[name] is not None and name not in ("dtype", "memory_format")]:
+        raise NotFollowedError(f"it copies with another {other[0]}")
     dtype = kwargs.get("dtype") or args[0].dtype
     target = torch.empty_like(args[0], dtype=dtype, memory_format=kwargs.get("memory_format") or torch.preserve_format)
     memory.define(target, contents.run(contents.UNDEFINED, target.nbytes))
@@ -187,6 +195,8 @@ def _fill(memory: StorageContents, target: torch.Tensor, places: Iterable[torch.
 
 def _flatten_dense(memory: StorageContents, args: Sequence[Any], kwargs: dict[str, Any]) -> torch.Tensor:
     parts = args[0]
+    if len(parts) == 1:
+        return _reshaped(memory, parts[0], [-1])
     sizes = [part.numel() for part in parts]
     target = torch.empty(sum(sizes), dtype=parts[0].dtype, device="meta")
     _fill(memory, target, torch.split(target, sizes), parts)

@@ -16,12 +16,13 @@ from pytest_fxbucket.graph.compute import computes, direct_reads, multiplies
 from pytest_fxbucket.graph.follow import FollowedValues, SentLaunch, Use, follow
 from pytest_fxbucket.graph.gradients import Gradients, begun_in, contributions, named_in
 from pytest_fxbucket.graph.modules import direction_of, module_of
+from pytest_fxbucket.graph.movement import moves_data
 from pytest_fxbucket.graph.ops import returned
 from pytest_fxbucket.graph.order import needs_of, order_of, why_unmergeable
 from pytest_fxbucket.graph.sending import SentPiece
 from pytest_fxbucket.graph.update_provenance import updates_of
 from pytest_fxbucket.graph.updates import of_call_before, update_nodes
-from pytest_fxbucket.graph.walks import ancestors, made_of, writers_in
+from pytest_fxbucket.graph.walks import ancestors, made_of, reached, writers_in
 from pytest_fxbucket.process import collector
 from pytest_fxbucket.step.roles import Direction
 
@@ -228,6 +229,10 @@ class _Reader:
             return "nothing defined" if number == contents.UNDEFINED else "zeros"
         return self.parameter.get(source.node, source.node.name)
 
+    def _idle(self, launch: fx.Node) -> int | None:
+        moved = reached(collectives.waits_of(launch), lambda node: (user for user in node.users if moves_data(user)))
+        return max((self.position[node] for node in moved if not node.users), default=None)
+
     def _bucket(self, node: fx.Node, sent: SentLaunch) -> Bucket:
         launch = sent.launch
         members = tuple(self._member(node, sent, piece) for piece in sent.content)
@@ -259,6 +264,7 @@ class _Reader:
             node=node.name,
             module=module_of(node),
             waits=tuple(waits),
+            idle=self._idle(node) if launch.kind == "all_gather" else None,
             source=source if isinstance(source := collectives.argument(node, "src"), int) else None,
             unmergeable=why_unmergeable(node, self.order),
             blocked=needs.blocked,

@@ -17,7 +17,7 @@ import torch
 
 from pytest_fxbucket.compat.fake_tensors import storage_key
 from pytest_fxbucket.graph import collectives
-from pytest_fxbucket.graph.effects import Effects, shared, written_arguments
+from pytest_fxbucket.graph.effects import Effects, effects_of, shared, written_arguments
 from pytest_fxbucket.graph.ops import held_by, is_view, operator_name, overload, returns_written
 
 if TYPE_CHECKING:
@@ -178,6 +178,8 @@ def place(node: fx.Node) -> StoragePlace:
             node = node.all_input_nodes[0]
         elif returns_written(node) and (written := written_arguments(node)):
             node = written[0]
+        elif len(under := shared(node, effects_of(node))) == 1:
+            node = under[0]
         else:
             return StoragePlace(node, parts)
 

@@ -40,11 +40,31 @@ def said_and_given(nodes: Iterable[fx.Node]) -> Iterator[tuple[fx.Node, str, str
 
 
 def value_text(value: Any) -> str:
-    """Dtype and shape, of a list those of each tensor; empty if there is none."""
+    """Dtype and shape, and strides and device that are not as ever; of a list those of each tensor; empty if there is none."""
     if isinstance(value, torch.Tensor):
-        return f"{value.dtype} {tuple(value.shape)}"
+        device = "" if value.device.type == "cpu" else f" on {value.device.type}"
+        return f"{value.dtype} {tuple(value.shape)}{_strides(value)}{device}"
+    if isinstance(value, (bool, int, float, torch.SymInt, torch.SymFloat, torch.SymBool)):
+        return "a number"
     texts = [value_text(one) for one in value] if isinstance(value, (list, tuple)) else []
     return f"[{', '.join(texts)}]" if any(texts) else ""
+
+
+def _strides(value: torch.Tensor) -> str:
+    """In words if memory is not contiguous; those of a dimension of one element say nothing."""
+    if value.layout != torch.strided or not all(isinstance(one, int) for one in (*value.shape, *value.stride())):
+        return ""
+    if value.is_contiguous():
+        return ""
+    strides = [stride if size != 1 else 1 for size, stride in zip(value.shape, value.stride(), strict=True)]
+    return f" of strides ({', '.join(map(str, strides))})"
+
+
+def fill_in(graph: fx.Graph) -> None:
+    """Give each call of ``graph`` without a value what its operator gives for those of its inputs, as far as these tell."""
+    for node in graph.nodes:
+        if node.op == "call_function" and "val" not in node.meta and (value := _fake_result(node, {})) is not None:
+            node.meta["val"] = value
 
 
 def _by_item(name: str, said: Any, given: Any) -> Iterator[tuple[str, str, str]]:

@@ -16,10 +16,13 @@ from torch import fx
 
 from pytest_fxbucket.compat import torch_pass
 from pytest_fxbucket.errors import FxbucketError, PassError, text_of
+from pytest_fxbucket.graph.movement import is_made_of_others
+from pytest_fxbucket.passes.fake_values import fill_in
 from pytest_fxbucket.plan.factories import import_callable
 from pytest_fxbucket.process.state import ProcessState
 from pytest_fxbucket.step.portable import digest, encode, own_copy
 from pytest_fxbucket.user_frame import user_frame
+from pytest_fxbucket.words import some
 
 Plans = Sequence[str | list[str]]
 ForeignPass = Callable[[fx.GraphModule, Plans], Any]
@@ -50,8 +53,12 @@ def run_foreign(name: str, root: fx.GraphModule, plans: Plans, *, twice: bool) -
     before, drawn = _globals_of(name), ProcessState.take()
     module = _called(name, foreign, own_copy(root), plans)
     _refuse_python(name, root, module)
+    fill_in(module.graph)  # what a pass does not say would cost nothing where time and memory are estimated
     notes = [f"the pass keeps {one} from call to call" for one in _changed(before, _globals_of(name))]
     notes += ["the pass draws random numbers"] if drawn.has_drawn() else []
+    known = {node.target for node in root.graph.nodes}
+    own = {str(node.target) for node in module.graph.nodes if node.target not in known and is_made_of_others(node)}
+    notes += [f"{some(sorted(own))} taken for what it is made of as it is traced"] if own else []
     if twice:
         notes += _of_circumstances(name, foreign, root, plans, _digest(module, modules), modules)
     return ForeignOutput(module, modules, tuple(notes))

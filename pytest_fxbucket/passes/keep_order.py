@@ -15,7 +15,7 @@ import torch
 
 from pytest_fxbucket.compat.fx import after
 from pytest_fxbucket.graph import collectives
-from pytest_fxbucket.graph.effects import written_arguments
+from pytest_fxbucket.graph.effects import is_control_deps, written_arguments
 from pytest_fxbucket.graph.ops import is_view
 
 if TYPE_CHECKING:
@@ -53,6 +53,11 @@ def keep_order(graph: fx.Graph, pairs: Iterable[Pair], meta_of: Mapping[fx.Node,
         if collectives.is_wait(later):
             _hold_what_is_sent(graph, source, later, meta)
     return impossible
+
+
+def keeps_order(node: fx.Node) -> bool:
+    """Whether ``node`` is there for order alone: one of :func:`keep_order`, or inductor's ``control_deps``."""
+    return node.target is after or is_control_deps(node.target)
 
 
 def forget_order(graph: fx.Graph) -> None:

@@ -187,8 +187,10 @@ def _no_alarm() -> Iterator[None]:
 
 
 def _settings() -> ModuleType | Any:
-    """The module of torch's settings; None while nobody has imported torch."""
-    if "torch" not in sys.modules:
+    """The module of torch's settings; None while nobody has imported torch, or somebody is about to."""
+    # Torch imports some packages of others while it is imported itself, and the user's may be among them.
+    torch = sys.modules.get("torch")
+    if torch is None or getattr(torch.__spec__, "_initializing", False):
         return None
     from pytest_fxbucket.process import torch_settings
 

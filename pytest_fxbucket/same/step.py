@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from pytest_fxbucket.compat.fake_tensors import storage_key
+from pytest_fxbucket.graph.effects import PURE, effects_of
+from pytest_fxbucket.graph.ops import operator_name, overload
 from pytest_fxbucket.same.exact import Ranks
 from pytest_fxbucket.same.table import ExpressionTable
 from pytest_fxbucket.same.walk import Walk
@@ -270,7 +272,8 @@ def waste(before: Walk, after: Walk, read: set[int]) -> list[WastedCompute]:
 
 
 def _is_size(node: fx.Node) -> bool:
-    return isinstance(node.meta.get("val"), (int, torch.SymInt))
+    # By what is called, never by what the pass says that it gives.
+    return operator_name(node).startswith("aten::sym_") if overload(node) is not None else effects_of(node) is PURE
 
 
 def crosswise(sent: Mapping[int, Sequence[tuple[Ranks, int]]]) -> dict[Ranks, tuple[int, dict[int, int]]]:

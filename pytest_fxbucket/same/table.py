@@ -125,7 +125,9 @@ _COPIES = frozenset({"aten::view", "aten::_unsafe_view"})
 """Operators that share one label, since they give the same elements in the same shape."""
 _MAY_COPY = frozenset(f"aten::{name}" for name in ("reshape", "contiguous", "flatten", "to", "view_as"))
 """Operators that give a view if they can, and else a copy."""
-_LAZY = frozenset(f"aten::{name}" for name in ("_conj", "_neg_view", "conj", "resolve_conj", "resolve_neg"))
+_LAZY = frozenset(
+    f"aten::{name}" for name in ("_conj", "_neg_view", "conj", "resolve_conj", "resolve_neg", "adjoint", "mH", "matrix_H")
+)
 """Operators of lazy conjugation and negation: the numbers that a tensor shows are not those in its memory."""
 _OF_MEMORY = frozenset(f"aten::{name}" for name in ("stride", "sym_stride", "sym_storage_offset", "is_contiguous"))
 """Operators that return how a tensor lies in memory, of which expressions say nothing."""

@@ -13,6 +13,7 @@ from torch.optim import Optimizer
 
 from pytest_fxbucket.capture.functional_operators import extent
 from pytest_fxbucket.capture.optimizers.state import first_step_differs, make_state
+from pytest_fxbucket.capture.refusals import refuse_lazy
 from pytest_fxbucket.compat.dtensors import local_of, of_local
 from pytest_fxbucket.compat.fake_tensors import storage_key
 from pytest_fxbucket.compat.fsdp import Ranks
@@ -278,6 +279,7 @@ def called(role: str, fqn: str) -> str:
 
 def refuse_sparse(tensors: Mapping[str, torch.Tensor]) -> None:
     """Raise :class:`CaptureError` for a tensor without one memory of its own; ``tensors`` by their names in sentences."""
+    refuse_lazy(tensors.items())
     for name, tensor in tensors.items():
         if tensor.layout is not torch.strided:
             raise CaptureError(

@@ -14,6 +14,7 @@ from torch.overrides import TorchFunctionMode
 
 from pytest_fxbucket.capture.names import NodeNamer
 from pytest_fxbucket.capture.optimizers.recorder import Recorder
+from pytest_fxbucket.capture.refusals import refuse_unwritable
 from pytest_fxbucket.compat import pytree, tracing
 from pytest_fxbucket.compat.fake_tensors import FakeTensor, FakeTensorMode
 from pytest_fxbucket.errors import CaptureError
@@ -93,6 +94,7 @@ class StepRecorder(Recorder):
 
 
 def _refuse(func: Any) -> None:
+    refuse_unwritable(func)
     # detach_ has the tag of operators that change a tensor's shape, but leaves the shape alone.
     if func.namespace == "c10d":
         raise CaptureError(

@@ -25,7 +25,7 @@ from pytest_fxbucket.capture.override.anchors import Anchors
 from pytest_fxbucket.capture.override.expand import expand
 from pytest_fxbucket.capture.override.overrides import Overrides
 from pytest_fxbucket.capture.reshard import gather_again_in_backward
-from pytest_fxbucket.compat import pytree
+from pytest_fxbucket.compat import pytree, tracing
 from pytest_fxbucket.compat.dtensors import local_of, spec_of
 from pytest_fxbucket.compat.fake_tensors import KernelFakeMode, storage_key, takes_fake_tensors
 from pytest_fxbucket.compat.live_numbers import node_of
@@ -172,6 +172,7 @@ class _Tracing:
             # Modes are of one thread, and autograd would take others for backward on GPUs.
             inside.enter_context(torch.autograd.set_multithreading_enabled(False))
             inside.enter_context(takes_fake_tensors())
+            inside.enter_context(tracing.without_onednn())
             inside.enter_context(watching_zero_grad(model, self.live.optimizers, self.recorder, self.gradients))
             inside.enter_context(self.namer.watching(model))
             inside.enter_context(unchanged_modules(model, self.inputs.twins))
@@ -211,7 +212,8 @@ class _Tracing:
         """The leaves of the result, and the graph outputs among them; a scalar whose backward was run has the role "loss"."""
         inputs = {id(fake): value for value, fake in self.inputs.all}
         # By memory: a step that gives ``loss.detach()`` gives another tensor than the one whose backward was run.
-        losses = {storage_key(loss) for loss in self.functions.losses}
+        # One of torch.func.grad's is none of the step's, and has no storage to be told by.
+        losses = {storage_key(loss) for loss in self.functions.losses if not tracing.is_wrapped_by_functorch(loss)}
         leaves: list[Leaf] = []
         outputs: list[tuple[Value, fx.Node]] = []
         for path, given in paths:

@@ -11,7 +11,9 @@ import pytest
 from pytest_fxbucket.captured_plan import CapturedPlan
 from pytest_fxbucket.checks.verdict import Verdict
 from pytest_fxbucket.errors import PassError
+from pytest_fxbucket.graph.collectives import launch_kind
 from pytest_fxbucket.plan.schema import Plan
+from pytest_fxbucket.plan.schema_bucket import Overlap
 from pytest_fxbucket.plan.schema_checks import Checks
 from pytest_fxbucket.plan.schema_model import Model, Parallel, Pipeline, Step
 from pytest_fxbucket.plan_on_mesh import PlanOnMesh, mesh_of
@@ -29,6 +31,7 @@ PLAN = replace(
     checks=Checks(golden=False),
 )
 STAGES = replace(PLAN, parallel=Parallel(dp_shard=2, pp=2), pipeline=Pipeline(cuts=("up",)), step=Step(microbatches=3))
+ORDERED = replace(PLAN, overlap=Overlap(insert_overlap_deps=True))
 Ran = Callable[..., PlanRun]
 
 
@@ -36,7 +39,7 @@ Ran = Callable[..., PlanRun]
 def ran(pools: Pools, tmp_path_factory: pytest.TempPathFactory) -> Ran:
     """A pass behind the plan's step, which is captured once."""
     folder = tmp_path_factory.mktemp("adversaries")
-    captured = {id(plan): PlanOnMesh(CapturedPlan(plan, mesh_of(plan), print), "manual") for plan in (PLAN, STAGES)}
+    captured = {id(plan): PlanOnMesh(CapturedPlan(plan, mesh_of(plan), print), "manual") for plan in (PLAN, STAGES, ORDERED)}
 
     def run(name: str, plan: Plan = PLAN) -> PlanRun:
         name = f"{adversaries.__name__}:{name}"
@@ -79,6 +82,10 @@ def test_each_stage_is_held_against_what_its_own_graph_said(ran: Ran) -> None:
         ("after_many_calls", "the pass keeps counts from call to call"),
         ("after_many_calls_of_a_kind", "the pass keeps by_kind from call to call"),
         ("by_chance", "the pass draws random numbers"),
+        (
+            "leaves_an_operator_that_is_made_of_others",
+            "adversaries_own.same_as.default taken for what it is made of as it is traced",
+        ),
         ("leaves_a_hook", "has hooks, which run later in Python: the graph is what is compared and run"),
     ],
 )
@@ -118,6 +125,15 @@ def test_a_pass_that_may_do_another_thing_elsewhere_is_refused(
             "audit",
             "backward all_gather of up.weight, up.bias is new: there was none before the pass",
         ),
+        ("keeps_what_was_gathered", "audit", "gathered bytes alive"),
+        ("computes_twice_and_says_a_number", "same", "is computed 2 times, expected 1 as before the pass"),
+        ("computes_twice_and_says_a_number", "audit", "says a number, and aten.addmm.default gives torch.float32"),
+        ("turns_what_it_says_of_memory", "audit", " of strides (1, "),
+        (
+            "writes_what_is_sent_through_an_alias",
+            "collectives",
+            "writes to a buffer of _c10d_functional.all_gather_into_tensor",
+        ),
         ("leaves_an_operator", "same", "adversaries::later"),
         ("changes_what_it_gave", "audit", "reduces by sum, expected avg"),
     ],
@@ -126,6 +142,21 @@ def test_a_pass_that_says_what_is_not_so_is_red(name: str, check: str, words: st
     verdict = ran(name).check(check)
     assert verdict.outcome == "failed"
     assert words in "\n".join(verdict.lines)
+
+
+def test_what_a_pass_does_not_say_is_told_by_operators(ran: Ran) -> None:
+    """Else a launch without a value would send nothing, and cost nothing, where time and memory are estimated."""
+    for name in ("right", "says_nothing"):
+        graph = ran(name)._mesh_world.passed(0)["joint"].bucketed.graph
+        sizes = [node.meta["val"].numel() for node in graph.nodes if launch_kind(node)]
+        assert len(sizes) == 7, sizes
+
+
+def test_a_pass_that_leaves_no_edge_for_the_order_that_a_plan_asks_for_is_red(ran: Ran) -> None:
+    verdict = ran("right", ORDERED).check("audit")
+    assert verdict.lines == (
+        "insert_overlap_deps = true, but the graph has no edge that keeps the order of launches and waits",
+    )
 
 
 @pytest.mark.parametrize("name", ["changes_what_it_got", "takes_its_list", "retraced"])

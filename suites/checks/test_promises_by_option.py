@@ -77,6 +77,18 @@ def test_what_is_gathered_too_early_is_red_for_the_memory_that_it_takes() -> Non
     assert any("gathered bytes alive" in line and "prefetch = 1 allows" in line for line in found), found
 
 
+def test_a_product_of_activations_alone_hides_a_gather_as_any_compute_does() -> None:
+    outcome, promise = passed(CASE), promised(CASE, {})
+    gather = next(one for one in outcome.after.buckets if one.fqns[0].startswith("layers.2"))
+    first = min(one.wait or 0 for one in outcome.before.buckets if one.fqns[0] in gather.fqns and one.kind == "all_gather")
+    before = replace(outcome.before, products=((first - 1, "forward", "layers.1.weight"),))
+    after = replace(outcome.after, products=(((gather.wait or 0) + 1, "forward", "layers.1.weight"),))
+    found = audit(promise, before, after)
+    assert any(
+        "is waited for before layers.1.weight computes, which used to hide it: it is exposed" in line for line in found
+    ), found
+
+
 def test_with_overlap_a_launch_may_be_above_the_cap_if_the_step_had_it_so() -> None:
     outcome, promise = passed(CASE), promised(CASE, {})
     promise = replace(promise, bucket=replace(promise.bucket, by="overlap", cap_mb=(0.3 * KB,)))

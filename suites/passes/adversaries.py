@@ -15,6 +15,7 @@ from pytest_fxbucket.graph.collectives import is_all_gather, is_reduce_scatter, 
 from pytest_fxbucket.graph.modules import module_of
 from pytest_fxbucket.passes.manual import manual_overlap_bucketing
 
+aten = torch.ops.aten
 Plans = Sequence[str | list[str]]
 Pass = Callable[[fx.GraphModule, Plans], fx.GraphModule]
 by_kind = {"joint": {"calls": 0}}
@@ -199,6 +200,65 @@ def gathers_what_nobody_reads(gm: fx.GraphModule) -> None:
         wait = gm.graph.call_function(last.target, (again,))
     for new, old in ((again, gather), (wait, next(iter(gather.users)))):
         new.meta = {**old.meta, "autograd_backward": True}
+
+
+@behind_ours
+def keeps_what_was_gathered(gm: fx.GraphModule) -> None:
+    """Views that nobody reads hold it to the end of the step."""
+    for wait in [node for node in gm.graph.nodes if is_wait(node) and is_all_gather(node.args[0])]:
+        with gm.graph.inserting_before(gm.graph.output_node()):
+            gm.graph.call_function(aten.detach.default, (wait,)).meta = dict(wait.meta)
+
+
+@behind_ours
+def computes_twice_and_says_a_number(gm: fx.GraphModule) -> None:
+    for node in [node for node in gm.graph.nodes if node.target is aten.addmm.default]:
+        with gm.graph.inserting_before(node):
+            gm.graph.call_function(aten.addmm.default, node.args).meta = {**node.meta, "val": 0}
+
+
+@behind_ours
+def turns_what_it_says_of_memory(gm: fx.GraphModule) -> None:
+    for node in gm.graph.nodes:
+        value = node.meta.get("val")
+        if "fxbucket_entry" in node.meta and isinstance(value, torch.Tensor) and value.dim() == 2:
+            with value.fake_mode:  # type: ignore[attr-defined]
+                node.meta["val"] = torch.empty_strided(value.shape, (1, value.shape[0]), dtype=value.dtype)
+
+
+@behind_ours
+def writes_what_is_sent_through_an_alias(gm: fx.GraphModule) -> None:
+    """The only tensor of a list is given as it is, of which no schema tells."""
+    launch = next(node for node in gm.graph.nodes if is_all_gather(node))
+    sent = launch.args[0]
+    with gm.graph.inserting_after(launch):
+        alias = gm.graph.call_function(aten.flatten_dense_tensors.default, ([sent],))
+    with gm.graph.inserting_after(alias):
+        written = gm.graph.call_function(aten.mul_.Tensor, (alias, 1.0))
+    for node in (alias, written):
+        node.meta = dict(sent.meta)
+
+
+_library = torch.library.Library("adversaries_own", "DEF")
+_library.define("same_as(Tensor x) -> Tensor", tags=(torch.Tag.pt2_compliant_tag,))
+_library.impl("same_as", torch.clone, "CompositeImplicitAutograd")
+
+
+@behind_ours
+def leaves_an_operator_that_is_made_of_others(gm: fx.GraphModule) -> None:
+    launch = next(node for node in gm.graph.nodes if is_reduce_scatter(node))
+    sent = launch.args[0]
+    with gm.graph.inserting_before(launch):
+        again = gm.graph.call_function(torch.ops.adversaries_own.same_as.default, (sent,))
+    again.meta = dict(sent.meta)
+    launch.replace_input_with(sent, again)
+
+
+@behind_ours
+def says_nothing(gm: fx.GraphModule) -> None:
+    for node in gm.graph.nodes:
+        if node.op == "call_function" and (is_all_gather(node) or is_reduce_scatter(node)):
+            del node.meta["val"]
 
 
 def takes_its_list(gm: fx.GraphModule, plans: list[str | list[str]]) -> fx.GraphModule:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
+from typing import Any
 
 import pytest
 import torch
@@ -158,6 +159,18 @@ def conjugated(kept: bool) -> fx.GraphModule:
     return p.returns(p.call(aten.mul.Tensor, node, 2.0))
 
 
+def turned(op: Any) -> fx.GraphModule:
+    p = Program(2)
+    gathered = p.gather(p.given("a", 2, 3, dtype=torch.complex64))
+    return p.returns(p.call(aten.mul.Tensor, p.call(op, gathered, *((0, 1) if op is aten.transpose.int else ())), 2.0))
+
+
+def copied_to(**where: Any) -> fx.GraphModule:
+    p = Program(2)
+    (a,) = p.shards("a")
+    return p.returns(p.neg(p.call(aten._to_copy.default, p.gather(a), dtype=torch.float32, **where)))
+
+
 def exchanged(order: str) -> fx.GraphModule:
     """``set_`` lets one tensor live where another does; which writes it sees then nobody follows."""
     p = Program(2)
@@ -199,6 +212,11 @@ ATTACKS: dict[str, tuple[Made, Sequence[Made]]] = {
     "bytes seen as another dtype": (partial(seen_as_integers, seen=False), [partial(seen_as_integers, seen=True)]),
     "other memory under a value that is looked at": (partial(strided, turned=False), [partial(strided, turned=True)]),
     "a lazy conjugate, for a view": (partial(conjugated, kept=False), [partial(conjugated, kept=True)]),
+    "a transposed conjugate, for a transposition": (
+        partial(turned, aten.transpose.int),
+        [partial(turned, aten.adjoint.default), partial(turned, aten.mH.default)],
+    ),
+    "a copy on another device": (copied_to, [partial(copied_to, device=torch.device("meta"))]),
     "another share of what is exchanged": (partial(sent, 2, 2), [partial(sent, 1, 3)]),
 }
 

@@ -200,12 +200,15 @@ class _Hidden:
         return sorted(key for _, key, place in self.before[:count] if place >= now)
 
 
-def numbered(reading: GraphAnalysis) -> Iterator[tuple[int, tuple[Direction, str, int]]]:
-    """(position, (direction, FQN, nth)) of every compute."""
-    seen: Counter[tuple[Direction, str]] = Counter()
-    for where, direction, fqn in reading.computes:
-        yield where, (direction, fqn, seen[direction, fqn])
-        seen[direction, fqn] += 1
+def numbered(reading: GraphAnalysis) -> list[tuple[int, tuple[Direction, str, int]]]:
+    """(position, (direction, FQN, nth)) of every compute; products that read no parameter count backwards, from -1 on."""
+    found: list[tuple[int, tuple[Direction, str, int]]] = []
+    for step, computes in ((1, reading.computes), (-1, reading.products)):
+        seen: Counter[tuple[Direction, str]] = Counter()
+        for where, direction, fqn in computes:
+            found.append((where, (direction, fqn, seen[direction, fqn] * step - (step < 0))))
+            seen[direction, fqn] += 1
+    return sorted(found)
 
 
 def _deferring(promise: Expectations, captured: GraphAnalysis, passed: GraphAnalysis) -> Iterator[str]:
@@ -341,8 +344,9 @@ def memory_problems(promise: Expectations, captured: GraphAnalysis, passed: Grap
 
 def _live_at_computes(reading: GraphAnalysis) -> dict[tuple[Direction, str, int], tuple[int, int]]:
     """(position, bytes alive) by (direction, FQN, nth) of every compute."""
-    alive = live_bytes(gathered_lives(reading), [where for where, _, _ in reading.computes])
-    return {key: (where, size) for (where, key), size in zip(numbered(reading), alive, strict=True)}
+    computes = numbered(reading)
+    alive = live_bytes(gathered_lives(reading), [where for where, _ in computes])
+    return {key: (where, size) for (where, key), size in zip(computes, alive, strict=True)}
 
 
 class _Allowance:

@@ -1,0 +1,131 @@
+"""Written in place in parts, drawn in order of memory, or seen as real numbers has eager's bits in a captured step."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional
+
+from pytest_fxbucket.errors import CaptureError
+from pytest_fxbucket.train_step import capture_step
+from suites.train_step.step_twins import Optimizers, Step, Twins, sgd
+
+DIM = 24
+
+
+def squared(model: nn.Module, optimizers: Optimizers) -> Step:
+    """A step whose loss is the mean square of what the model gives."""
+
+    def step(x: torch.Tensor) -> torch.Tensor:
+        optimizers[0].zero_grad()
+        loss = model(x).abs().square().mean()
+        loss.backward()
+        optimizers[0].step()
+        return loss.detach()
+
+    return step
+
+
+class Called(nn.Module):
+    """A linear layer, and what ``call`` makes of its output."""
+
+    def __init__(self, call: Callable[[Any, torch.Tensor], torch.Tensor]) -> None:
+        super().__init__()
+        self.linear, self.call = nn.Linear(DIM, DIM), call
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.call(self, self.linear(x))
+
+
+def gated(model: Called, h: torch.Tensor) -> torch.Tensor:
+    h[..., :8].add_(0.1).sigmoid_()
+    return h
+
+
+def dropped_in_channels(model: Called, h: torch.Tensor) -> torch.Tensor:
+    return functional.dropout(h.transpose(0, 1), 0.3, model.training)
+
+
+def of_functional_gradient(model: Called, h: torch.Tensor) -> torch.Tensor:
+    slope: torch.Tensor = torch.func.grad(lambda one: model.linear(one).square().sum())(h.detach())
+    return h + slope
+
+
+class Rotated(Called):
+    def __init__(self) -> None:
+        super().__init__(lambda model, h: torch.view_as_complex(h.view(*h.shape[:-1], -1, 2)) * model.turn)
+        self.turn = nn.Parameter(torch.randn(DIM // 2, dtype=torch.complex64))
+
+
+MODELS: dict[str, Callable[[], nn.Module]] = {
+    "an encoder of torch with dropout": lambda: nn.TransformerEncoderLayer(DIM, 4, 2 * DIM, 0.1, batch_first=True),
+    "a recurrent layer": lambda: nn.Sequential(nn.GRU(DIM, 8), First(), nn.Linear(8, DIM)),
+    "a gate in place": lambda: Called(gated),
+    "dropout of a transposed tensor": lambda: Called(dropped_in_channels),
+    "a gradient within forward": lambda: Called(of_functional_gradient),
+}
+
+
+class First(nn.Module):
+    def forward(self, both: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
+        return both[0]
+
+
+def seeded(make: Callable[[], nn.Module]) -> nn.Module:
+    torch.manual_seed(0)
+    return make()
+
+
+def inputs(number: int) -> torch.Tensor:
+    return torch.randn(4, 5, DIM, generator=torch.Generator().manual_seed(number))
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_a_model_trains_as_eager(name: str) -> None:
+    twins = Twins(sgd, squared, partial(seeded, MODELS[name]))
+    for number in range(3):
+        twins.same(inputs(number), seed=number)
+    assert twins.step.traces == 1
+
+
+@pytest.mark.parametrize("name", ["Adam", "AdamW", "Adagrad", "RMSprop", "Adamax"])
+def test_an_optimizer_that_sees_complex_parameters_as_real_ones_trains_as_eager(name: str) -> None:
+    kind = getattr(torch.optim, name)
+    twins = Twins(lambda model: kind(model.parameters(), lr=0.01), squared, partial(seeded, Rotated))
+    for number in range(3):
+        twins.same(inputs(number), seed=number)
+
+
+def randomly_signed(model: Called, h: torch.Tensor) -> torch.Tensor:
+    return h * torch.empty_like(h).random_(0, 3)
+
+
+REFUSED: dict[str, tuple[Callable[[], nn.Module], str]] = {
+    "integers drawn by a name of Python's": (lambda: Called(randomly_signed), "draw integers with torch.randint"),
+    "a lazy module": (lambda: nn.LazyLinear(DIM), "parameter weight is made by a first forward (a lazy module)"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_no_graph_can_hold_is_one_sentence(name: str) -> None:
+    make, says = REFUSED[name]
+    model = make()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    step = capture_step(squared(model, [optimizer]), model=model, optimizers=[optimizer])
+    with pytest.raises(CaptureError) as caught:
+        step(inputs(0))
+    assert says in str(caught.value)
+
+
+def test_a_layer_that_onednn_would_run_is_traced_without() -> None:
+    """Its workspace is nothing that a graph can hold; what it computes by itself rounds otherwise."""
+    model = seeded(lambda: nn.Sequential(nn.LSTM(DIM, 8), First()))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    step = capture_step(squared(model, [optimizer]), model=model, optimizers=[optimizer])
+    losses = [float(step(inputs(0))) for _ in range(3)]
+    assert losses[0] > losses[1] > losses[2]
