@@ -162,8 +162,9 @@ def _by_place(op: torch._ops.OpOverload, args: Sequence[Any], kwargs: dict[str, 
 
 
 def _clone(memory: StorageContents, args: Sequence[Any], kwargs: dict[str, Any]) -> torch.Tensor:
-    if other := [name for name in kwargs if kwargs[name] is not None and name not in ("dtype", "memory_format")]:
-        raise NotFollowedError(f"it copies with another {other[0]}")
+    device, layout = kwargs.get("device"), kwargs.get("layout") or torch.strided
+    if layout != torch.strided or (device is not None and torch.device(device).type == "meta"):
+        raise NotFollowedError("it copies to where no elements lie side by side")
     dtype = kwargs.get("dtype") or args[0].dtype
     target = torch.empty_like(args[0], dtype=dtype, memory_format=kwargs.get("memory_format") or torch.preserve_format)
     memory.define(target, contents.run(contents.UNDEFINED, target.nbytes))
