@@ -30,13 +30,6 @@ def pytest_configure() -> None:
     settings.load_profile("suites")
 
 
-def pytest_collection_finish() -> None:
-    """What is there by now stays: the collector, which would walk it again and again, took a tenth of all time."""
-    gc.collect()
-    gc.freeze()
-    gc.set_threshold(20_000, 20, 50)
-
-
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """The dearest tests first, so that no worker is left alone with one at the end."""
     items.sort(key=lambda item: item.path.parent.name not in ("zoo", "soak"))

@@ -93,7 +93,8 @@ def find(what: str, record: Record, folder: Path, rootdir: Path) -> StoredMatch:
     newest by :func:`by_age`. ``folder`` is pytest-benchmark's storage. Raises BenchmarkError for a file that is damaged or of
     another version and may hold the run that is meant, UsageError for a commit that is unknown.
     """
-    to_store = f"to store one, run {record.title}::benchmark with --benchmark-autosave"
+    row = "" if record.row is None else f"[{record.row}]"
+    to_store = f"to store one, run {record.plan}::benchmark{row} with --benchmark-autosave"
     if what == LATEST:
         return _latest(record, folder, rootdir, to_store)
     if not Path(what).is_absolute():

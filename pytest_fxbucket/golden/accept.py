@@ -168,6 +168,8 @@ class GoldenOwners:
 
     store: GoldenStore
     compared: Collection[Path]
+    asked: Collection[Path] = ()
+    """Goldens that a test has asked for, be it that it then compared nothing with them: these have an owner, too."""
     has_run_whole: Callable[[Path], bool] = lambda _: False
     _rows: dict[Path, dict[str | None, bool] | None] = field(default_factory=dict)
 
@@ -175,7 +177,7 @@ class GoldenOwners:
         """Look at every golden below the golden folder; other files, links, and goldens of a newer format are ignored."""
         orphans, has_seen_all = [], True
         for path in goldens_below(self.store.root):
-            reason = None if path in self.compared else self._lacking(path)
+            reason = None if path in self.compared or path in self.asked else self._lacking(path)
             if reason is not None:
                 orphans.append(Orphan(path, reason))
             elif path not in self.compared:

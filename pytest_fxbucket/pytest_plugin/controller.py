@@ -47,6 +47,9 @@ class Controller:
         self._fx = fx
         self._start: Snapshot | None = None
         self._compared: set[Path] = set()
+        self._asked: set[Path] = set()
+        self._broken_within: set[str] = set()
+        """Node ids of tests of which a subtest did not pass: its report comes before the test's own, which may have passed."""
         self._outcomes: dict[str, str] = {}
         self._is_interrupted = self._has_stopped = self._has_reported = False
         self._done = GoldensOutcome()
@@ -61,7 +64,9 @@ class Controller:
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         """Take what an item sent, be it from this process or a worker."""
         record(self._fx.results, report)
-        if report.when == "call":
+        if getattr(report, "context", None) is not None:
+            self._broken_within |= {report.nodeid} if report.outcome != "passed" else set()
+        elif report.when == "call":
             self._outcomes[report.nodeid] = report.outcome
         elif report.failed:
             # A teardown that fails comes behind the call and takes its place: the test did not run to its end.
@@ -69,6 +74,7 @@ class Controller:
         sent: Mapping[str, Any] = getattr(report, "fxbucket", {})
         self._fx.to_write.extend(sent.get("goldens", ()))
         self._compared.update(map(Path, sent.get("compared", ())))
+        self._asked.update(map(Path, sent.get("asked", ())))
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_testnodedown(self, node: Any) -> None:
@@ -142,8 +148,9 @@ class Controller:
 
         options = self._fx.options
         store = GoldenStore(options.golden_dir, options.rootdir)
-        found = GoldenOwners(store, self._compared, lambda path: ran_whole(path, self._fx.whole_files, self._outcomes)).look()
-        self._done.unowned = found
+        outcomes = {name: "failed" if name in self._broken_within else one for name, one in self._outcomes.items()}
+        owners = GoldenOwners(store, self._compared, self._asked, lambda path: ran_whole(path, self._fx.whole_files, outcomes))
+        self._done.unowned = found = owners.look()
         if options.prune and self._start is not None:
             self._done.removed = prune(found.orphans, self._start)
 

@@ -14,6 +14,7 @@ import pytest
 from pytest_fxbucket.checks.verdict import passed
 from pytest_fxbucket.errors import FxbucketError, PlanError
 from pytest_fxbucket.pytest_plugin.distributed_test.item import is_marked
+from pytest_fxbucket.pytest_plugin.pytest_internals import tell_by_text
 from pytest_fxbucket.pytest_plugin.session import fx_session, key_of
 from pytest_fxbucket.pytest_plugin.terminal import error_text, failure_lines, parts_of
 from pytest_fxbucket.words import nearest
@@ -84,6 +85,10 @@ class PlanFile(pytest.File):
 
 class InPlanFile(pytest.Item):
     """An item that is headed with its plan file in failures."""
+
+    def __init__(self, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        tell_by_text(self)
 
     def reportinfo(self) -> tuple[Path, int, str]:
         """Return file, line and heading; the line is 0, not None, which junit and xdist would trip over."""

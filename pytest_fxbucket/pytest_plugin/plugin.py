@@ -119,20 +119,20 @@ def pytest_itemcollected(item: pytest.Item) -> None:
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """Parametrize tests that ask for ``fxbucket_plan`` over the plans, or else by their marker."""
+    """Parametrize tests that ask for ``fxbucket_plan`` by their marker, or else over the plans."""
     if "fxbucket_plan" not in metafunc.fixturenames or _has_own_plans(metafunc):
         return
     options = fx_session(metafunc.config).options
-    if options.plans:
-        params = list(plan_params(options.plans, options.rootdir))
-        refs, ids = [ref for _, ref in params], [name for name, _ in params]
-        # pytest runs tests that share a parameter of session scope side by side, so each plan is set up once.
-        metafunc.parametrize("fxbucket_plan", refs, indirect=True, ids=ids, scope="session")
-    elif marker := metafunc.definition.get_closest_marker("fxbucket_plan"):
+    if marker := metafunc.definition.get_closest_marker("fxbucket_plan"):
         ref = _marked(marker, options.rootdir, metafunc.definition.nodeid)
         # There is one plan only, and the node id stays that of the function.
         hidden = pytest.param(ref, id=pytest.HIDDEN_PARAM)
         metafunc.parametrize("fxbucket_plan", [hidden], indirect=True, scope="session")
+    elif options.plans:
+        params = list(plan_params(options.plans, options.rootdir))
+        refs, ids = [ref for _, ref in params], [name for name, _ in params]
+        # pytest runs tests that share a parameter of session scope side by side, so each plan is set up once.
+        metafunc.parametrize("fxbucket_plan", refs, indirect=True, ids=ids, scope="session")
 
 
 @pytest.hookimpl(trylast=True)

@@ -32,6 +32,14 @@ def expected_failure(item: pytest.Item, error: str) -> tuple[str, tuple[type[Bas
     return (xfailed.reason, kinds) if kinds else None
 
 
+def tell_by_text(item: pytest.Item) -> None:
+    """Let ``--lf`` and its like, which keep failures as texts of node ids, find ``item``, whose name may end in brackets."""
+    # From pytest 9.2 on an id has parts, and one that is read from the cache has what stands in brackets as a part of its own.
+    known = getattr(item, "_id", None)
+    if known is not None:
+        item._id = type(known).parse(item.nodeid)
+
+
 def expect_no_other_failure(item: pytest.Item) -> None:
     """Let an item with the mark ``xfail(raises=...)`` that runs now fail by whatever is raised."""
     xfailed = item.stash.get(xfailed_key, None)

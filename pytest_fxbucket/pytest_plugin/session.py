@@ -80,6 +80,8 @@ class FxSession:
     """what the item that runs now has accepted; leaves with its report"""
     to_write: AcceptQueue = field(default_factory=AcceptQueue)
     """accepted goldens from all reports, kept by the process that writes"""
+    asked: list[Path] = field(default_factory=list)
+    """goldens that the item that runs now has asked for by name; leave with its report"""
     compared: list[Path] = field(default_factory=list)
     """goldens that the item that runs now was compared with, whether they exist or not; leave with its report"""
     whole_files: dict[Path, list[str]] = field(default_factory=dict)
@@ -144,8 +146,10 @@ class FxSession:
 
     def drain(self) -> dict[str, list[Any]]:
         """Return, as plain data, what the current item tells the controller about goldens, and forget it."""
-        sent: dict[str, list[Any]] = {"goldens": self.accepted.drain(), "compared": [str(path) for path in self.compared]}
+        compared, asked = ([str(path) for path in paths] for paths in (self.compared, self.asked))
+        sent: dict[str, list[Any]] = {"goldens": self.accepted.drain(), "compared": compared, "asked": asked}
         self.compared.clear()
+        self.asked.clear()
         return {name: entries for name, entries in sent.items() if entries}
 
     def sizes_of(self, plan: Plan) -> dict[str, int] | None:

@@ -21,6 +21,12 @@ class PlanScheduling(LoadScopeScheduling):  # type: ignore[misc]  # xdist has no
         path, name = parts_of(nodeid)
         return path if name and path.endswith(".toml") else nodeid
 
+    def _reschedule(self, node: WorkerController) -> None:
+        """Give ``node`` work until it has two items left, or no unit is: it holds its last one back until another comes."""
+        super()._reschedule(node)
+        while not node.shutting_down and self._pending_of(self.assigned_work[node]) < 2:
+            super()._reschedule(node)
+
     def remove_node(self, node: WorkerController) -> str | None:
         """Return the item that ``node`` died in, if it died; unlike the base class, do not run that item again."""
         # The base class puts the unit back into the queue. Marked as done, the item that ended this worker is not run again

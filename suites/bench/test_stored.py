@@ -109,6 +109,12 @@ class TestLatest:
         shutil.rmtree(project.storage)
         assert found("latest", project).run is None
 
+    def test_the_item_of_a_row_is_named_as_pytest_takes_it(self, project: Project) -> None:
+        assert (
+            "; to store one, run plans/tiny.toml::benchmark[row] with --benchmark-autosave"
+            in found("latest", project, row="row").note
+        )
+
     def test_of_regressions_alone_there_is_no_latest(self, project: Project) -> None:
         project.store(1, compared="failed")
         note = found("latest", project).note

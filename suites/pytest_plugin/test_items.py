@@ -149,6 +149,11 @@ class TestBrokenRow:
             result.stdout.fnmatch_lines([line])
         result.stdout.no_fnmatch_line("*Traceback*")
 
+    @pytest.mark.parametrize(("option", "failed", "left"), [("--lf", 3, 12), ("--sw", 1, 6)])
+    def test_rows_that_failed_are_found_by_the_cache(self, rows: pytest.Pytester, option: str, failed: int, left: int) -> None:
+        rows.runpytest_inprocess("plans/plain.toml", "-k", "plan[", *([option] if option == "--sw" else []))
+        rows.runpytest_inprocess("plans/plain.toml", option).assert_outcomes(failed=failed, deselected=left)
+
     def test_tests_that_ask_for_plans_get_the_other_rows(self, rows: pytest.Pytester) -> None:
         rows.makepyfile(test_a="def test_plan(fxbucket_plan): assert fxbucket_plan.run.steps in (3, 5)\n")
         result = rows.runpytest_inprocess("test_a.py", "--fxbucket-plans=plans/plain.toml")
@@ -184,9 +189,10 @@ class TestPlanFixture:
                 assert (fxbucket_plan.path.name, fxbucket_plan.matrix_id) == ("good.toml", "keep")
             """
         )
-        result = project.runpytest_inprocess("-v", "--strict-markers")
-        result.assert_outcomes(passed=2)
-        result.stdout.fnmatch_lines(["test_a.py::test_base PASSED*", "test_a.py::test_row PASSED*"])
+        for args in ((), ("--fxbucket-plans=plans/plain.toml",)):  # which is for tests that name none
+            result = project.runpytest_inprocess("-v", "--strict-markers", "test_a.py", *args)
+            result.assert_outcomes(passed=2)
+            result.stdout.fnmatch_lines(["test_a.py::test_base PASSED*", "test_a.py::test_row PASSED*"])
 
     def test_a_marker_that_names_nothing_is_one_sentence(self, project: pytest.Pytester) -> None:
         project.makepyfile(test_a=MARKED.format("'plans/good.toml', id='kep'"), test_b=MARKED.format("'plans/gone.toml'"))

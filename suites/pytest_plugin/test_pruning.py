@@ -118,6 +118,36 @@ class TestPruning:
         pytester.runpytest_inprocess("test_asks.py", "--fxbucket-prune")
         assert "test_v1.2/one.txt" in files(goldens)
 
+    def test_a_golden_that_was_asked_for_and_not_compared_stays(self, pytester: pytest.Pytester, goldens: Path) -> None:
+        text = """
+        def test_pick(fxbucket_golden):
+            both = {name: fxbucket_golden(name) for name in ("one", "two")}
+            assert "text" == both["one"]
+        """
+        pytester.makepyfile(test_picks=text)
+        put(goldens / "test_picks", one="text", two="text", three="text")
+        pytester.runpytest_inprocess("--fxbucket-prune").assert_outcomes(passed=3)
+        assert sorted(path.stem for path in (goldens / "test_picks").iterdir()) == ["one", "two"]
+
+    @pytest.mark.skipif(not hasattr(pytest, "Subtests"), reason="pytest has subtests from 9.0 on")
+    @pytest.mark.parametrize("ends", ["pytest.skip('no driver')", "raise RuntimeError('no driver')", "pass"])
+    def test_goldens_of_subtests_that_did_not_run_to_their_end_stay(
+        self, pytester: pytest.Pytester, goldens: Path, ends: str
+    ) -> None:
+        text = f"""
+        import pytest
+
+        def test_each(subtests, fxbucket_golden):
+            with subtests.test("one"):
+                assert "text" == fxbucket_golden("one")
+            with subtests.test("two"):
+                {ends}
+        """
+        pytester.makepyfile(test_within=text)
+        put(goldens / "test_within", one="text", two="text")
+        pytester.runpytest_inprocess("--fxbucket-prune")
+        assert (goldens / "test_within" / "two.txt").exists() is (ends != "pass")
+
     def test_a_golden_that_two_plans_would_own_stays(self, pytester: pytest.Pytester, goldens: Path) -> None:
         plans = pytester.mkdir("plans")
         (plans / "gone.toml").write_text(PLAN + '[[matrix]]\nid = "x"\nrun.seed = 1\n')

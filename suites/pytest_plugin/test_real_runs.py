@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import xml.etree.ElementTree as ElementTree
+from collections import OrderedDict
 from pathlib import Path
 
 import pytest
@@ -98,6 +99,24 @@ class TestWorkers:
         result = project.runpytest_subprocess("plans/dies.toml", "plans/plain.toml", "-k", "audit or dies", "-n2")
         result.assert_outcomes(failed=1, passed=2)
         result.stdout.fnmatch_lines(["plans/dies.toml: *audit error, collectives passed", "plans/plain.toml: *audit passed"])
+
+    def test_a_worker_that_takes_anothers_place_gets_two_items(self) -> None:
+        """A worker holds its last item back until it gets another one, or is told that there is none."""
+        pytest.importorskip("xdist", reason="-n needs pytest-xdist")
+        from pytest_fxbucket.pytest_plugin.xdist import PlanScheduling
+
+        class Worker:
+            shutting_down, sent = False, list[list[int]]()
+
+            def send_runtest_some(self, numbers: list[int]) -> None:
+                self.sent.append(numbers)
+
+        worker, scheduling = Worker(), object.__new__(PlanScheduling)
+        scheduling.workqueue = OrderedDict((name, {name: False}) for name in "abc")
+        scheduling.assigned_work, scheduling.registered_collections = {worker: {}}, {worker: list("abc")}
+        scheduling.log = lambda *words: None
+        scheduling._reschedule(worker)
+        assert worker.sent == [[0], [1]]
 
 
 @pytest.mark.usefixtures("warm")

@@ -49,7 +49,9 @@ class GoldenBook:
                 f"fxbucket_golden: {shown!r} is no name for a golden; expected at most {_LONGEST_NAME} letters, digits, "
                 "_, - and dots, the first no dot"
             )
-        return NamedGolden(self, self.store.path_for_test(self.asking.item.path, name), plan)
+        path = self.store.path_for_test(self.asking.item.path, name)
+        self.asking.fx.asked.append(path)
+        return NamedGolden(self, path, plan)
 
 
 class NamedGolden:
