@@ -25,6 +25,7 @@ from pytest_fxbucket.capture.functional_operators import (
 )
 from pytest_fxbucket.compat.fake_tensors import FakeTensor, fresh_like
 from pytest_fxbucket.errors import CaptureError
+from pytest_fxbucket.graph.collectives import is_wait
 from pytest_fxbucket.graph.effects import effects_of, shared, written
 from pytest_fxbucket.graph.ops import operator_name, overload
 from pytest_fxbucket.graph.order import Order, order_of
@@ -121,6 +122,8 @@ class _Rewriting:
                 raise CaptureError(
                     f"inputs {first.name} and {node.name} share memory, and the graph writes there; pass it once"
                 )
+            elif is_wait(node) and self.memories[storage].value is self.memories[storage].owner:
+                self.memories[storage].value = node  # what was launched has arrived
         self.now[node] = node
         # No version is -1: a part of a list may hold an older value than that of now, so its first reader makes it again.
         self.seen[node] = (-1,) if node.target is getitem and any(self._versions(storages)) else self._versions(storages)

@@ -17,7 +17,6 @@ from pytest_fxbucket.errors import UsageError
 from pytest_fxbucket.explain.find import find_plan
 from pytest_fxbucket.plan.folders import root_of
 from pytest_fxbucket.progress import on_stderr
-from pytest_fxbucket.words import counted
 
 if TYPE_CHECKING:
     from pytest_fxbucket.checks.verdict import Verdict
@@ -121,4 +120,4 @@ class _Log:
             known += f"; from step {self.not_finite} on the loss is no number, whose bits show nothing"
         then, now = (size >> 20 for size in self.peaks)
         first = f"{then} MiB after 10 steps, " if self.steps > 10 else ""
-        return f"{known}; the largest rank took {first}{now} MiB after {counted(self.steps, 'step')}"
+        return f"{known}; the largest rank took {first}{now} MiB after {self.steps}"
