@@ -26,6 +26,13 @@ def require_contiguous(kind: str, *tensors: torch.Tensor) -> None:
             raise ValueError(f"{kind} of a tensor of strides {tensor.stride()}; make it contiguous() first")
 
 
+def require_whole(output: torch.Tensor, source: torch.Tensor, world: int) -> None:
+    """ValueError if ``output`` cannot take ``source`` of ``world`` members."""
+    if output.numel() != source.numel() * world or output.dtype != source.dtype:
+        have, want = f"{output.numel():,} {dtype_of([output])}", f"{source.numel() * world:,} {dtype_of([source])}"
+        raise ValueError(f"all_gather into an output of {have}, where {want} are due")
+
+
 class ReducingWork(c10d.Work):
     """A collective under way; the first wait (from any thread) runs ``finish``, which fills the outputs, ``result``.
 

@@ -21,6 +21,7 @@ from pytest_fxbucket.ranks.process_groups.base import (
     listed,
     numel_of,
     require_contiguous,
+    require_whole,
     rows_of,
 )
 from pytest_fxbucket.ranks.process_groups.sums import ReduceOperation
@@ -201,13 +202,6 @@ def spoil(outputs: Tensors, inputs: Tensors) -> None:
                 tensor.detach().view(-1).view(torch.uint8).fill_(0xFF)
 
 
-def require_whole(output: torch.Tensor, source: torch.Tensor, world: int) -> None:
-    """ValueError if ``output`` cannot take ``source`` of ``world`` members."""
-    if output.numel() != source.numel() * world or output.dtype != source.dtype:
-        have, want = f"{output.numel():,} {dtype_of([output])}", f"{source.numel() * world:,} {dtype_of([source])}"
-        raise ValueError(f"all_gather into an output of {have}, where {want} are due")
-
-
 def _copy(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.detach().reshape(-1).clone()
 
@@ -297,10 +291,7 @@ class LocalGroup(ReducingGroup):
         *args: Any,
         **named: Any,
     ) -> c10d.Work:
-        """Send the m-th slice of ``source``'s first dimension to member m, whose slice for this one goes into ``output``.
-
-        Raises ValueError for slices that do not add up, and for a tensor that is not contiguous.
-        """
+        """Send the m-th slice of ``source``'s first dimension to member m, whose slice for this one goes into ``output``."""
         require_contiguous("all_to_all_single", output, source)
         sent = slices(source, input_sizes, self.size())
         return self._to_all(slices(output, output_sizes, self.size()), sent, [output])
