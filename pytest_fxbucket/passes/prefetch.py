@@ -23,7 +23,7 @@ from pytest_fxbucket.passes.arrange import arranged, blocker, pull_up, readers, 
 from pytest_fxbucket.passes.compute import readers_of
 from pytest_fxbucket.passes.report import ReorderReport
 from pytest_fxbucket.passes.targets import UntouchedLaunch
-from pytest_fxbucket.passes.updates import hoist_updates, kept_pairs, waits_of, why_late
+from pytest_fxbucket.passes.updates import hoist_updates, kept_pairs, tell_apart, waits_of, why_late
 
 if TYPE_CHECKING:
     from torch import fx
@@ -53,9 +53,8 @@ def reorder(graph: fx.Graph, scheduler: Scheduler, updating: Iterable[fx.Node]) 
         moves.defer()
     if scheduler.rules.updates == "ready":
         moves.update_when_ready(updating)
-    if moves.wishes != list(map(float, range(len(moves.order.nodes)))):
-        edges = dict(enumerate(moves.order.before))
-        found = arranged(edges, moves.wishes)
+    found = moves.arranged()
+    if found is not None:
         moves.refuse_missed(found)
         relink(graph, [moves.order.nodes[index] for index in found])
     return ReorderReport(tuple(moves.left), tuple(moves.kept))
@@ -139,7 +138,10 @@ class _Moves:
                             self.kept.append((self.order.nodes[anchor], wait))
 
     def update_when_ready(self, nodes: Iterable[fx.Node]) -> None:
-        """Let the optimizer's ``nodes`` run right behind the waits that they need, at the places those wish for by now."""
+        """Let the optimizer's ``nodes`` run right behind the waits that they need, at the places those will have by now."""
+        found = self.arranged()
+        if found is not None:
+            tell_apart(self.order, self.wishes, found)
         updating = {self.order.index[node] for node in nodes}
         waits = waits_of(self.order, self.buckets)
         moved = hoist_updates(self.order, self.wishes, updating, waits)
@@ -177,6 +179,12 @@ class _Moves:
                     raise PlanError(f"{asked.where} is impossible: {name} needs the result before {asked.when}")
                 self.wishes[index] = self._right_before(at)
                 self.kept.append((wait, asked.node))
+
+    def arranged(self) -> list[int] | None:
+        """The order of all nodes that the wishes lead to; None if every node wishes to stand where it stands."""
+        if self.wishes == list(map(float, range(len(self.order.nodes)))):
+            return None
+        return arranged(dict(enumerate(self.order.before)), self.wishes)
 
     def refuse_missed(self, found: Sequence[int]) -> None:
         """Raise :class:`PlanError` for a place by hand that the order ``found`` does not keep, whatever stood in the way."""

@@ -28,16 +28,31 @@ if TYPE_CHECKING:
     from pytest_fxbucket.passes.merge import Merged
 
 
+def tell_apart(order: Order, wishes: list[float], found: Sequence[int]) -> None:
+    """Let each node wish for the place that it has in the order ``found``, which its wishes lead to.
+
+    Nodes of one place share one still, from a launch, wait or compute to the next: an update must know which of those it passes.
+    """
+    settled: list[float] = []
+    for index, before in enumerate(order.before):
+        settled.append(max(wishes[index], max((settled[source] for source in before), default=-1.0)))
+    place, last = 0, -1.0
+    for position, index in enumerate(found):
+        if settled[index] != last or communicates(order.nodes[index]) or computes(order.nodes[index]):
+            place, last = position, settled[index]
+        wishes[index] = float(place)
+
+
 def hoist_updates(order: Order, wishes: list[float], updating: Set[int], waits: Mapping[int, str]) -> list[int]:
     """Let ``updating`` nodes wish to stand right behind the wait for the last reduction that they need; gives those that move.
 
-    ``waits`` has the waits for the planned reductions with their entries.
+    ``waits`` has the waits for the planned reductions with their entries. ``wishes`` are the places that nodes will have,
+    and launches, waits and computes of one place are told apart (:func:`tell_apart`).
     """
-    places = _settled_places(order, wishes)
-    found = readiness(order, updating, waits, places)
-    others = sorted(_others(order, places, updating, waits))
+    found = readiness(order, updating, waits, wishes)
+    others = sorted(_others(order, wishes, updating, waits))
     # Only an update that gets past a launch, a wait or compute of the backward wins anything by moving.
-    moved = [i for i, one in found.items() if bisect_right(others, one.place) < bisect_left(others, places[i])]
+    moved = [i for i, one in found.items() if bisect_right(others, one.place) < bisect_left(others, wishes[i])]
     for index in moved:
         wishes[index] = found[index].place
     # What these need, and needs no reduction itself (a step count, a learning rate), comes along.
@@ -89,14 +104,6 @@ def waits_of(order: Order, buckets: Sequence[Merged]) -> dict[int, str]:
 
 def _name(bucket: Merged) -> str:
     return bucket.first.entry or bucket.launch.name
-
-
-def _settled_places(order: Order, wishes: Sequence[float]) -> list[float]:
-    """Where each node will stand: where it wishes, or right behind the last that it needs."""
-    places: list[float] = []
-    for index, before in enumerate(order.before):
-        places.append(max(wishes[index], max((places[source] for source in before), default=-1.0)))
-    return places
 
 
 def _others(order: Order, places: Sequence[float], updating: Set[int], waits: Mapping[int, str]) -> Iterator[float]:

@@ -151,3 +151,17 @@ def test_by_size_an_update_follows_the_last_bucket_that_it_needs() -> None:
 def test_an_update_hides_the_reduction_that_it_stands_behind() -> None:
     step = WholeStep(kind="foreach")
     assert reduced(passed(step))["b"][0] > reduced(passed(step, updates="last"))["b"][0]
+
+
+def test_an_update_passes_the_launch_that_a_deferred_wait_takes_along() -> None:
+    """The sum over replicas of c's gradient stands at the place of the wait that it was put off with; c's update needs none."""
+    step = WholeStep(kind="plain")
+    gradient = next(one.gradient for one in step.held if one.fqn == "c.w")
+    assert gradient is not None
+    with step.graph.inserting_before(gradient.next):
+        summed = step.summed(gradient)
+    step.returned[step.returned.index(gradient)] = summed
+    order = names(passed(step).graph)
+    update = next(n.name for n, v in zip(step.returned, step.outputs, strict=True) if v.key == ("param", "c.w"))
+    launch = summed.all_input_nodes[0].name
+    assert order.index("reduce_scatter_tensor_1") < order.index(update) < order.index(launch)
