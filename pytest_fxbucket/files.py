@@ -88,6 +88,26 @@ def files_below(root: Path) -> list[Path]:
     )
 
 
+def plans_below(root: Path) -> list[Path]:
+    """Return all ``*.toml`` below ``root``, sorted; linked folders are looked into, too, each folder once, by its own name first."""
+    found: list[Path] = []
+    seen: set[str] = set()
+    roots = [str(root)]
+    while roots:
+        links: list[str] = []
+        for folder, folders, names in (one for start in roots for one in os.walk(start)):
+            real = os.path.realpath(folder)
+            if real in seen:  # two links lead to it, or one that leads back
+                folders.clear()
+                continue
+            seen.add(real)
+            found += [Path(folder, name) for name in names if name.endswith(".toml")]
+            below = [os.path.join(folder, name) for name in sorted(folders)]
+            links += [path for path in below if os.path.islink(path)]
+        roots = links
+    return sorted(found)
+
+
 @dataclass(frozen=True, slots=True)
 class Snapshot:
     """What each file below ``root`` held when the run began, as digests."""

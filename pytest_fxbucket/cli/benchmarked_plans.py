@@ -13,6 +13,7 @@ from pathlib import Path
 from pytest_fxbucket.cli.common import typed
 from pytest_fxbucket.errors import FxbucketError, UsageError
 from pytest_fxbucket.explain.find import parts
+from pytest_fxbucket.files import plans_below
 from pytest_fxbucket.plan.load import load_plans
 
 _OWN = ("pytest.toml", ".pytest.toml")
@@ -57,7 +58,7 @@ def _expanded(text: str) -> Iterator[NamedPlan]:
     path = Path(text)
     # FILE[ROW] and FILE::ROW name a row of a plan, though brackets could be a glob's.
     if path.is_dir():
-        files = sorted(path.rglob("*.toml"))
+        files = plans_below(path)
     elif glob.has_magic(text) and not path.exists() and "::" not in text and not text.endswith("]"):
         files = [Path(name) for name in sorted(glob.glob(text, recursive=True)) if name.endswith(".toml")]
     else:

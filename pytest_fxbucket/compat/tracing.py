@@ -108,6 +108,7 @@ def looks_at_values(error: BaseException) -> bool:
 
 def untraceable(error: BaseException) -> str | None:
     """Why tracing raises ``error`` where running would not, as a sentence; None for an error of the user's own."""
+    import torch
     from torch._subclasses.fake_tensor import DynamicOutputShapeException
 
     if isinstance(error, DynamicOutputShapeException):
@@ -116,6 +117,8 @@ def untraceable(error: BaseException) -> str | None:
         return _NO_VALUE
     if "convert all Tensors to FakeTensors" in text_of(error):
         return "it uses a tensor that is neither parameter, buffer nor input of the step; register it with register_buffer"
+    if isinstance(error, KeyError) and isinstance(next(iter(error.args), None), torch.Tensor):
+        return "it looks something up by a tensor, and while tracing another stands in each tensor's place; look it up by name"
     return None
 
 

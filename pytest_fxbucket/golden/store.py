@@ -169,8 +169,8 @@ class GoldenStore:
         if plan is None:
             return f"pytest --fxbucket-plans=PLAN --fxbucket-accept={mode}"
         if any(end in self.shown(plan) for end in ("[", "::")):  # no argument of pytest can name
-            words = ["pytest", f"--fxbucket-plans={self.shown(plan)}", "-k", f"golden and {row}" if row else "golden"]
-            return shlex.join([*words, f"--fxbucket-accept={mode}"])
+            named = f"golden[{row}]" if row else "golden and not golden["  # as the items of rows begin
+            return shlex.join(["pytest", f"--fxbucket-plans={self.shown(plan)}", "-k", named, f"--fxbucket-accept={mode}"])
         item = f"{self.shown(plan)}::golden"
         words = ["pytest", f"{item}[{row}]" if row else item, f"--fxbucket-accept={mode}"]
         if not row and _matrix_ids(plan):

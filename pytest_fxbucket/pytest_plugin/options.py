@@ -15,6 +15,7 @@ import pytest
 
 from pytest_fxbucket.backends import CHOICES
 from pytest_fxbucket.errors import FxbucketError
+from pytest_fxbucket.files import plans_below
 from pytest_fxbucket.golden.accept import MODES
 from pytest_fxbucket.pass_names import no_pass
 from pytest_fxbucket.settings import RunSettings
@@ -272,7 +273,7 @@ def _expand(text: str, base: Path, where: str) -> list[Path]:
     """Return the plan files that one file, folder or glob stands for."""
     path = Path(os.path.normpath(base / text))
     if path.is_dir():
-        found = sorted(path.rglob("*.toml"))
+        found = plans_below(path)
     elif path.is_file():
         if path.suffix != ".toml":
             raise pytest.UsageError(f"{where}: {text} is no plan file; expected a *.toml")

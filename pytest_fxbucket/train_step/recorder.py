@@ -26,6 +26,15 @@ _GRAD, _DATA = _TENSOR.grad, _TENSOR.data
 _BACKWARD = (torch.Tensor.backward, torch.autograd.backward, torch.autograd.grad)
 _GRADIENT_OF = "fxbucket_gradient_of"
 """Key in the meta of a node that is a parameter's gradient: the FQN of the parameter's module."""
+_VIEWS = {
+    _ATEN.transpose_.default: _ATEN.transpose.int,
+    _ATEN.t_.default: _ATEN.t.default,
+    _ATEN.squeeze_.default: _ATEN.squeeze.default,
+    _ATEN.squeeze_.dim: _ATEN.squeeze.dim,
+    _ATEN.squeeze_.dims: _ATEN.squeeze.dims,
+    _ATEN.unsqueeze_.default: _ATEN.unsqueeze.default,
+}
+"""Operators that make another shape in place, and those that give it as a view."""
 
 
 class StepRecorder(Recorder):
@@ -71,9 +80,26 @@ class StepRecorder(Recorder):
         # torch.tensor([1, 2]) arrives as a real tensor that is lifted. Scalars are left to the base class, as numbers.
         if func is _ATEN.lift_fresh.default and not isinstance(args[0], FakeTensor) and args[0].dim():
             return self._attribute(args[0])
+        # detach_ has that tag, too, but leaves the shape alone.
+        if torch.Tag.inplace_view in func.tags and func is not _ATEN.detach_.default:
+            return self._seen_otherwise(func, args, kwargs or {})
         result = super().__torch_dispatch__(func, types, args, kwargs)
         self.on_node()
         return result
+
+    def _seen_otherwise(self, func: Any, args: Any, kwargs: Any) -> torch.Tensor:
+        """A tensor that gets another shape in place, as torch's own GRU does: from now on it is a view of what it was."""
+        view = _VIEWS.get(func)
+        if view is None:
+            raise CaptureError(f"it calls {func}, which makes another shape of a tensor in place; use the form that gives a view")
+        tensor = args[0]
+        node = self.graph.call_function(view, self._plain(args), self._plain(kwargs))
+        with self._mode:
+            self.node(tensor).meta["val"] = _ATEN.alias.default(tensor)  # of the shape that it has until now
+            func(*args, **kwargs)
+        self._remember(tensor, node)
+        self.on_node()
+        return tensor  # type: ignore[no-any-return]  # args of torch's are untyped
 
     def hold(self, value: torch.Tensor) -> str:
         """Keep ``value`` beside the graph; the name under which it is kept."""
@@ -95,13 +121,10 @@ class StepRecorder(Recorder):
 
 def _refuse(func: Any) -> None:
     refuse_unwritable(func)
-    # detach_ has the tag of operators that change a tensor's shape, but leaves the shape alone.
     if func.namespace == "c10d":
         raise CaptureError(
             f"it calls {func}, which works in place and behind autograd's back; use torch.distributed._functional_collectives"
         )
-    if torch.Tag.inplace_view in func.tags and func is not _ATEN.detach_.default:
-        raise CaptureError(f"it calls {func}, which makes another shape of a tensor in place; use the form that gives a view")
 
 
 class StepFunctions(TorchFunctionMode):
@@ -134,6 +157,11 @@ class StepFunctions(TorchFunctionMode):
             raise CaptureError("it sets .data of a tensor, which no operator tells of; write it with copy_")
         if func in (_GRAD.__set__, _GRAD.__delete__):
             self._gradients.set(args[0], args[1] if len(args) > 1 else None)
+        if func is torch.nn.functional.embedding and kwargs.get("sparse") and kwargs.get("padding_idx") not in (None, -1):
+            raise CaptureError(
+                "it looks up in an embedding that has sparse=True and a padding_idx, whose gradient has as many rows as values "
+                "say; leave sparse=True out"
+            )
         if func in _BACKWARD:
             self.losses.extend(loss for loss in pytree.tree_leaves(args[:1]) if isinstance(loss, torch.Tensor))
         result = func(*args, **kwargs)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import json
+import sys
 import os
 import re
 from pathlib import Path
@@ -271,6 +272,16 @@ def test_what_cannot_be_done_is_one_sentence_and_writes_nothing(
     assert main(["init", *arguments]) == status
     assert says in capsys.readouterr().err
     assert {path.name for path in Path().iterdir()} <= {"config.json"}
+
+
+def test_a_class_that_transformers_cannot_import_is_one_sentence(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capsys
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("config.json").write_text('{"model_type": "vitdet", "architectures": ["VitDetModel"]}')
+    monkeypatch.setitem(sys.modules, "transformers.models.vitdet.modeling_vitdet", None)
+    assert main(["init", "--hf", "."]) == 1
+    assert 'config.json: transformers cannot import "VitDetModel": ' in capsys.readouterr().err
 
 
 def test_a_module_that_is_there_is_left_as_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capsys) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from pytest_fxbucket.files import Snapshot, files_below
+from pytest_fxbucket.files import Snapshot, files_below, plans_below
 from pytest_fxbucket.golden.accept import goldens_below
 
 NOBODY = 65534
@@ -45,3 +45,17 @@ def test_links_are_given_and_not_followed(tmp_path: Path) -> None:
     (tmp_path / "root").symlink_to(".")
     assert [str(path.relative_to(tmp_path)) for path in files_below(tmp_path)] == ["folder", "gone", "real/a.txt", "root"]
     assert files_below(tmp_path / "root")[2] == tmp_path / "root/real/a.txt"
+
+
+def test_plans_of_linked_folders_are_found_once(tmp_path: Path) -> None:
+    (tmp_path / "elsewhere" / "deep").mkdir(parents=True)
+    (tmp_path / "plans" / "own").mkdir(parents=True)
+    for name in ("elsewhere/deep/a.toml", "elsewhere/notes.txt", "plans/own/b.toml", "plans/c.toml"):
+        (tmp_path / name).write_text("")
+    (tmp_path / "plans" / "linked").symlink_to("../elsewhere")
+    (tmp_path / "plans" / "linked_again").symlink_to("../elsewhere")
+    (tmp_path / "plans" / "another_own").symlink_to("own")
+    (tmp_path / "elsewhere" / "back").symlink_to("../plans")
+    (tmp_path / "plans" / "file.toml").symlink_to("c.toml")
+    found = [str(path.relative_to(tmp_path)) for path in plans_below(tmp_path / "plans")]
+    assert found == ["plans/c.toml", "plans/file.toml", "plans/linked/deep/a.toml", "plans/own/b.toml"]

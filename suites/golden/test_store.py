@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 
 import pytest
@@ -117,6 +118,14 @@ def test_a_missing_golden_names_the_command_that_writes_it_and_no_other(store: G
     item = "plans/llama.toml::golden"
     assert str(base.value).endswith(f"pytest {item} --fxbucket-accept=new '--deselect={item}['")
     assert str(row.value).endswith(f"pytest '{item}[fp32]' --fxbucket-accept=new")
+
+
+def test_a_plan_that_no_argument_of_pytest_can_name_is_accepted_by_an_expression(store: GoldenStore) -> None:
+    plan = store.rootdir / "plans" / "llama[1].toml"
+    plan.write_text((store.rootdir / "plans" / "llama.toml").read_text(), encoding="utf-8")
+    base, row = (shlex.split(store.accept_command(store.path_for(plan, row))) for row in (None, "fp32"))
+    assert base == ["pytest", "--fxbucket-plans=plans/llama[1].toml", "-k", "golden and not golden[", "--fxbucket-accept=changed"]
+    assert row == ["pytest", "--fxbucket-plans=plans/llama[1].toml", "-k", "golden[fp32]", "--fxbucket-accept=changed"]
 
 
 def test_a_plan_without_matrix_is_accepted_by_its_name_alone(store: GoldenStore) -> None:

@@ -51,6 +51,12 @@ def dropped_in_channels(model: Called, h: torch.Tensor) -> torch.Tensor:
     return functional.dropout(h.transpose(0, 1), 0.3, model.training)
 
 
+def turned_in_place(model: Called, h: torch.Tensor) -> torch.Tensor:
+    turned = h.add(1).transpose_(0, 1).unsqueeze_(0)
+    turned.squeeze_(0).mul_(2)
+    return turned + model.linear.weight.sin().t_()[0]
+
+
 def of_functional_gradient(model: Called, h: torch.Tensor) -> torch.Tensor:
     slope: torch.Tensor = torch.func.grad(lambda one: model.linear(one).square().sum())(h.detach())
     return h + slope
@@ -65,6 +71,8 @@ class Rotated(Called):
 MODELS: dict[str, Callable[[], nn.Module]] = {
     "an encoder of torch with dropout": lambda: nn.TransformerEncoderLayer(DIM, 4, 2 * DIM, 0.1, batch_first=True),
     "a recurrent layer": lambda: nn.Sequential(nn.GRU(DIM, 8), First(), nn.Linear(8, DIM)),
+    "a recurrent layer over batches": lambda: nn.Sequential(nn.GRU(DIM, DIM, batch_first=True), First()),
+    "another shape in place": lambda: Called(turned_in_place),
     "a gate in place": lambda: Called(gated),
     "dropout of a transposed tensor": lambda: Called(dropped_in_channels),
     "a gradient within forward": lambda: Called(of_functional_gradient),
@@ -101,12 +109,31 @@ def test_an_optimizer_that_sees_complex_parameters_as_real_ones_trains_as_eager(
         twins.same(inputs(number), seed=number)
 
 
+def resized(model: Called, h: torch.Tensor) -> torch.Tensor:
+    return h.detach().clone().resize_(2, 2)
+
+
+def looked_up_sparsely(model: Called, h: torch.Tensor) -> torch.Tensor:
+    return functional.embedding(torch.tensor([0, 1]), model.linear.weight, padding_idx=0, sparse=True)
+
+
 def randomly_signed(model: Called, h: torch.Tensor) -> torch.Tensor:
     return h * torch.empty_like(h).random_(0, 3)
 
 
+def scaled_by_parameter() -> nn.Module:
+    """As one who steps an optimizer for each parameter in a hook."""
+    scales: dict[torch.Tensor, float] = {}
+    model = Called(lambda model, h: h * scales[model.linear.weight])
+    scales[model.linear.weight] = 2.0
+    return model
+
+
 REFUSED: dict[str, tuple[Callable[[], nn.Module], str]] = {
     "integers drawn by a name of Python's": (lambda: Called(randomly_signed), "draw integers with torch.randint"),
+    "a tensor that is resized": (lambda: Called(resized), "aten.resize_.default, which makes another shape of a tensor in place"),
+    "rows of a sparse gradient": (lambda: Called(looked_up_sparsely), "has sparse=True and a padding_idx"),
+    "a dict by parameters": (scaled_by_parameter, "it looks something up by a tensor, and while tracing another stands in"),
     "a lazy module": (lambda: nn.LazyLinear(DIM), "parameter weight is made by a first forward (a lazy module)"),
 }
 

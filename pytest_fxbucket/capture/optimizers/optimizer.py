@@ -88,8 +88,8 @@ def _handed_out(
 def _selected(entries: Sequence[Entry], fqns: Sequence[str], where: str, names: Optimizing | None) -> list[str]:
     """The parameters that selectors name, in registration order."""
     modules = names.modules if names else modules_of(fqns)
-    known = names.names if names else {fqn: fqn for fqn in fqns}
-    known = {name: fqn for name, fqn in known.items() if fqn in fqns}
+    own = set(fqns)
+    known = {name: fqn for name, fqn in names.names.items() if fqn in own} if names else {fqn: fqn for fqn in fqns}
     wanted = parameters_of(entries, known, modules, where, "trainable parameters")
     return [fqn for fqn in fqns if fqn in wanted]
 
@@ -101,7 +101,8 @@ def _grouped(
     if spec.groups == "one":
         return [(list(fqns), {})]
     if spec.groups == "entry":
-        groups = [[fqn for fqn in fqns if fqn in entry.parameters] for entry in entries]
+        own = [set(entry.parameters) for entry in entries]
+        groups = [[fqn for fqn in fqns if fqn in parameters] for parameters in own]
         rest = set(fqns).difference(*groups)
         return [(group, {}) for group in (*groups, [fqn for fqn in fqns if fqn in rest]) if group]
     if isinstance(spec.groups, str):

@@ -110,7 +110,10 @@ def _model_class(config: PreTrainedConfig, written: Mapping[str, Any], path: Pat
     from transformers.models.auto import modeling_auto
 
     for name in written.get("architectures") or ():
-        found = getattr(transformers, name, None)
+        try:
+            found = getattr(transformers, name, None)
+        except (ImportError, RuntimeError) as error:  # imported at this first use, with whatever its file needs
+            raise PlanError(f'{path}: transformers cannot import "{name}": {" ".join(str(error).split())[:200]}') from error
         if found is None:
             close = get_close_matches(name, dir(transformers), n=1)
             hint = f'; the nearest that it has is "{close[0]}"' if close else ""

@@ -151,7 +151,8 @@ def _entry_of(fqns: Sequence[str], entries: Entries | None, modules: Sequence[st
     from pytest_fxbucket.plan.selectors import entry_by_parameter, parse_entries, resolve
 
     where = "fxbucket_golden(..., plan=...)"
-    of_graph = {name: fqn for name, fqn in names.items() if fqn in fqns}
+    own = set(fqns)
+    of_graph = {name: fqn for name, fqn in names.items() if fqn in own}
     resolution = resolve(parse_entries(entries, where), of_graph, modules, aliases=of_graph, unplanned="allow", where=where)
     return entry_by_parameter(resolution.entries)
 
