@@ -91,7 +91,9 @@ class StepRecorder(Recorder):
         """A tensor that gets another shape in place, as torch's own GRU does: from now on it is a view of what it was."""
         view = _VIEWS.get(func)
         if view is None:
-            raise CaptureError(f"it calls {func}, which makes another shape of a tensor in place; use the form that gives a view")
+            raise CaptureError(
+                f"it calls {func}, which makes another shape of a tensor in place; use the form that gives a view"
+            )
         tensor = args[0]
         node = self.graph.call_function(view, self._plain(args), self._plain(kwargs))
         with self._mode:

@@ -124,7 +124,13 @@ def test_a_plan_that_no_argument_of_pytest_can_name_is_accepted_by_an_expression
     plan = store.rootdir / "plans" / "llama[1].toml"
     plan.write_text((store.rootdir / "plans" / "llama.toml").read_text(), encoding="utf-8")
     base, row = (shlex.split(store.accept_command(store.path_for(plan, row))) for row in (None, "fp32"))
-    assert base == ["pytest", "--fxbucket-plans=plans/llama[1].toml", "-k", "golden and not golden[", "--fxbucket-accept=changed"]
+    assert base == [
+        "pytest",
+        "--fxbucket-plans=plans/llama[1].toml",
+        "-k",
+        "golden and not golden[",
+        "--fxbucket-accept=changed",
+    ]
     assert row == ["pytest", "--fxbucket-plans=plans/llama[1].toml", "-k", "golden[fp32]", "--fxbucket-accept=changed"]
 
 

@@ -131,7 +131,10 @@ def scaled_by_parameter() -> nn.Module:
 
 REFUSED: dict[str, tuple[Callable[[], nn.Module], str]] = {
     "integers drawn by a name of Python's": (lambda: Called(randomly_signed), "draw integers with torch.randint"),
-    "a tensor that is resized": (lambda: Called(resized), "aten.resize_.default, which makes another shape of a tensor in place"),
+    "a tensor that is resized": (
+        lambda: Called(resized),
+        "aten.resize_.default, which makes another shape of a tensor in place",
+    ),
     "rows of a sparse gradient": (lambda: Called(looked_up_sparsely), "has sparse=True and a padding_idx"),
     "a dict by parameters": (scaled_by_parameter, "it looks something up by a tensor, and while tracing another stands in"),
     "a lazy module": (lambda: nn.LazyLinear(DIM), "parameter weight is made by a first forward (a lazy module)"),
