@@ -89,7 +89,7 @@ def files_below(root: Path) -> list[Path]:
 
 
 def plans_below(root: Path) -> list[Path]:
-    """Return all ``*.toml`` below ``root``, sorted; linked folders are looked into, too, each folder once, by its own name first."""
+    """Return all ``*.toml`` below ``root``, sorted; linked folders are looked into, too, each once, by its own name first."""
     found: list[Path] = []
     seen: set[str] = set()
     roots = [str(root)]

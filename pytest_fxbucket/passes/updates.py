@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 def tell_apart(order: Order, wishes: list[float], found: Sequence[int]) -> None:
     """Let each node wish for the place that it has in the order ``found``, which its wishes lead to.
 
-    Nodes of one place share one still, from a launch, wait or compute to the next: an update must know which of those it passes.
+    Nodes of one place share one still, from a launch, wait or compute to the next: an update must know which it passes.
     """
     settled: list[float] = []
     for index, before in enumerate(order.before):

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import ast
 import json
-import sys
 import os
 import re
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
