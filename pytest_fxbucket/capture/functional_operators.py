@@ -30,6 +30,10 @@ class FunctionalTwin:
     """Whether the twin writes clones of the arguments, so that new values keep the old dtype; other twins promote."""
 
 
+FACTORY = ("dtype", "layout", "device", "pin_memory")
+"""Arguments of an operator that makes a tensor, which its overload with ``out=`` lacks."""
+
+
 @cache
 def twin_of(op: OpOverload) -> FunctionalTwin | None:
     """The twin of ``op``; None if it writes nothing, changes what shape a tensor is, or has no twin."""
@@ -41,7 +45,10 @@ def twin_of(op: OpOverload) -> FunctionalTwin | None:
     wanted = [(a.name, str(a.type)) for a in arguments if not a.is_out]
     for twin in _candidates(op, bool(outs)):
         schema = twin._schema
-        named = [(a.name, str(a.type)) for a in schema.arguments]
+        own = {name for name, _ in wanted}
+        # A factory that makes its tensor anew must be told what the tensor of ``out=`` says by itself.
+        asked = [a for a in schema.arguments if not (outs and a.name in FACTORY and a.name not in own)]
+        named = [(a.name, str(a.type)) for a in asked]
         first = len(schema.returns) - len(written)
         # ``op`` must return the twin's own results first, and nothing but what it writes, if anything, behind them.
         aliases = [value.alias_info is not None for value in op._schema.returns]

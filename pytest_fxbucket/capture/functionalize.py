@@ -175,7 +175,9 @@ class _Rewriting:
             if order:
                 made.meta = {**meta, "val": fresh_like(args[0].meta["val"])}
                 made = self._permuted(made, [order.index(dim) for dim in range(len(order))], meta)
-            dtypes = [None] * len(targets) if twin.clones else result_dtypes(twin.op, args, kwargs)
+            # What says its dtype is not asked for it: a factory has no fake argument, so that it would really draw.
+            is_known = twin.clones or kwargs.get("dtype") is not None
+            dtypes = [None] * len(targets) if is_known else result_dtypes(twin.op, args, kwargs)
             self._hand_out(made, twin, targets, dtypes)
         self.replaced.append(node)
         # The operator is erased at the end: until then later nodes still name it, and ``now`` says what to read instead.
@@ -298,6 +300,9 @@ def _without(node: fx.Node, twin: FunctionalTwin) -> tuple[Any, Any]:
     target: Any = node.target
     defaults = {a.name: a.default_value for a in target._schema.arguments if a.has_default_value()}
     needed = [a.name for a in twin.op._schema.arguments[len(args) :] if not a.has_default_value()]  # bernoulli_ has p = 0.5
+    own = {a.name for a in target._schema.arguments}
+    for name in (a.name for a in twin.op._schema.arguments if dropped and a.name in ("dtype", "device") and a.name not in own):
+        kwargs[name] = getattr(node.kwargs[twin.dropped[0][1]].meta["val"], name)
     return args, {**{name: defaults[name] for name in needed if name not in kwargs and name in defaults}, **kwargs}
 
 

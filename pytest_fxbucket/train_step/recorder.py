@@ -33,6 +33,7 @@ _VIEWS = {
     _ATEN.squeeze_.dim: _ATEN.squeeze.dim,
     _ATEN.squeeze_.dims: _ATEN.squeeze.dims,
     _ATEN.unsqueeze_.default: _ATEN.unsqueeze.default,
+    _ATEN.as_strided_.default: _ATEN.as_strided.default,
 }
 """Operators that make another shape in place, and those that give it as a view."""
 
@@ -88,7 +89,7 @@ class StepRecorder(Recorder):
         return result
 
     def _seen_otherwise(self, func: Any, args: Any, kwargs: Any) -> torch.Tensor:
-        """A tensor that gets another shape in place, as torch's own GRU does: from now on it is a view of what it was."""
+        """A tensor that gets another shape in place, as torch's own GRU and pooling do: from now on it is a view of what it was."""
         view = _VIEWS.get(func)
         if view is None:
             raise CaptureError(

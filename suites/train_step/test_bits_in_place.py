@@ -57,6 +57,15 @@ def turned_in_place(model: Called, h: torch.Tensor) -> torch.Tensor:
     return turned + model.linear.weight.sin().t_()[0]
 
 
+def pooled_in_channels_last(model: Called, h: torch.Tensor) -> torch.Tensor:
+    return functional.adaptive_avg_pool2d(h.view(4, 5, 4, 6).contiguous(memory_format=torch.channels_last), 1)
+
+
+def made_into(model: Called, h: torch.Tensor) -> torch.Tensor:
+    one, noise = torch.eye(DIM, out=h.new_empty(DIM, DIM)), torch.rand(DIM, out=h.new_empty(DIM))
+    return h @ one * noise + torch.arange(0, DIM, out=torch.empty(DIM, dtype=torch.float64)).to(h.dtype)
+
+
 def of_functional_gradient(model: Called, h: torch.Tensor) -> torch.Tensor:
     slope: torch.Tensor = torch.func.grad(lambda one: model.linear(one).square().sum())(h.detach())
     return h + slope
@@ -73,6 +82,8 @@ MODELS: dict[str, Callable[[], nn.Module]] = {
     "a recurrent layer": lambda: nn.Sequential(nn.GRU(DIM, 8), First(), nn.Linear(8, DIM)),
     "a recurrent layer over batches": lambda: nn.Sequential(nn.GRU(DIM, DIM, batch_first=True), First()),
     "another shape in place": lambda: Called(turned_in_place),
+    "pooling of channels last": lambda: Called(pooled_in_channels_last),
+    "factories with out=": lambda: Called(made_into),
     "a gate in place": lambda: Called(gated),
     "dropout of a transposed tensor": lambda: Called(dropped_in_channels),
     "a gradient within forward": lambda: Called(of_functional_gradient),

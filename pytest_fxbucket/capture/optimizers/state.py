@@ -18,6 +18,9 @@ from pytest_fxbucket.errors import CaptureError
 _STILL = {"weight_decay": 0.0, "maximize": False}
 """Options for that step: weight decay would add the parameter, and maximize a sign, to state that copies the gradient."""
 
+_SLOPE = 0.25
+"""A gradient like any other, to tell a first step from a later one by."""
+
 
 def make_state(optimizers: Sequence[Optimizer], with_gradient: Collection[torch.Tensor]) -> None:
     """Let ``optimizers`` make the state of the parameters ``with_gradient``, real or fake; nothing else changes.
@@ -25,10 +28,11 @@ def make_state(optimizers: Sequence[Optimizer], with_gradient: Collection[torch.
     Each takes one step with gradients of negative zero, after which everything that was written gets its value from before the
     first write. Negative zero added to any number is that number, so momentum, which begins as a copy of the first gradient,
     gives the same bits from this state as from none (with dampening it does not, see :func:`first_step_differs`).
-    Raises :class:`CaptureError` for real state that a second such step changes.
+    Raises :class:`CaptureError` for real state that a second such step changes, or from which a step differs from the first.
     """
     wanted = {id(tensor) for tensor in with_gradient}
     for optimizer in optimizers:
+        first = _first_steps(optimizer, wanted)
         _step_and_undo(optimizer, wanted)
         # State that is written in place has its first value again. A tensor that is put in another's place cannot be undone,
         # which a second step shows.
@@ -42,6 +46,36 @@ def make_state(optimizers: Sequence[Optimizer], with_gradient: Collection[torch.
             raise CaptureError(
                 f"the optimizer {type(optimizer).__name__} puts another tensor in the place of its state {key!r} in each step, "
                 "so what that was before the first step is not known; write it in place, or make it in the constructor"
+            )
+        _refuse_other_first_step(optimizer, wanted, first)
+
+
+def _first_steps(optimizer: Optimizer, wanted: Collection[int]) -> dict[torch.Tensor, list[torch.Tensor]]:
+    """What a first step makes of the smallest real parameter of each group that has no state yet, and of that state."""
+    fresh = [
+        [p for p in group["params"] if id(p) in wanted and not is_fake(p) and p not in optimizer.state]
+        for group in optimizer.param_groups
+    ]
+    if not any(fresh) or any(map(first_step_differs, optimizer.param_groups)):
+        return {}
+    tried = [min(own, key=lambda p: (p.numel() == 0, p.numel())) for own in fresh if own]
+    made = _step_and_undo(optimizer, wanted, _SLOPE, tried)
+    for parameter in (parameter for own in fresh for parameter in own):
+        optimizer.state.pop(parameter, None)
+    return made
+
+
+def _refuse_other_first_step(
+    optimizer: Optimizer, wanted: Collection[int], first: Mapping[torch.Tensor, list[torch.Tensor]]
+) -> None:
+    """Raise :class:`CaptureError` if a step from the state that was made differs from the ``first`` one, taken without any."""
+    from_state = _step_and_undo(optimizer, wanted, _SLOPE, list(first)) if first else {}
+    for parameter, values in first.items():
+        now = from_state[parameter]
+        if len(values) != len(now) or not all(map(_alike, values, now)):
+            raise CaptureError(
+                f"the optimizer {type(optimizer).__name__} takes its first step otherwise than later ones, and one graph does "
+                "not do for both; take one step without capture before, or another optimizer"
             )
 
 
@@ -60,11 +94,14 @@ def first_step_differs(group: Mapping[str, Any]) -> bool:
     return bool(group.get("momentum") and group.get("dampening"))
 
 
-def _step_and_undo(optimizer: Optimizer, wanted: Collection[int]) -> None:
+def _step_and_undo(
+    optimizer: Optimizer, wanted: Collection[int], slope: float = -0.0, asked: Sequence[torch.Tensor] = ()
+) -> dict[torch.Tensor, list[torch.Tensor]]:
+    """Step ``optimizer`` with gradients of ``slope`` for the ``wanted``; what each of ``asked`` and its state was meanwhile."""
     parameters = [p for group in optimizer.param_groups for p in group["params"]]
     before = [p.grad for p in parameters]
     for parameter in parameters:
-        parameter.grad = torch.full_like(parameter, -0.0) if id(parameter) in wanted else None
+        parameter.grad = torch.full_like(parameter, slope) if id(parameter) in wanted else None
     groups = [(group, {key: group[key] for key in _STILL if key in group}) for group in optimizer.param_groups]
     written = _PutBack()
     try:
@@ -72,6 +109,7 @@ def _step_and_undo(optimizer: Optimizer, wanted: Collection[int]) -> None:
             group.update({key: _STILL[key] for key in known})
         with torch.no_grad(), written:
             optimizer.step()
+        return {p: [local_of(one.detach()).clone() for one in (p, *_tensors(optimizer.state[p]))] for p in asked}
     finally:
         with torch.no_grad():
             written.put_back()
@@ -79,6 +117,10 @@ def _step_and_undo(optimizer: Optimizer, wanted: Collection[int]) -> None:
             group.update(known)
         for parameter, grad in zip(parameters, before, strict=True):
             parameter.grad = grad
+
+
+def _tensors(state: Mapping[str, Any]) -> list[torch.Tensor]:
+    return [value for _, value in sorted(state.items()) if isinstance(value, torch.Tensor)]
 
 
 def _values(optimizer: Optimizer) -> dict[tuple[int, str], torch.Tensor]:
