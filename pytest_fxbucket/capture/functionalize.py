@@ -302,7 +302,8 @@ def _without(node: fx.Node, twin: FunctionalTwin) -> tuple[Any, Any]:
     needed = [a.name for a in twin.op._schema.arguments[len(args) :] if not a.has_default_value()]  # bernoulli_ has p = 0.5
     own = {a.name for a in target._schema.arguments}
     for name in (a.name for a in twin.op._schema.arguments if dropped and a.name in ("dtype", "device") and a.name not in own):
-        kwargs[name] = getattr(node.kwargs[twin.dropped[0][1]].meta["val"], name)
+        out: Any = node.kwargs[twin.dropped[0][1]]
+        kwargs[name] = getattr(out.meta["val"], name)
     return args, {**{name: defaults[name] for name in needed if name not in kwargs and name in defaults}, **kwargs}
 
 

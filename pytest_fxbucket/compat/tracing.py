@@ -106,8 +106,11 @@ def looks_at_values(error: BaseException) -> bool:
     return asked or ".numpy() is not supported" in text_of(error)
 
 
-def untraceable(error: BaseException) -> str | None:
-    """Why tracing raises ``error`` where running would not, as a sentence; None for an error of the user's own."""
+def untraceable(error: BaseException, unknown: str = "register it with register_buffer") -> str | None:
+    """Why tracing raises ``error`` where running would not, as a sentence; None for an error of the user's own.
+
+    ``unknown`` is what to do with a tensor that is no input.
+    """
     import torch
     from torch._subclasses.fake_tensor import DynamicOutputShapeException
 
@@ -116,7 +119,7 @@ def untraceable(error: BaseException) -> str | None:
     if looks_at_values(error):
         return _NO_VALUE
     if "convert all Tensors to FakeTensors" in text_of(error):
-        return "it uses a tensor that is neither parameter, buffer nor input of the step; register it with register_buffer"
+        return f"it uses a tensor that is neither parameter, buffer nor input of the step; {unknown}"
     if isinstance(error, KeyError) and isinstance(next(iter(error.args), None), torch.Tensor):
         return "it looks something up by a tensor, and while tracing another stands in each tensor's place; look it up by name"
     return None

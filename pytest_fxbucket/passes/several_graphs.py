@@ -5,14 +5,18 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+import torch.distributed as dist
 
 from pytest_fxbucket.compat.compilers import mark_backward
 from pytest_fxbucket.cost.cluster import cluster_of
 from pytest_fxbucket.errors import PlanError
 from pytest_fxbucket.graph import collectives
+from pytest_fxbucket.graph.groups import ensure_twins
 from pytest_fxbucket.graph.modules import ModuleStackFn, direction_of, module_path, module_stack
 from pytest_fxbucket.passes.auto.estimates import of_cluster, refuse_symbolic
 from pytest_fxbucket.passes.keep_order import forget_order
@@ -20,6 +24,7 @@ from pytest_fxbucket.passes.manual import ManualPass
 from pytest_fxbucket.passes.targets import Targets, by_module, by_size
 from pytest_fxbucket.plan.pass_consistency import agree_with_entries
 from pytest_fxbucket.plan.selectors import resolve
+from pytest_fxbucket.words import counted
 
 if TYPE_CHECKING:
     from torch import fx
@@ -48,6 +53,8 @@ class SeveralGraphs:
         self._compiled: set[str] = set()
         self._looked_at: set[str] = set()
         self._placed: set[tuple[str, str, str]] = set()
+        self._nameless = 0
+        """Launches that name no module, so that no entry has them."""
 
     @property
     def reports(self) -> tuple[PassReport, ...]:
@@ -70,6 +77,7 @@ class SeveralGraphs:
         launches = [node for node in graph.nodes if collectives.launch_kind(node)]
         if not launches:
             return False
+        self._nameless += sum(not (self._stack or module_stack)(node) for node in launches)
         forget_order(graph)
         targets = self._targets(graph)
         self._launching |= dict.fromkeys(targets.launching)
@@ -82,6 +90,9 @@ class SeveralGraphs:
             wait_before=self._places_here("wait_before", asked.wait_before, reductions),
         )
         self._reports.append(ManualPass(self._plan.bucket, overlap).run(graph, targets, self._estimates(graph)))
+        if dist.is_initialized():
+            with suppress(KeyError):  # a process group that this process lacks is told of when the graph runs
+                ensure_twins(graph)
         return any(direction_of(node) == "backward" for node in launches)
 
     def look_at(self, graph: fx.Graph, of: str) -> None:
@@ -118,7 +129,8 @@ class SeveralGraphs:
                 self._plan.bucket.plan, launching, modules, unplanned="allow", where=self._where, what="collectives"
             )
         except PlanError as error:
-            raise PlanError(f"{error}{self._broken()}") from None
+            said = str(error).removesuffix("; take it out") if self._nameless else str(error)
+            raise PlanError(f"{said}{self._without_name()}{self._broken()}") from None
         root = [self._plan.bucket.root] if self._plan.bucket.root else []
         agree_with_entries(self._plan, [*(entry.name for entry in found.entries), *root], self._where)
         for key in ("launch_at", "wait_before"):
@@ -136,6 +148,12 @@ class SeveralGraphs:
         except PlanError as error:
             return str(error)
         return ""
+
+    def _without_name(self) -> str:
+        """What launches that name no module have to do with an entry that matches nothing."""
+        if not self._nameless:
+            return ""
+        return f"; {counted(self._nameless, 'collective')} named no module: bucket by size, or name them by module_stack_fn"
 
     def _broken(self) -> str:
         """What graph breaks have to do with a name that is not there."""

@@ -89,7 +89,7 @@ class StepRecorder(Recorder):
         return result
 
     def _seen_otherwise(self, func: Any, args: Any, kwargs: Any) -> torch.Tensor:
-        """A tensor that gets another shape in place, as torch's own GRU and pooling do: from now on it is a view of what it was."""
+        """Record ``func``, which gives a tensor another shape in place, as torch's GRU and pooling do: a view of it before."""
         view = _VIEWS.get(func)
         if view is None:
             raise CaptureError(

@@ -29,14 +29,25 @@ class Schedulers:
     def watched(self) -> Iterator[None]:
         """While inside, ``step()`` of a scheduler only notes the call.
 
-        It raises :class:`CaptureError` for an argument that is a tensor.
+        It raises :class:`CaptureError` for an argument that is a tensor. So does ``get_last_lr()``, which would be of this call
+        in all later ones.
         """
         with ExitStack() as inside:
             for kind in _kinds(LRScheduler):
                 # To patch the base alone would miss kinds with a ``step`` of their own; others inherit what is patched.
                 if "step" in vars(kind):
                     inside.enter_context(patch.object(kind, "step", self._noting(vars(kind)["step"])))
+                if "get_last_lr" in vars(kind):
+                    inside.enter_context(patch.object(kind, "get_last_lr", _refuse_last_rates))
             yield
+
+    def refuse_rates(self, optimizer: Optimizer, path: str) -> None:
+        """Raise :class:`CaptureError` if a scheduler of ``optimizer``, whose rate the step gives at ``path``, was called."""
+        if any(getattr(one, "optimizer", None) is optimizer for one in self.stepped):
+            raise CaptureError(
+                f"the step gives a learning rate at {path} and calls its scheduler, which a captured step does when all is "
+                "done; read it between steps"
+            )
 
     def refuse_behind(self, optimizer: Optimizer) -> None:
         """Raise :class:`CaptureError` if a scheduler of ``optimizer``, which is about to step, was called already."""
@@ -57,6 +68,13 @@ class Schedulers:
             self.calls.append(lambda: function(scheduler, *args, **kwargs))
 
         return step
+
+
+def _refuse_last_rates(scheduler: LRScheduler) -> None:
+    raise CaptureError(
+        f"the step calls get_last_lr() of {type(scheduler).__name__}, a number that a captured step would keep; read it "
+        "between steps"
+    )
 
 
 def _kinds(kind: type[LRScheduler]) -> Iterator[type[LRScheduler]]:

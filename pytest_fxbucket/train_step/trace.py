@@ -205,6 +205,9 @@ class _Tracing:
                     f"the step gives a value of type {type(leaf).__name__} at {path}; it can give tensors, plain values, and "
                     "tuples, lists and dicts of them"
                 )
+            for name, rate in self.inputs.rates.items():
+                if leaf is rate:
+                    self.schedulers.refuse_rates(self.live.optimizers[int(name.split(".")[1])], path)
             found.append((path, leaf))
         return found, spec
 
@@ -381,7 +384,8 @@ class _Tracing:
             doing = f"module {self.namer.failed}" if self.namer.failed else getattr(self.function, "__qualname__", "the step")
             if self.stepping is not None:
                 doing = f"the step of the optimizer {type(self.stepping).__name__}"
-            text = str(error) if isinstance(error, FxbucketError) else untraceable(error)
+            unknown = "give it to the step as an argument, or the module that has it as a buffer in model={...}"
+            text = str(error) if isinstance(error, FxbucketError) else untraceable(error, unknown)
             text = text or f"{type(error).__name__}: {text_of(error)[:300]}"
             raise CaptureError(f"tracing {doing} failed{at_user_frame(error)}: {text}") from error
 

@@ -6,8 +6,11 @@ from typing import Any
 
 import pytest
 import torch
+from torch import fx
 
 from pytest_fxbucket.errors import PlanError
+from pytest_fxbucket.graph.collectives import read_launch
+from pytest_fxbucket.graph.modules import module_stack
 from pytest_fxbucket.passes import bucketing_backend
 from suites.compiled.small_nets import PLAN, net, step, words
 
@@ -28,6 +31,16 @@ def test_a_graph_break_between_modules_leaves_each_graph_what_it_has_of_the_entr
 def test_a_graph_break_within_a_module_hides_its_name_and_is_said() -> None:
     with pytest.raises(PlanError, match=r'"embed" matches nothing.*3 functions.*fullgraph=True'):
         step(torch.compile(net(breaks="within", depth=2), backend=bucketing_backend(PLAN)))
+
+
+def test_collectives_that_name_no_module_are_said_where_an_entry_has_none() -> None:
+    """As SimpleFSDP's all-reduces of replicated parameters."""
+
+    def named(node: fx.Node) -> Any:
+        return [] if read_launch(node) else module_stack(node)
+
+    with pytest.raises(PlanError, match=r'"embed" .*; \d collectives named no module: bucket by size, or'):
+        step(torch.compile(net(), backend=bucketing_backend(PLAN, module_stack_fn=named)))
 
 
 def test_the_gradients_of_a_tied_weight_share_a_launch() -> None:

@@ -14,7 +14,7 @@ from torch import nn
 from pytest_fxbucket.errors import CaptureError
 from pytest_fxbucket.train_step import capture_step
 from suites.capture.steps import at
-from suites.train_step.step_twins import Run, adamw, batch, net, sgd, usual
+from suites.train_step.step_twins import Run, Twins, adamw, batch, net, sgd, usual
 
 
 def refused(step: Callable[..., Any], run: Run, *args: Any) -> str:
@@ -267,6 +267,56 @@ def test_a_scheduler_that_is_called_too_early_or_given_a_tensor_is_refused(run: 
     told = refused(lambda x, y: plateau.step(run.model(x).sum()), run)
     assert "the scheduler ReduceLROnPlateau is given a tensor, whose value is known only when the step" in told
     assert decaying.last_epoch == 0
+
+
+def test_a_learning_rate_behind_its_scheduler_is_read_between_steps(run: Run) -> None:
+    decaying = torch.optim.lr_scheduler.ExponentialLR(run.optimizers[0], 0.5)
+    run.optimizers[0]._opt_called = True  # type: ignore[attr-defined]  # as a scheduler has step() set
+    rates: list[Callable[[], Any]] = [lambda: run.optimizers[0].param_groups[0]["lr"], lambda: decaying.get_last_lr()[0]]
+
+    def telling(rate: Callable[[], Any], x: torch.Tensor, y: torch.Tensor) -> Any:
+        usual(run.model, run.optimizers)(x, y)
+        decaying.step()
+        return {"rate": rate()}
+
+    told = [refused(partial(telling, rate), run) for rate in rates]
+    assert told[0].startswith("the step gives a learning rate at result['rate'] and calls its scheduler")
+    assert "the step calls get_last_lr() of ExponentialLR, a number that a captured step would keep" in told[1]
+
+
+def test_a_module_beside_the_model_is_to_be_given_with_it(run: Run) -> None:
+    loss = nn.CrossEntropyLoss(weight=torch.rand(3))
+    told = refused(lambda x, y: loss(run.model(x), y), run)
+    assert told.endswith("give it to the step as an argument, or the module that has it as a buffer in model={...}")
+
+
+class MeanOfGradients(torch.optim.Optimizer):
+    """Steps by a mean of gradients that begins with the first."""
+
+    def step(self) -> None:  # type: ignore[override]
+        with torch.no_grad():
+            for parameter in self.param_groups[0]["params"]:
+                state = self.state[parameter]
+                if state:
+                    state["mean"].lerp_(parameter.grad, 0.1)
+                else:
+                    state["mean"] = parameter.grad.clone()
+                parameter.sub_(state["mean"], alpha=self.param_groups[0]["lr"])
+
+
+def test_an_optimizer_whose_first_step_is_another_is_refused_until_it_is_taken() -> None:
+    model = net()
+    optimizer = MeanOfGradients(model.parameters(), {"lr": 0.1})
+    run = Run(model, [optimizer], None)
+    told = refused(usual(model, [optimizer]), run)
+    assert told.startswith("the optimizer MeanOfGradients takes its first step otherwise than later ones")
+    assert not optimizer.state
+    twins = Twins(lambda model: MeanOfGradients(model.parameters(), {"lr": 0.1}))
+    for one in twins.each():
+        torch.manual_seed(0)
+        usual(one.model, one.optimizers)(*batch(0))
+    twins.same(*batch(1))
+    twins.same(*batch(2))
 
 
 def test_arguments_that_are_no_tensors_or_plain_values_are_told_by_path(run: Run) -> None:
