@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import argparse
-import os
 import sys
 from collections.abc import Sequence
 from importlib import import_module
 
 from pytest_fxbucket.cli.ctrl_c import STOPPED, noted
+from pytest_fxbucket.cli.output import written
 from pytest_fxbucket.errors import FxbucketError, UsageError
 
 COMMANDS = {
@@ -25,17 +25,15 @@ COMMANDS = {
     "goldens": "say what changed in goldens since a commit, as a comment for a change",
     "compare": "time the steps of two commits side by side and say which is faster",
 }
-_BROKEN_PIPE = 141
-"""Exit status that shells give a command which SIGPIPE ended."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command; gives 0, 1 if it could not be done, 2 if it was asked for wrongly, 130 or 141 if somebody ended it.
 
-    130 is for Ctrl-C, 141 for a reader of its output who is gone.
+    130 is for Ctrl-C, 141 for a reader of its output who is gone; 2 also for output that cannot be written.
     """
     try:
-        return _main(argv)
+        return written(lambda: _main(argv))
     except KeyboardInterrupt:
         print("fxbucket: stopped", file=sys.stderr)
         return STOPPED
@@ -65,13 +63,7 @@ def _main(argv: Sequence[str] | None) -> int:
     except SystemExit as stop:  # argparse has said why
         return int(stop.code or 0)
     try:
-        status = int(import_module(f"pytest_fxbucket.cli.{options.command}").run(options))
-        # A reader who is gone is met here, and not when Python ends, where nobody could handle it.
-        sys.stdout.flush()
-        return status
-    except BrokenPipeError:  # as before ``| head``; what is still to be flushed when Python ends goes nowhere
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return _BROKEN_PIPE
+        return int(import_module(f"pytest_fxbucket.cli.{options.command}").run(options))
     except UsageError as error:
         print(f"fxbucket: {error}", file=sys.stderr)
         return 2

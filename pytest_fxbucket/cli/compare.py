@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import sys
 from argparse import ArgumentParser, Namespace
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -66,7 +67,7 @@ def run(options: Namespace) -> int:
 
 def _compared(options: Namespace) -> int:
     asked = _options_of(options)
-    passes, pythons = _two("--pass", options.passes, None), _two("--python", options.pythons, sys.executable)
+    passes, pythons = _two("--pass", options.passes, None), _two("--python", _from_here(options.pythons), sys.executable)
     refuse_no_pass(*passes)
     plans = named_plans(options.plans)
     repository = Repository.of(plans[0].file, "REF")
@@ -138,6 +139,11 @@ def _number(name: str, text: str, low: float, high: float, expected: str) -> flo
     if not low <= value < high:
         raise UsageError(f"--{name.replace('_', '-')} {text}: expected {expected}")
     return value
+
+
+def _from_here(pythons: Sequence[str]) -> list[str]:
+    """Interpreters as any folder finds them: each side is started in a tree of its own. Links stay, such as a venv's."""
+    return [os.path.abspath(path) if os.path.dirname(path) else path for path in pythons]
 
 
 def _two(option: str, given: list[str], default: _D) -> tuple[str | _D, str | _D]:

@@ -13,6 +13,8 @@ from pytest_fxbucket.words import counted
 
 _LONGEST = 60_000
 """Characters; a comment on GitHub takes 65,536."""
+_UNREADABLE = f"{HEADER}that cannot be read: "
+"""Begins what stands for the text of such a golden."""
 
 
 def add_arguments(parser: ArgumentParser) -> None:
@@ -62,12 +64,22 @@ def _then(repository: Repository, commit: Commit, folder: PurePosixPath) -> dict
 
 
 def _now(repository: Repository, folder: Path) -> dict[str, str]:
-    texts = {path: path.read_text(encoding="utf-8", errors="replace") for path in folder.rglob("*.txt")}
+    """Goldens that are there, by path from the top; one that cannot be read is :data:`_UNREADABLE` and why."""
+    texts: dict[Path, str] = {}
+    for path in folder.rglob("*.txt"):
+        if path.is_file():  # no folder, and no link that leads nowhere
+            try:
+                texts[path] = path.read_text(encoding="utf-8", errors="replace")
+            except OSError as error:
+                texts[path] = f"{_UNREADABLE}{error.strerror}"
     return {str(repository.path_of(path)): text for path, text in texts.items() if text.startswith(HEADER)}
 
 
 def _part(path: str, old: str | None, new: str | None) -> Iterator[str]:
     """The heading of one golden, and what changed in it: in words, and as a diff."""
+    if new is not None and new.startswith(_UNREADABLE):
+        yield f"**{path}** cannot be read: {new.removeprefix(_UNREADABLE)}"
+        return
     if old is None or new is None:
         yield f"**{path}** is {'new' if old is None else 'gone'}"
         return

@@ -79,7 +79,7 @@ def run(options: Namespace) -> int:
     else:
         for line in _lines(plan, score, stopped):
             print(line)
-    return STOPPED if stopped else int(bool(score.of("survived")))
+    return STOPPED if stopped else int(bool(score.of("survived")) or not score.counted_mutants)
 
 
 def _scores(plan: Plan, options: Namespace) -> Iterator[MutationScore]:

@@ -41,7 +41,8 @@ def shown_separately(words: Sequence[str], cwd: Path, environment: Mapping[str, 
         with progress.watching(words[0]):
             progress.say("runs in a process of its own")
             # -P keeps the working folder off the path, so that modules come only from where PYTHONPATH says.
-            done = finished([sys.executable, "-P", "-c", _SHOW, report, "show", *words], cwd, environment)
+            command = [sys.executable, "-P", "-c", _SHOW, report, "show", *words]
+            done = finished(command, cwd, {**environment, "PYTHONIOENCODING": "utf-8"})
         # A user's module may end the process with status 0: two sides without a word would be equal.
         if done.returncode != 0 or not done.stdout:
             raise FxbucketError(_why(done.returncode, done.stderr))

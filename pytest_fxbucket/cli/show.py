@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from pytest_fxbucket.cli.common import add_pass, add_plan, name_of, refuse_no_pass, working_on
+from pytest_fxbucket.cli.output import write_utf8
 from pytest_fxbucket.errors import UsageError
 from pytest_fxbucket.explain.find import find_plan
 
@@ -32,7 +33,7 @@ def run(options: Namespace) -> int:
     refuse_no_pass(options.pass_name)
     plan, rows = find_plan(options.plan)
     name = options.pass_name or plan.pass_name
-    sys.stdout.write(shown(plan, name, full_text if options.full else golden_file, options.rank))
+    write_utf8(shown(plan, name, full_text if options.full else golden_file, options.rank))
     if rows and plan.matrix_id is None:
         print(f"this is the plan above its [[matrix]] rows; a row is shown as {plan.path}::{rows[0]}", file=sys.stderr)
     return 0

@@ -10,11 +10,12 @@ from difflib import unified_diff
 from itertools import zip_longest
 from typing import TYPE_CHECKING
 
-from pytest_fxbucket.errors import FxbucketError
+from pytest_fxbucket.errors import FxbucketError, named
 from pytest_fxbucket.mutate.operator import BrokenGraph, Form, Operator, SeenGraph, Site
 from pytest_fxbucket.passes.registry import Bucketed
 from pytest_fxbucket.plan_on_mesh import PlanOnMesh
 from pytest_fxbucket.step.portable import own_copy
+from pytest_fxbucket.user_frame import at_user_frame
 
 if TYPE_CHECKING:
     from torch import fx
@@ -60,11 +61,24 @@ def mutants_of(world: PlanOnMesh, operators: Sequence[Operator], seed: int) -> l
             Mutant(operator.name, operator.says, phase, stage, site, operator.form)
             for stage, rank in enumerate(world.mesh.ranks(0, "pp"))
             for phase, passed in (world.passed(rank) if operator.form == "passed" else world.final(rank)).items()
-            for site in operator.sites(SeenGraph(phase, passed, rank, world.mesh, world.entry_of))
+            for site in _sites(operator, SeenGraph(phase, passed, rank, world.mesh, world.entry_of))
         ]
         random.Random(f"{seed} {operator.name}").shuffle(found)
         by_operator.append(found)
     return [mutant for turn in zip_longest(*by_operator) for mutant in turn if mutant is not None]
+
+
+def _sites(operator: Operator, seen: SeenGraph) -> list[Site]:
+    """All places of a graph; raises :class:`FxbucketError` for an operator, of somebody's own, that gives none or raises."""
+    try:
+        found = list(operator.sites(seen))
+    except FxbucketError:
+        raise
+    except Exception as error:
+        raise FxbucketError(f"the operator {operator.name} raised {named(error)}{at_user_frame(error)}") from error
+    if other := next((one for one in found if not isinstance(one, Site)), None):
+        raise FxbucketError(f"the operator {operator.name} gives a value of type {type(other).__name__}, expected a Site")
+    return found
 
 
 def last_of_stage(mesh: Mesh, stage: int) -> int:

@@ -171,13 +171,6 @@ class PlanItem(OfPlan):
         return super().repr_failure(excinfo, style)
 
 
-def plan_file(path: Path, parent: pytest.Collector) -> PlanFile | None:
-    """Return a collector for a plan file that was named; other TOML files are none of ours."""
-    if path.suffix != ".toml" or not parent.session.isinitpath(path):
-        return None
-    return plan_collector(path, parent)
-
-
 def plan_collector(path: Path, parent: pytest.Collector) -> PlanFile:
     """Return a collector for the plan file at ``path``."""
     rootdir = parent.config.rootpath

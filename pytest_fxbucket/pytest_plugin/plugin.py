@@ -27,7 +27,6 @@ from pytest_fxbucket.pytest_plugin.items import (
     needs_steps,
     note_fixture,
     plan_collector,
-    plan_file,
     plan_params,
 )
 from pytest_fxbucket.pytest_plugin.options import add_accept_alias, add_options, close_bare_accept, read_options, reparse
@@ -67,19 +66,21 @@ def pytest_load_initial_conftests(
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Check the options; without positional arguments the plans alone are run."""
+    """Check the options; where these alone say what to run, plans are."""
     config.addinivalue_line("markers", MARKER)
     config.addinivalue_line("markers", body.MARKER)
     options = read_options(config)
     torchrun = _torchrun(config)
     log_of = torchrun.log_name if torchrun is not None else None
     config.stash[STATE] = FxSession(replace(options, log_of=log_of), torchrun=torchrun)
-    # Otherwise pytest would collect testpaths or the working folder beside the plans that were asked for.
+    # Plans that were asked for on the command line are run alone; an ini file's, beside what pytest would collect by itself.
     if options.plans and config.args_source is not pytest.Config.ArgsSource.ARGS:
-        config.args, odd = as_arguments(options.plans, config.invocation_params.dir)
-        if odd:
-            config.pluginmanager.register(OddPaths(odd), "fxbucket-odd-paths")
-        config.args_source = pytest.Config.ArgsSource.ARGS
+        beside: Sequence[Path] = options.plans
+        if any(arg.partition("=")[0] == "--fxbucket-plans" for arg in config.invocation_params.args):
+            config.args, beside = as_arguments(options.plans, config.invocation_params.dir)
+            config.args_source = pytest.Config.ArgsSource.ARGS
+        if beside:
+            config.pluginmanager.register(PlansBeside(beside), "fxbucket-plans-beside")
     config.pluginmanager.register(WholeFiles(fx_session(config)), "fxbucket-whole-files")
     if not hasattr(config, "workerinput"):
         controller = Controller(fx_session(config))
@@ -110,7 +111,8 @@ def pytest_sessionstart(session: pytest.Session) -> None:
 
 def pytest_collect_file(file_path: Path, parent: pytest.Collector) -> PlanFile | None:
     """Collect a plan file that was named."""
-    return plan_file(file_path, parent)
+    is_named = file_path.suffix == ".toml" and (parent.session.isinitpath(file_path) or file_path in _named(parent.config))
+    return plan_collector(file_path, parent) if is_named else None
 
 
 def pytest_itemcollected(item: pytest.Item) -> None:
@@ -353,9 +355,13 @@ def _torchrun(config: pytest.Config) -> Torchrun | None:
 
 def _named_plans(config: pytest.Config) -> int:
     """Return how many plan files the option and the arguments name."""
-    arguments = {arg.partition("::")[0] for arg in config.args}
-    named = {config.invocation_params.dir / arg for arg in arguments if arg.endswith(".toml")}
-    return len(named | set(fx_session(config).options.plans))
+    return len(_named(config) | set(fx_session(config).options.plans))
+
+
+def _named(config: pytest.Config) -> set[Path]:
+    """Return the plan files that arguments name: also those that pytest passes over, since another argument is their folder."""
+    files = (arg.partition("::")[0] for arg in config.args)
+    return {Path(os.path.normpath(config.invocation_params.dir / file)) for file in files if file.endswith(".toml")}
 
 
 def _has_own_plans(metafunc: pytest.Metafunc) -> bool:
@@ -381,8 +387,8 @@ def _marked(marker: pytest.Mark, rootdir: Path, nodeid: str) -> PlanRef:
 # Plan files that no argument of pytest can name, since a path ends there at ``[`` and at ``::``: collected beside arguments.
 
 
-class OddPaths:
-    """Adds the items of plan files that no argument can name to those that pytest collects."""
+class PlansBeside:
+    """Adds the items of plan files that no argument names, or can name, to those that pytest collects."""
 
     def __init__(self, paths: Sequence[Path]) -> None:
         self._paths = paths
@@ -390,7 +396,8 @@ class OddPaths:
     @pytest.hookimpl(tryfirst=True)
     def pytest_collection_modifyitems(self, session: pytest.Session, items: list[pytest.Item]) -> None:
         """Before others deselect."""
-        items += [item for path in self._paths for item in plan_collector(path, session).collect()]
+        paths = [path for path in self._paths if not session.isinitpath(path)]
+        items += [item for path in paths for item in session.genitems(plan_collector(path, session))]
 
 
 def as_arguments(paths: Iterable[Path], base: Path) -> tuple[list[str], list[Path]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import subprocess
 import sys
 from collections.abc import Callable
@@ -83,3 +84,35 @@ def test_help_imports_no_torch() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], env=environment(), capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (0, "")
+
+
+SAYS = "from pytest_fxbucket.cli.output import written\nraise SystemExit(written(lambda: print('n\u00fc.toml') or 0))"
+
+
+@pytest.mark.parametrize(
+    ("words", "shell", "status", "out", "err"),
+    [
+        ([SAYS], "PYTHONIOENCODING=ascii", 0, "n\\xfc.toml\n", ""),
+        ([SAYS], ">&-", 0, "", ""),
+        ([SAYS], ">/dev/full", 2, "", "fxbucket: what it says cannot be written: No space left on device\n"),
+        ([SAYS], "2>&- >/dev/full", 2, "", ""),
+        (["--help"], "| true", 141, "", ""),
+        (["--version"], "| true", 141, "", ""),
+        (["show", "--help"], ">/dev/full", 2, "", "fxbucket: what it says cannot be written: No space left on device\n"),
+    ],
+    ids=lambda value: value if isinstance(value, str) and value.isascii() and " " not in value else "",
+)
+def test_words_that_cannot_be_written_are_no_traceback(
+    tmp_path: Path, words: list[str], shell: str, status: int, out: str, err: str
+) -> None:
+    command = ["-c", *words] if words == [SAYS] else ["-m", "pytest_fxbucket.cli", *words]
+    # A pipe's reader has left before the command writes: it waits for that.
+    waits = f"{{ sleep 0; while [ -e {tmp_path}/reads ]; do :; done; " if "|" in shell else "{ "
+    (tmp_path / "reads").touch()
+    run, _, reader = shell.partition("| true")
+    before, after = (f"{run} ", "") if "=" in run else ("", f" {run}")
+    piped = f" | rm {tmp_path}/reads" if "|" in shell else ""
+    script = f"set -o pipefail; {waits}{before}{shlex.join([sys.executable, *command])}{after}; }}{piped}{reader}"
+    env = {name: value for name, value in environment().items() if name != "PYTHONUNBUFFERED"}
+    done = subprocess.run(["bash", "-c", script], env=env, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (status, out, err)

@@ -87,7 +87,17 @@ def test_each_side_has_its_own_interpreter(timed: SmallRepository, untouched: No
     lacking = tmp_path / "python"
     lacking.write_text("#!/bin/sh\necho \"ModuleNotFoundError: No module named 'torch'\" >&2\nexit 1\n")
     lacking.chmod(0o755)
-    words = ["compare", "HEAD", "HEAD", "--plan", "plans/plan.toml", "--python", str(lacking), "--python", sys.executable]
+    words = [
+        "compare",
+        "HEAD",
+        "HEAD",
+        "--plan",
+        "plans/plan.toml",
+        "--python",
+        os.path.relpath(lacking),
+        "--python",
+        sys.executable,
+    ]
     assert main(words) == 2
     sha = timed.git("rev-parse", "HEAD")[:7]
     assert (

@@ -50,6 +50,22 @@ def test_each_golden_that_changed_has_its_words_and_its_diff(
     )
 
 
+def test_what_cannot_be_read_says_why_and_other_things_are_no_goldens(
+    repository: SmallRepository, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (repository.top / "golden" / "folder.txt").mkdir()
+    (repository.top / "golden" / "leads_nowhere.txt").symlink_to("nowhere")
+    assert main(["goldens", "HEAD"]) == 0
+    assert capsys.readouterr().out == "Goldens are as before.\n"
+
+    def unreadable(path: Path, **_: str) -> str:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(Path, "read_text", unreadable)
+    assert main(["goldens", "HEAD"]) == 0
+    assert "**golden/plans/changed.txt** cannot be read: Permission denied\n" in capsys.readouterr().out
+
+
 def test_what_is_too_long_for_a_comment_is_counted(
     repository: SmallRepository, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

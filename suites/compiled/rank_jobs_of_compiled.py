@@ -17,7 +17,11 @@ from suites.compiled.small_nets import PLAN, loss_of, net, net_of_dtensors, word
 
 CASES: dict[str, tuple[dict[str, Any], tuple[Any, ...], dict[str, Any]]] = {
     "tied, a graph break": ({"tied": True, "breaks": "between"}, (["embed+head", "layers.*"],), {}),
-    "bfloat16, kept": ({"param_dtype": torch.bfloat16, "reshard": False}, (["embed", "layers.*", "head"],), {"gather_group": "own"}),
+    "bfloat16, kept": (
+        {"param_dtype": torch.bfloat16, "reshard": False},
+        (["embed", "layers.*", "head"],),
+        {"gather_group": "own"},
+    ),
     "scheduled": (
         {"param_dtype": torch.bfloat16, "depth": 2},
         (["embed", "layers.*", "head"],),

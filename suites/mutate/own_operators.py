@@ -66,6 +66,16 @@ def nowhere(seen: SeenGraph) -> Iterator[Site]:
     return iter(())
 
 
+def raises(seen: SeenGraph) -> Iterator[Site]:
+    """Raises instead of looking."""
+    raise ValueError("mine")
+
+
+def no_site(seen: SeenGraph) -> Iterator[str]:
+    """Gives names."""
+    yield "add"
+
+
 def breaks_off(seen: SeenGraph) -> Iterator[Site]:
     """Somebody presses Ctrl-C at the second place."""
     waits = [node.name for node in seen.graph.nodes if is_wait(node)]

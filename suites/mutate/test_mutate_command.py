@@ -86,6 +86,12 @@ def test_what_is_found_is_counted_by_operator_and_by_check_however_many_workers_
     assert first["cannot"]["why"].endswith("cannot be made: ValueError: not here")
 
 
+def test_where_no_mutant_shows_what_the_checks_find_is_no_success(mutate: Run) -> None:
+    status, said = mutate(*operators("traded_sides"), text=ONLY_COLLECTIVES)
+    assert status == 1
+    assert "found 0 of 0 mutants" in said
+
+
 def test_a_survivor_is_shown_with_its_graph_and_why(mutate: Run) -> None:
     status, said = mutate(*operators("doubled_loss"), text=ONLY_COLLECTIVES)
     assert status == 1
@@ -110,6 +116,12 @@ def test_what_cannot_be_done_is_one_sentence(refused: Callable[..., str]) -> Non
     for seconds in ("-5", "0", "nan"):
         assert refused("--seconds", seconds, status=2) == f"fxbucket: --seconds {seconds}: expected a number above 0"
     assert refused(*operators("nowhere"), text=ONLY_COLLECTIVES) == "fxbucket: nothing can be broken"
+    said = refused(*operators("raises"), text=ONLY_COLLECTIVES)
+    assert re.fullmatch(r"fxbucket: the operator raises raised ValueError: mine at own_operators.py:\d+ in raises", said)
+    assert (
+        refused(*operators("no_site"), text=ONLY_COLLECTIVES)
+        == "fxbucket: the operator no_site gives a value of type str, expected a Site"
+    )
     red = TEXT + "memory = { peak_max_gb = 0.000001 }\n[cluster]\npreset = 'h100-sxm'\n"
     said = refused(text=red)
     assert said.startswith("fxbucket: plan.toml: memory fails on the graph as it is: ")

@@ -29,7 +29,11 @@ class TestCollection:
             ([], ["test_a.py::test_own"]),
             (["--fxbucket-plans=plans"], BROKEN + GOOD + PLAIN),
             (["-o", "testpaths=.", "--fxbucket-plans=plans/plain.toml"], PLAIN),
+            (["-o", "testpaths=.", "-o", "fxbucket_plans=plans/plain.toml"], ["test_a.py::test_own", *PLAIN]),
+            (["-o", "addopts=--fxbucket-plans=plans/plain.toml"], ["test_a.py::test_own", *PLAIN]),
+            (["-o", "fxbucket_plans=plans/plain.toml", "test_a.py"], ["test_a.py::test_own"]),
             (["test_a.py", "plans/plain.toml"], ["test_a.py::test_own", *PLAIN]),
+            ([".", "plans/plain.toml"], [*PLAIN, "test_a.py::test_own"]),
             (["plans/plain.toml::bitwise"], ["plans/plain.toml::bitwise"]),
             (["plans/good.toml::audit[keep]"], ["plans/good.toml::audit[keep]"]),
             (BROKEN, BROKEN),
@@ -42,7 +46,10 @@ class TestCollection:
         ids=lambda value: " ".join(value) if len(value) < 4 else "",
     )
     def test_what_is_named_is_collected(self, project: pytest.Pytester, args: list[str], names: list[str]) -> None:
-        """The option alone stands for its plans alone; a name without a row stands for its rows too."""
+        """The option alone stands for its plans alone, an ini file's are run beside other tests.
+
+        A name without a row stands for its rows too.
+        """
         project.mkdir("inner")
         project.makepyfile(test_a=TEST)
         assert collected(project, *args) == names
@@ -112,7 +119,7 @@ class TestOddPaths:
         Path("plans/a[1].toml").write_text(Path("plans/plain.toml").read_text() + checks)
         result = project.runpytest_subprocess("--fxbucket-plans=plans/a[[]1].toml")
         result.assert_outcomes(failed=1)
-        command = "pytest '--fxbucket-plans=plans/a[[]1].toml' -k golden --fxbucket-accept=new"
+        command = "pytest '--fxbucket-plans=plans/a[[]1].toml' -k 'golden and not golden[[]' --fxbucket-accept=new"
         result.stdout.fnmatch_lines([f"*plans/a[[]1].txt is missing; *{command}*".replace("a[[]1].toml", "a*1].toml")])
         result.stdout.fnmatch_lines(["plans/a[[]1].toml: *golden failed"])
 

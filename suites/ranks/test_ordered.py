@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+
 import pytest
 import torch
 
@@ -110,3 +112,12 @@ def test_all_gathers_go_to_plain_gloo_one_by_one_and_bring_what_they_should(pool
 def test_one_of_several_tensors_over_plain_gloo_is_refused(pools):
     with pytest.raises(RankFailure, match="an all-gather of several tensors at once cannot be timed over gloo; use nccl"):
         pools.get(2, "gloo:plain").run("suites.ranks.jobs:gather_of_several", [None] * 2, timeout_s=60)
+
+
+def test_plain_gloo_gathers_one_by_one_where_warnings_are_errors(warm_runs, tmp_path):
+    code = (
+        "import warnings; from pytest_fxbucket.compat import c10d; "
+        "warnings.simplefilter('error'); c10d.gather_one_by_one(); print('ok')"
+    )
+    done = warm_runs.run(["-c", code], tmp_path, {"PYTHONPATH": os.getcwd()})
+    assert (done.returncode, done.stdout) == (0, "ok\n"), done.stderr
