@@ -15,8 +15,9 @@ from pytest_fxbucket.compat.fx import uncompiled
 from pytest_fxbucket.golden.schedule import Schedule, schedule_of
 from pytest_fxbucket.golden.text import golden_text
 from pytest_fxbucket.graph.groups import members_of_groups
+from pytest_fxbucket.graph.ops import order_arguments
 from pytest_fxbucket.passes.registry import Bucketed, PassJob, run_pass
-from pytest_fxbucket.passes.result import Passed
+from pytest_fxbucket.passes.result import Passed, said_by
 from pytest_fxbucket.pipeline.composed import ComposedStep, composed
 from pytest_fxbucket.pipeline.text import stage_lines
 from pytest_fxbucket.process import collector
@@ -164,13 +165,13 @@ class PlanOnMesh:
     def through_pass(self, step: StepGraph, rank: int) -> dict[Phase, Passed]:
         """The graphs of ``step`` as they come out of the pass."""
         readings, modules = self.captured.readings(step), self.captured.stages.modules
-        entries, is_first = self.resolution.entries, rank in self.mesh.ranks(0, "pp")
+        entries = self.resolution.entries
         self.say(f"running pass {self.pass_name} as rank {rank} of {self.size}")
         with self.seconds.of("pass", rank):
             made = {
                 phase: run_pass(
                     self.pass_name,
-                    PassJob(step, phase, readings[phase], self.plan, entries, self.captured.estimated(phase, rank), is_first),
+                    PassJob(step, phase, readings[phase], self.plan, entries, self.captured.estimated(phase, rank), twice=True),
                 )
                 for phase in step.graphs
             }
@@ -194,7 +195,7 @@ class PlanOnMesh:
         groups: dict[tuple[str, ...], tuple[list[int], Mapping[Phase, Passed]]] = {}
         for rank in self.ranks():
             passed, final = self.passed(rank), self.final(rank)
-            key = tuple(f"{phase} {one.digest}" for graphs in (passed, final) for phase, one in graphs.items())
+            key = tuple(f"{phase} {one.digest} {one.said}" for graphs in (passed, final) for phase, one in graphs.items())
             groups.setdefault(key, ([], final))[0].append(rank)
         return list(groups.values())
 
@@ -236,12 +237,14 @@ class PlanOnMesh:
         self, phase: Phase, step: StepGraph, bucketed: Bucketed, before: GraphAnalysis | None, final: bool = False
     ) -> Passed:
         """``bucketed`` as one object for all ranks with the same graph; ``before``: reading of what it was made of."""
+        order_arguments(bucketed.graph)
         portable = encode(bucketed.graph, bucketed.root, bucketed.modules)
         name, members = digest(portable), members_of_groups(bucketed.graph)
         inputs, outputs = step.inputs[phase], step.outputs[phase]
-        key = (final, phase, name, tuple(sorted(members.items())), inputs, outputs)
+        said = said_by(bucketed.graph) if bucketed.report is None else ""  # ours says of all ranks the same
+        key = (final, phase, name, said, tuple(sorted(members.items())), inputs, outputs)
         if key not in self._known:
-            self._known[key] = Passed(bucketed, portable, name, inputs, outputs, members, before)
+            self._known[key] = Passed(bucketed, portable, name, inputs, outputs, members, before, said)
         return self._known[key]
 
 

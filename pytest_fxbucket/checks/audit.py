@@ -9,7 +9,7 @@ from pytest_fxbucket.checks.bitwise.crossing import crossing_notes, crossing_pro
 from pytest_fxbucket.checks.context import looked_at
 from pytest_fxbucket.checks.promises.automatic import automatic_problems
 from pytest_fxbucket.checks.promises.expectations import kept_apart, promise_of
-from pytest_fxbucket.checks.promises.foreign import ChangesOutsideBuckets, done_beside, metadata_problems
+from pytest_fxbucket.checks.promises.foreign import ChangesOutsideBuckets, checkpoint_problems, done_beside, metadata_problems
 from pytest_fxbucket.checks.promises.kept import audit, left_out
 from pytest_fxbucket.checks.promises.order import order_problems
 from pytest_fxbucket.checks.verdict import Verdict, capped, failed, passed, said_once
@@ -44,7 +44,7 @@ def run(context: Context) -> Verdict:
                 for phase, one in world.passed(ranks[0]).items()
                 for problem in (
                     *audit(promise, world.reading(ranks[0])[phase], one.reading, _beside(world, ranks[0], phase, one)),
-                    *_said_wrongly(world.versions(ranks[0]).step, phase, one),
+                    *_done_wrongly(world.versions(ranks[0]).step, context.plan, phase, one),
                     *_lost_order(context.plan, one),
                 )
             ]
@@ -87,11 +87,12 @@ def _left_out(world: PlanOnMesh) -> list[str]:
     return list(found)
 
 
-def _said_wrongly(given: StepGraph, phase: Phase, one: Passed) -> list[str]:
-    """Sentences on metadata of nodes that a pass which is not ours made wrong."""
+def _done_wrongly(given: StepGraph, plan: Plan, phase: Phase, one: Passed) -> list[str]:
+    """Sentences on metadata of nodes that a pass which is not ours made wrong, and on checkpoints that it undid."""
     if one.bucketed.report is not None:
         return []
-    return metadata_problems(given.graphs[phase].graph, one.bucketed.graph)
+    before, after = given.graphs[phase].graph, one.bucketed.graph
+    return [*metadata_problems(before, after), *checkpoint_problems(before, after, plan.step.checkpoint)]
 
 
 def _lost_order(plan: Plan, one: Passed) -> Iterator[str]:

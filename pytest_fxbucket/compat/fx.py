@@ -38,8 +38,13 @@ def why_not_its_graph(module: object) -> str:
         return "has a forward that is not its graph's"
     if module._forward_hooks or module._forward_pre_hooks or module._backward_hooks:
         return "has hooks, which run later in Python"
-    if getattr(module.graph._codegen, "_body_transformer", None) is not None:
+    codegen = module.graph._codegen
+    if getattr(codegen, "_body_transformer", None) is not None or not type(codegen).__module__.startswith("torch."):
         return "has code that is changed when it is generated"
+    if odd := next((node.name for node in module.graph.nodes if not node.name.isidentifier()), ""):
+        return f"has code in the name of a node, {odd[:40]!r}"
+    if "__call__" in vars(type(module)) and not type(module).__call__.__module__.startswith("torch."):
+        return "has a call that is not its graph's"
     return ""
 
 

@@ -7,7 +7,9 @@ device, never from ``node.meta``: a wrong split size shows, whatever the pass no
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Sequence
+from functools import reduce
 from operator import getitem
 from typing import TYPE_CHECKING, Any
 
@@ -199,7 +201,9 @@ def _flatten_dense(memory: StorageContents, args: Sequence[Any], kwargs: dict[st
     if len(parts) == 1:
         return _reshaped(memory, parts[0], [-1])
     sizes = [part.numel() for part in parts]
-    target = torch.empty(sum(sizes), dtype=parts[0].dtype, device="meta")
+    # As torch.cat, it promotes parts of several dtypes to one.
+    dtype = reduce(torch.promote_types, (part.dtype for part in parts))
+    target = torch.empty(sum(sizes), dtype=dtype, device="meta")
     _fill(memory, target, torch.split(target, sizes), parts)
     return target
 
@@ -226,7 +230,7 @@ def _pad(memory: StorageContents, args: Sequence[Any], kwargs: dict[str, Any]) -
     """Pads are (before, after) of each dimension, the last one first; below zero they cut."""
     source, pads, value = args[0], args[1], args[2] if len(args) > 2 else kwargs.get("value", 0)
     target = memory.allocate(torch.empty(torch.constant_pad_nd(source, pads).shape, dtype=source.dtype, device="meta"))
-    if value != 0:
+    if value != 0 or math.copysign(1, value) < 0:  # -0.0 has other bits
         raise NotFollowedError(f"it pads with {value}")
     memory.define(target, contents.run(contents.ZERO, target.nbytes))
     inner = target

@@ -45,6 +45,35 @@ def by_operator(read: Callable[[torch._ops.OpOverload], Fact], otherwise: Fact) 
     return fact
 
 
+def order_arguments(graph: fx.Graph) -> fx.Graph:
+    """Give each operator in ``graph`` its arguments as its schema has them: by place where it can, by name in its order.
+
+    Nothing else changes. Tracers write them so; a pass may name any of them, in any order, and a node's inputs have that order.
+    """
+    for node in graph.nodes:
+        names = _places_and_names(node) if node.kwargs else None
+        if names is None:
+            continue
+        places, by_name = names
+        args, kwargs = list(node.args), dict(node.kwargs)
+        last = max((number for number, (name, _) in enumerate(places) if name in kwargs), default=-1)
+        args += [kwargs.pop(name, default) for name, default in places[len(args) : last + 1]]
+        ordered = {name: kwargs[name] for name in (*by_name, *kwargs) if name in kwargs}
+        if len(args) != len(node.args) or list(ordered) != list(node.kwargs):
+            node.args, node.kwargs = tuple(args), ordered
+    return graph
+
+
+def _argument_names(op: torch._ops.OpOverload) -> tuple[list[tuple[str, Any]], list[str]]:
+    """(name, default) of the arguments that have a place, and names of the others."""
+    arguments = op._schema.arguments
+    placed = [(a.name, a.default_value if a.has_default_value() else None) for a in arguments if not a.kwarg_only]
+    return placed, [a.name for a in arguments if a.kwarg_only]
+
+
+_places_and_names = by_operator(_argument_names, None)
+
+
 def is_view(node: fx.Node) -> bool:
     """Whether ``node``'s result shares the storage of its first input and writes nothing."""
     return _is_view(node)

@@ -63,7 +63,10 @@ def keeps_order(node: fx.Node) -> bool:
 def forget_order(graph: fx.Graph) -> None:
     """Take out of ``graph`` what :func:`keep_order` put in, in place."""
     for node in graph.find_nodes(op="call_function", target=after):
-        source, *done = node.all_input_nodes
+        if any(item.target is not getitem or item.args[1:] != (0,) for item in node.users):
+            continue  # somebody else's, who does more than to take the tensor: that is read as what it is
+        source = held_back(node)
+        done = [one for one in node.all_input_nodes if one is not source]
         for item in list(node.users):
             item.replace_all_uses_with(source)
             graph.erase_node(item)
@@ -140,5 +143,11 @@ def launch_of(wait: fx.Node) -> fx.Node:
     """The launch that ``wait`` waits for; ``after`` nodes, which keep the order, and ``getitem`` may lie between."""
     node = wait.all_input_nodes[0]
     while node.target is after or node.target is getitem:
-        node = node.all_input_nodes[0]
+        node = held_back(node) if node.target is after else node.all_input_nodes[0]
     return node
+
+
+def held_back(node: fx.Node) -> fx.Node:
+    """The tensor that an ``after`` gives on: its first argument, by place or by name."""
+    source: Any = collectives.argument(node, "x")
+    return source  # type: ignore[no-any-return]  # an argument of a node may be anything

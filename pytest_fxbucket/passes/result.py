@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING
 
 from pytest_fxbucket.errors import PassError
 from pytest_fxbucket.graph.calls import Call, calls_of
+from pytest_fxbucket.graph.modules import direction_of, module_of
 from pytest_fxbucket.graph.reading import read_graph
-from pytest_fxbucket.passes.fake_values import wrong_values
+from pytest_fxbucket.passes.fake_values import value_text, wrong_values
 from pytest_fxbucket.passes.keep_order import without_kept_order
 from pytest_fxbucket.passes.registry import Bucketed
 
@@ -20,6 +21,16 @@ if TYPE_CHECKING:
     from pytest_fxbucket.graph.buckets import GraphAnalysis
     from pytest_fxbucket.step.portable import PortableGraph
     from pytest_fxbucket.step.roles import Value
+
+
+def said_by(graph: fx.Graph) -> str:
+    """What :attr:`Passed.said` is of ``graph``: the same in every process."""
+    import hashlib
+
+    told = hashlib.sha256()
+    for node in graph.nodes:
+        told.update(f"{value_text(node.meta.get('val'))} {module_of(node)} {direction_of(node)}\n".encode())
+    return told.hexdigest()
 
 
 @dataclass(frozen=True)
@@ -35,6 +46,8 @@ class Passed:
     """Ranks of each process group."""
     before: GraphAnalysis | None
     """Reading of the graph that the pass was given."""
+    said: str = ""
+    """Digest of what nodes say of their values, modules and directions, which the graph's own digest leaves out."""
 
     @cached_property
     def graph(self) -> fx.Graph:

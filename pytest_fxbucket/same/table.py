@@ -186,6 +186,8 @@ def read(node: fx.Node) -> OperatorEffect:
     acts = effects.writes or effects.shares or effects.shares_all or effects.everything or effects.random or effects.chained
     left = _left(node, effects)
     by_member = name.startswith(("aten::_foreach_", "aten::_fused_adam", "aten::_fused_sgd", "aten::_fused_adagrad"))
+    # One tensor with a number for each member is no argument of a member alone.
+    by_member = by_member and not any(a.name == "scalars" and str(a.type) == "Tensor" for a in target._schema.arguments)
     return OperatorEffect(
         # view.dtype sees the same bytes as other elements, so it is no plain view.
         label="aten::view" if name in _COPIES and label != "aten::view.dtype" else label,

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterable, Mapping
 
 import torch
 from torch import fx
 
-from pytest_fxbucket.graph.ops import returned
+from pytest_fxbucket.graph.ops import order_arguments, returned
 from pytest_fxbucket.same.check import difference_text, waste_text
 from pytest_fxbucket.same.step import GraphSide, compared
 from pytest_fxbucket.same.table import ExpressionTable
@@ -28,7 +29,8 @@ def problems(before: fx.GraphModule, after: fx.GraphModule, members: Members) ->
 
 
 def _side(module: fx.GraphModule, members: Members) -> GraphSide:
-    return GraphSide(module.graph, module, *ends(module.graph), members)
+    graph = order_arguments(copy.deepcopy(module.graph))
+    return GraphSide(graph, module, *ends(graph), members)
 
 
 def ends(graph: fx.Graph) -> tuple[list[Value], list[Value]]:

@@ -139,6 +139,13 @@ def test_members_padded_with_something_else_than_zeros_are_not_followed() -> Non
     assert any("constant_pad_nd" in problem and "it pads with 1" in problem for problem in made.read().problems)
 
 
+def test_members_padded_with_negative_zeros_have_other_bits() -> None:
+    made = mixed()
+    pad = nodes(made, aten.constant_pad_nd.default)[0]
+    pad.args = (*pad.args, -0.0)
+    assert any("constant_pad_nd" in problem and "it pads with -0.0" in problem for problem in made.read().problems)
+
+
 def test_bits_read_as_another_dtype_are_told() -> None:
     made = mixed()
     view = next(node for node in nodes(made, aten.view.dtype) if node.args[1] == HALF)

@@ -51,6 +51,14 @@ def test_a_bucket_of_summed_gradients_is_followed_and_swapped_members_show() -> 
         assert [(m.offset, m.numel) for m in reading.buckets[0].members] == [(0, 8), (32, 8)]
 
 
+def test_members_of_two_dtypes_are_packed_in_the_one_that_torch_promotes_them_to() -> None:
+    made = Handmade()
+    shards = [made.param("a", 4, dtype=torch.bfloat16), made.param("b", 4)]
+    made.loss(made.gathered(made.call(aten.flatten_dense_tensors.default, shards)))
+    (bucket,) = made.read().buckets
+    assert (bucket.dtype, bucket.bytes) == (torch.float32, 64)
+
+
 def test_a_wrong_split_of_summed_gradients_is_a_problem() -> None:
     made = Handmade()
     packed = made.call(aten.flatten_dense_tensors.default, [gradient(made, 4, 2), gradient(made, 6)])

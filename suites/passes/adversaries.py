@@ -5,12 +5,16 @@ from __future__ import annotations
 import os
 import random
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import wraps
+from operator import getitem
+from typing import Any
 
 import torch
 from torch import fx
 from torch.fx.experimental.proxy_tensor import make_fx
 
+from pytest_fxbucket.compat.fx import after
 from pytest_fxbucket.graph.collectives import is_all_gather, is_reduce_scatter, is_wait
 from pytest_fxbucket.graph.modules import module_of
 from pytest_fxbucket.passes.manual import manual_overlap_bucketing
@@ -252,6 +256,81 @@ def leaves_an_operator_that_is_made_of_others(gm: fx.GraphModule) -> None:
         again = gm.graph.call_function(torch.ops.adversaries_own.same_as.default, (sent,))
     again.meta = dict(sent.meta)
     launch.replace_input_with(sent, again)
+
+
+@behind_ours
+def returns_another_by_name(gm: fx.GraphModule) -> None:
+    """Through what only keeps an order: of its arguments, given by name, the second comes first."""
+    output = gm.graph.output_node()
+    results = list(output.args[0])
+    one, other = next(
+        (a, b)
+        for a in results
+        for b in results
+        if a is not b and a.meta["val"].shape == b.meta["val"].shape and a.meta["val"].dim()
+    )
+    with gm.graph.inserting_before(output):
+        both = gm.graph.call_function(after, (), {"done": [one], "x": other})
+        item = gm.graph.call_function(getitem, (both, 0))
+    both.meta, item.meta = {"val": [other.meta["val"]]}, dict(other.meta)
+    output.args = ([item if node is one else node for node in results],)
+
+
+@behind_ours
+def writes_in_flight_by_name(gm: fx.GraphModule) -> None:
+    """What a gather sends, through a view whose two tensors are given by name, the second one first."""
+    launch = next(node for node in gm.graph.nodes if is_all_gather(node))
+    sent = launch.args[0]
+    with gm.graph.inserting_before(launch):
+        zeros = gm.graph.call_function(aten.zeros_like.default, (sent,))
+        view = gm.graph.call_function(aten.view_as.default, (), {"other": zeros, "self": sent})
+    with gm.graph.inserting_after(launch):
+        written = gm.graph.call_function(aten.copy_.default, (view, zeros))
+    for node in (zeros, view, written):
+        node.meta = dict(sent.meta)
+
+
+@behind_ours
+def says_otherwise_on_rank_1(gm: fx.GraphModule) -> None:
+    if torch.distributed.get_rank() == 1:
+        other_values.__wrapped__(gm)  # type: ignore[attr-defined]  # what it does behind our pass
+
+
+class SummingCode(fx.graph.CodeGen):
+    """Writes other code than the graph."""
+
+    def _gen_python_code(self, *args: Any, **kwargs: Any) -> Any:
+        code = super()._gen_python_code(*args, **kwargs)
+        return replace(code, src=code.src.replace("'avg'", "'sum'"))
+
+
+@behind_ours
+def writes_other_code(gm: fx.GraphModule) -> None:
+    gm.graph.set_codegen(SummingCode())
+
+
+def is_called_otherwise(gm: fx.GraphModule, plans: Plans) -> fx.GraphModule:
+    gm = manual_overlap_bucketing(gm, plans)
+    called = type(gm).__call__
+    type(gm).__call__ = lambda self, *args: called(self, *args)  # type: ignore[method-assign]
+    return gm
+
+
+@behind_ours
+def has_code_for_a_name(gm: fx.GraphModule) -> None:
+    node = next(node for node in gm.graph.nodes if node.target is aten.addmm.default)
+    node.name = f"{node.name} = 0; {node.name}"
+
+
+@behind_ours
+def waits_for_reductions_at_the_end(gm: fx.GraphModule) -> None:
+    late: dict[fx.Node, None] = {}
+    for node in gm.graph.nodes:
+        is_reduced = is_wait(node) and is_reduce_scatter(node.args[0])
+        if node.op != "output" and (is_reduced or not late.keys().isdisjoint(node.all_input_nodes)):
+            late[node] = None
+    for node in late:
+        gm.graph.output_node().prepend(node)
 
 
 @behind_ours

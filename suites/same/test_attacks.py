@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
+from operator import getitem
 from typing import Any
 
 import pytest
 import torch
 from torch import fx
+from torch._subclasses import FakeTensorMode
 
 from pytest_fxbucket.fuzz.program import Program, aten, c10d
 from pytest_fxbucket.same.two_graphs import problems
@@ -227,3 +229,24 @@ def test_what_computes_something_else_does_not_get_through(attack: str) -> None:
     assert unlike(before(), before()) == []
     for make in others:
         assert unlike(before(), make())
+
+
+def test_a_tensor_with_a_number_for_each_member_keeps_the_members_in_their_places() -> None:
+    """Torch computes no fake value of it, so the graph is written by hand."""
+    mode = FakeTensorMode()
+
+    def scaled(places: tuple[int, int]) -> fx.GraphModule:
+        graph = fx.Graph()
+        given = [graph.placeholder(name) for name in ("a", "b", "numbers")]
+        members = [given[place] for place in places]
+        call = graph.call_function(torch.ops.aten._foreach_addcmul.Tensor, (members, members, members, given[2]))
+        items = [graph.call_function(getitem, (call, place)) for place in places]
+        graph.output(tuple(items))
+        with mode:
+            for node in (*given, *items):
+                node.meta["val"] = torch.empty(2)
+            call.meta["val"] = [torch.empty(2), torch.empty(2)]
+        return fx.GraphModule(torch.nn.Module(), graph)
+
+    assert problems(scaled((0, 1)), scaled((0, 1)), {}) == []
+    assert len(problems(scaled((0, 1)), scaled((1, 0)), {})) == 2

@@ -238,6 +238,34 @@ def _deferring(promise: Expectations, captured: GraphAnalysis, passed: GraphAnal
                     yield f"{what} is waited for before {following} launches its reduction: it is not deferred"
                 if not promise.overlap.defer_reduce and bucket.wait > launched:
                     yield f"{what} is waited for after {following} launches its reduction, but defer_reduce = false"
+        if promise.overlap.defer_reduce:
+            yield from _held_too_long(promise, captured, in_order)
+
+
+def _held_too_long(
+    promise: Expectations, captured: GraphAnalysis, in_order: Sequence[tuple[str, Sequence[Bucket]]]
+) -> Iterator[str]:
+    """Sentences on reductions that are waited for behind the launch after the next entry's; ``in_order`` of launch."""
+    for (name, stage), (late, late_stage) in zip(in_order, in_order[2:], strict=False):
+        too_late = min(other.launch for other in late_stage)
+        for bucket in stage if name not in promise.overlap.wait_before.get("backward", {}) else []:
+            if bucket.wait is not None and bucket.wait > too_late and not _was_late(captured, bucket, late_stage):
+                yield (
+                    f"entry {name}, backward {bucket.kind} is waited for only after {late} launches its reduction: its memory "
+                    "is held longer than to the next launch"
+                )
+
+
+def _was_late(captured: GraphAnalysis, bucket: Bucket, late_stage: Sequence[Bucket]) -> bool:
+    """Whether a member of ``bucket`` was waited for behind a launch of ``late_stage`` before the pass, too."""
+    late = {(one.kind, one.level, fqn) for one in late_stage for fqn in one.fqns}
+    launched = [one.launch for one in captured.buckets if any((one.kind, one.level, fqn) in late for fqn in one.fqns)]
+    own = [
+        one.wait
+        for one in captured.buckets
+        if one.wait is not None and one.kind == bucket.kind and one.level == bucket.level and set(one.fqns) & set(bucket.fqns)
+    ]
+    return not launched or not own or max(own) > min(launched)
 
 
 def _is_bound(promise: Expectations, at: Mapping[int, Bucket], bucket: Bucket) -> bool:
