@@ -65,7 +65,9 @@ class TriedPass:
         if trial.crosses and refuses(error):
             return True
         by_hand = bool({"launch_at", "wait_before"} & trial.options.keys())
-        return self.is_ours and isinstance(error, PlanError if by_hand else TogetherError)
+        # Of two modules that gather one parameter, a transformation may have left one without a launch.
+        is_merged = "transforms" in trial.options and "is a module without collectives" in str(error)
+        return self.is_ours and isinstance(error, PlanError if by_hand or is_merged else TogetherError)
 
 
 def subject_of(name: str) -> TriedPass:

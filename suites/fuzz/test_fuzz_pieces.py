@@ -212,6 +212,13 @@ def test_equal_launches_of_any_kind_are_drawn_with_merge_duplicates_and_are_well
     assert problem(trial, "manual") == ""
 
 
+def test_a_plan_may_be_refused_whose_module_a_transformation_left_without_a_launch() -> None:
+    found = [DrawingStep("gather", 0, 0, 0), DrawingStep("module", 1, 0, 0), DrawingStep("gather", 1, 0, 0)]
+    choice = PlanChoice(transforms=SAME_BITS)
+    assert judged(choice.trial(drawn(2, found)), subject_of("manual")) is None
+    assert choice.trial(drawn(2, found)).plan == [["a", "b"]]
+
+
 def test_finds_are_told_apart_by_what_is_said_and_by_what_they_need() -> None:
     assert stripped("KeyError in f_1: no 'layers.3' of 12 in [a, b]") == "KeyError in ...: no ... of ... in ..."
     assert stripped("aten.add_.Tensor (add__tensor) reads x before its wait") == "... reads x before its wait"
