@@ -56,8 +56,8 @@ def on_world(plan: Plan, sizes: Sequence[str]) -> Plan:
         dim, _, size = text.partition("=")
         if dim not in DEGREES:
             raise UsageError(f'--world {text}: there is no dimension "{dim}"{nearest(dim, list(DEGREES))}')
-        # isdigit() is true of "²" too, which int() refuses.
-        if not size.isascii() or not size.isdigit():
+        # isdigit() is true of "²" too, which int() refuses, as it does thousands of digits.
+        if not size.isascii() or not size.isdigit() or len(size) > 18:
             raise UsageError(f"--world {text}: a size must be a whole number, as in dp_shard=512")
         degrees[dim] = cast(int, rule_of("parallel", dim).read(int(size), f"--world {dim}"))
     if degrees:  # none of its ranks is run

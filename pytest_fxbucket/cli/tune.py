@@ -107,8 +107,8 @@ def _refuse_limits(options: Namespace) -> None:
     for option in ("seconds", "memory_gb"):
         if (value := getattr(options, option)) is not None:
             refuse_not_above(0, f"--{option.replace('_', '-')}", value)
-    if options.memory_gb == math.inf:  # of which JSON has no number
-        raise UsageError("--memory-gb inf: expected a finite number")
+    if options.memory_gb is not None and math.isinf(options.memory_gb * _GIB):  # of which JSON has no number
+        raise UsageError(f"--memory-gb {options.memory_gb:g}: expected a finite number")
 
 
 def _text(plan: Plan) -> str:

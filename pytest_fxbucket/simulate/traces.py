@@ -111,7 +111,7 @@ def read_trace(path: Path) -> Mapping[str, Any]:
                 float(event["ts"]), float(event.get("dur", 0))
     except OSError as error:
         raise SimulationError(f"{path} cannot be read: {error.strerror or error}") from error
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise SimulationError(
             f"{path} is no trace of a report, nor one that torch.profiler's export_chrome_trace wrote"
         ) from error

@@ -126,6 +126,7 @@ def test_another_cluster_and_another_world_are_simulated_instead(plan: Path, cap
         (["bare.toml", "--cluster", "ours.toml"], 1, "ours.toml: the preset cannot be read"),
         (["plan.toml", "--world", "dp_shrd=2"], 2, 'there is no dimension "dp_shrd"; did you mean "dp_shard"?'),
         (["plan.toml", "--world", "dp_shard"], 2, "a size must be a whole number, as in dp_shard=512"),
+        (["plan.toml", "--world", "dp_shard=" + "9" * 5000], 2, "a size must be a whole number, as in dp_shard=512"),
         (["plan.toml", "--world", "dp_shard=0"], 1, "--world dp_shard must be a whole number of at least 1, not 0"),
         (["plan.toml", "--world", "dp_shard=1"], 1, "makes a mesh of one rank, which has nobody to talk to"),
     ],

@@ -240,6 +240,7 @@ NO_ENTRY = TEXT.replace('plan = ["tok_embeddings", "layers.*", "norm+output"]', 
         (TEXT, ["--seconds", "0"], 2, "--seconds 0: expected a number above 0"),
         (TEXT, ["--memory-gb", "-1"], 2, "--memory-gb -1: expected a number above 0"),
         (TEXT, ["--memory-gb", "inf"], 2, "--memory-gb inf: expected a finite number"),
+        (TEXT, ["--memory-gb", "1e300"], 2, "--memory-gb 1e+300: expected a finite number"),
     ],
 )
 def test_what_cannot_be_tuned_is_told_in_one_sentence(
