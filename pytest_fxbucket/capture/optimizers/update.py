@@ -194,6 +194,6 @@ def refuse_looking_at_all(nodes: Iterable[fx.Node], optimizers: Sequence[torch.o
             what = operator_name(node).replace("::", ".")
             raise CaptureError(
                 f"the optimizer {names} looks at more than one element at a time ({what}), and is given a rank's part of each "
-                'parameter, so it would make another step than on whole ones; use it with mode = "replicate", or take one that '
-                "updates each element for itself, such as AdamW"
+                'parameter, so it would make another step than on whole ones; use it where they are whole (mode = "replicate" '
+                "of a plan, DDP), or take one that updates each element for itself, such as AdamW"
             )
