@@ -92,7 +92,10 @@ def _done_wrongly(given: StepGraph, plan: Plan, phase: Phase, one: Passed) -> li
     if one.bucketed.report is not None:
         return []
     before, after = given.graphs[phase].graph, one.bucketed.graph
-    return [*metadata_problems(before, after), *checkpoint_problems(before, after, plan.step.checkpoint)]
+    found = metadata_problems(before, after)
+    if plan.step.checkpoint:
+        found += checkpoint_problems(before, after, given.inputs[phase], given.outputs[phase])
+    return found
 
 
 def _lost_order(plan: Plan, one: Passed) -> Iterator[str]:

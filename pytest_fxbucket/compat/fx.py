@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping, Sequence
 from operator import attrgetter
+from pathlib import Path
 from types import CodeType
 from typing import Any
 
@@ -25,6 +27,9 @@ def made_of(node: fx.Node, by: str) -> Any:
 # The code that a call of a graph module runs (``torch.fx.GraphModule``, its hooks, its code generator; torch 2.11 to 2.15).
 
 
+_TORCH = str(Path(torch.__file__).parent) + os.sep
+
+
 def why_not_its_graph(module: object) -> str:
     """Why calling ``module`` would run something else than its graph, as a clause; empty if it would not."""
     if not isinstance(module, fx.GraphModule):
@@ -39,11 +44,16 @@ def why_not_its_graph(module: object) -> str:
     if module._forward_hooks or module._forward_pre_hooks or module._backward_hooks:
         return "has hooks, which run later in Python"
     codegen = module.graph._codegen
-    if getattr(codegen, "_body_transformer", None) is not None or not type(codegen).__module__.startswith("torch."):
+    is_torchs = type(codegen).__module__.startswith("torch.") and "_gen_python_code" not in vars(codegen)
+    if getattr(codegen, "_body_transformer", None) is not None or not is_torchs:
         return "has code that is changed when it is generated"
     if odd := next((node.name for node in module.graph.nodes if not node.name.isidentifier()), ""):
         return f"has code in the name of a node, {odd[:40]!r}"
-    if "__call__" in vars(type(module)) and not type(module).__call__.__module__.startswith("torch."):
+    called, wrapped = type(module).__call__, getattr(module, "_wrapped_call", None)
+    # A wrapper may say that it is of torch's module: its code tells where it was written.
+    is_own = called.__code__.co_filename.startswith(_TORCH) and "_wrapped_call" not in vars(module)
+    is_own = is_own and (wrapped is None or (type(wrapped) is fx.graph_module._WrappedCall and wrapped.cls_call is None))
+    if module._compiled_call_impl is not None or not is_own:
         return "has a call that is not its graph's"
     return ""
 

@@ -238,5 +238,10 @@ def _casts(name: str) -> Callable[[fx.Node], Any] | None:
     if name == "prims::convert_element_type":
         return lambda node: node.args[1] if len(node.args) == 2 else None
     if name == "aten::_to_copy":
-        return lambda node: node.kwargs.get("dtype") if len(node.args) == 1 and set(node.kwargs) == {"dtype"} else None
+        return lambda node: node.kwargs.get("dtype") if len(node.args) == 1 and _given(node) == {"dtype"} else None
     return None
+
+
+def _given(node: fx.Node) -> set[str]:
+    """Names of the arguments by name that say something: None and False are the defaults of a cast's."""
+    return {name for name, value in node.kwargs.items() if value is not None and value is not False}

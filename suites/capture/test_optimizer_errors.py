@@ -200,6 +200,7 @@ MIXED = {
     "neighbour": lambda gradient: gradient.roll(1, 0),
     "first": lambda gradient: gradient / gradient[0],
     "a part": lambda gradient: gradient * gradient.split([1, 3])[0],
+    "where another says": lambda gradient: gradient.index_put([torch.arange(4) > 1], gradient[:2]),
     "any": lambda gradient: gradient * (gradient > 0).any(),
 }
 
@@ -224,6 +225,7 @@ def test_whatever_an_optimizer_mixes_elements_by_is_refused_on_parts(by):
         ({"dp_shard": 4}, "test_optimizer_errors:Trust", 0.0, "the optimizer Trust looks at more than one element at a time"),
         ({"mode": "replicate", "dp_replicate": 4, "dp_shard": 1}, "test_optimizer_errors:Trust", 0.0, None),
         ({"dp_shard": 4}, "torch.optim:SGD", 1.0, None),
+        ({"dp_shard": 4}, "torch.optim:Rprop", 0.0, None),
     ],
 )
 def test_an_optimizer_that_looks_at_a_whole_parameter_is_refused_where_it_has_a_part_and_only_there(

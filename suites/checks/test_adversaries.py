@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -12,9 +13,10 @@ from pytest_fxbucket.captured_plan import CapturedPlan
 from pytest_fxbucket.checks.verdict import Verdict
 from pytest_fxbucket.errors import PassError
 from pytest_fxbucket.graph.collectives import launch_kind
+from pytest_fxbucket.plan.load import load_plans
 from pytest_fxbucket.plan.schema import Plan
 from pytest_fxbucket.plan.schema_bucket import Overlap
-from pytest_fxbucket.plan.schema_checks import Checks
+from pytest_fxbucket.plan.schema_checks import Checks, Run
 from pytest_fxbucket.plan.schema_model import Model, Parallel, Pipeline, Step
 from pytest_fxbucket.plan_on_mesh import PlanOnMesh, mesh_of
 from pytest_fxbucket.ranks.pools import Pools
@@ -31,6 +33,12 @@ PLAN = replace(
     checks=Checks(golden=False),
 )
 STAGES = replace(PLAN, parallel=Parallel(dp_shard=2, pp=2), pipeline=Pipeline(cuts=("up",)), step=Step(microbatches=3))
+AGAIN = replace(
+    load_plans(PLAN.path.with_name("fixtures") / "plans/checkpoint.toml")[0],
+    parallel=Parallel(dp_shard=2),
+    run=Run(),
+    checks=Checks(golden=False),
+)
 ORDERED = replace(PLAN, overlap=Overlap(insert_overlap_deps=True))
 Ran = Callable[..., PlanRun]
 
@@ -39,7 +47,9 @@ Ran = Callable[..., PlanRun]
 def ran(pools: Pools, tmp_path_factory: pytest.TempPathFactory) -> Ran:
     """A pass behind the plan's step, which is captured once."""
     folder = tmp_path_factory.mktemp("adversaries")
-    captured = {id(plan): PlanOnMesh(CapturedPlan(plan, mesh_of(plan), print), "manual") for plan in (PLAN, STAGES, ORDERED)}
+    captured = {
+        id(plan): PlanOnMesh(CapturedPlan(plan, mesh_of(plan), print), "manual") for plan in (PLAN, STAGES, ORDERED, AGAIN)
+    }
 
     def run(name: str, plan: Plan = PLAN) -> PlanRun:
         name = f"{adversaries.__name__}:{name}"
@@ -88,6 +98,7 @@ def test_each_stage_is_held_against_what_its_own_graph_said(ran: Ran) -> None:
         ),
         ("writes_other_code", "has code that is changed when it is generated: the graph is what is compared and run"),
         ("is_called_otherwise", "has a call that is not its graph's: the graph is what is compared and run"),
+        ("is_compiled_otherwise", "has a call that is not its graph's: the graph is what is compared and run"),
         ("has_code_for_a_name", "has code in the name of a node, 'addmm = 0; addmm': the graph is what is compared"),
         ("leaves_a_hook", "has hooks, which run later in Python: the graph is what is compared and run"),
     ],
@@ -149,6 +160,13 @@ def test_a_pass_that_says_what_is_not_so_is_red(name: str, check: str, words: st
     verdict = ran(name).check(check)
     assert verdict.outcome == "failed"
     assert words in "\n".join(verdict.lines)
+
+
+def test_a_checkpoint_that_is_undone_is_told_by_what_is_kept_and_not_by_names(ran: Ran) -> None:
+    (line, *_) = ran("keeps_what_is_computed_again", AGAIN).check("audit").lines
+    assert re.match(r"computed values hold up to [\d,]+ bytes at once, [\d,]+ before the pass: what \[step\] checkpoint", line)
+    for name in ("right", "retraced"):
+        assert ran(name, AGAIN).check("audit"), name
 
 
 def test_what_a_pass_does_not_say_is_told_by_operators(ran: Ran) -> None:

@@ -16,6 +16,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 from pytest_fxbucket.compat.fx import after
 from pytest_fxbucket.graph.collectives import is_all_gather, is_reduce_scatter, is_wait
+from pytest_fxbucket.graph.compute import computes, multiplies
 from pytest_fxbucket.graph.modules import module_of
 from pytest_fxbucket.passes.manual import manual_overlap_bucketing
 
@@ -312,8 +313,33 @@ def writes_other_code(gm: fx.GraphModule) -> None:
 def is_called_otherwise(gm: fx.GraphModule, plans: Plans) -> fx.GraphModule:
     gm = manual_overlap_bucketing(gm, plans)
     called = type(gm).__call__
-    type(gm).__call__ = lambda self, *args: called(self, *args)  # type: ignore[method-assign]
+    type(gm).__call__ = wraps(called)(lambda self, *args: called(self, *args))  # type: ignore[method-assign]
     return gm
+
+
+def is_compiled_otherwise(gm: fx.GraphModule, plans: Plans) -> fx.GraphModule:
+    gm = manual_overlap_bucketing(gm, plans)
+    gm.compile(backend="eager")
+    return gm
+
+
+def keeps_what_is_computed_again(gm: fx.GraphModule, plans: Plans) -> fx.GraphModule:
+    """All but products, which are still as many: as one who takes out common expressions does it."""
+    keys: dict[fx.Node, object] = {}
+    first: dict[object, fx.Node] = {}
+    for node in list(gm.graph.nodes):
+        if node.op != "call_function" or getattr(getattr(node.target, "_schema", None), "is_mutable", False):
+            keys[node] = node.name
+            continue
+        said = fx.node.map_arg((node.args, dict(node.kwargs)), lambda one: hash(keys[one]))  # type: ignore[arg-type, return-value]
+        key = keys[node] = hash(f"{node.target} {said}")
+        if not computes(node):
+            continue
+        if key in first and not multiplies(node):
+            node.replace_all_uses_with(first[key])
+            gm.graph.erase_node(node)
+        first.setdefault(key, node)
+    return manual_overlap_bucketing(gm, plans)
 
 
 @behind_ours

@@ -177,10 +177,25 @@ _ALONE = frozenset(
 _MIXING = frozenset({"aten::_foreach_norm", "aten::_foreach_max"})
 
 
+def _puts_by_mask(node: fx.Node, name: str) -> bool:
+    """Whether ``node`` writes one value where a mask of the tensor's own shape says, as Rprop does: ``step[grew] = 1.2``."""
+    if name not in ("aten::index_put", "aten::index_put_", "aten::_unsafe_index_put"):
+        return False
+    masks = node.args[1]
+    if not isinstance(masks, (list, tuple)) or len(masks) != 1:
+        return False
+    said = (getattr(one, "meta", {}).get("val") for one in (node.args[0], masks[0], node.args[2]))
+    values = [one for one in said if isinstance(one, torch.Tensor)]
+    if len(values) < 3:
+        return False
+    target, mask, value = values
+    return mask.dtype == torch.bool and mask.shape == target.shape and value.numel() == 1
+
+
 def _mixes(node: fx.Node) -> bool:
     """Whether the result of ``node`` mixes elements of a tensor, or may: not known to be of each element for itself."""
     op, name = overload(node), operator_name(node)
-    if op is None or torch.Tag.pointwise in op.tags or name in _ALONE:
+    if op is None or torch.Tag.pointwise in op.tags or name in _ALONE or _puts_by_mask(node, name):
         return False
     return name in _MIXING or (name.startswith("aten::") and not name.startswith(("aten::_foreach_", "aten::_fused_")))
 

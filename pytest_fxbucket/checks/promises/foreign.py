@@ -7,26 +7,31 @@ nodes that stayed read and make. Compilers and people rely on the metadata of no
 
 from __future__ import annotations
 
+import copy
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import TYPE_CHECKING, TypeAlias
 
+from pytest_fxbucket.cost.memory import liveness_of
 from pytest_fxbucket.graph.collectives import communicates, is_wait, launch_kind
-from pytest_fxbucket.graph.compute import computes, multiplies
+from pytest_fxbucket.graph.compute import computes
 from pytest_fxbucket.graph.modules import direction_of, module_of
 from pytest_fxbucket.graph.movement import moves_data
 from pytest_fxbucket.graph.ops import operator_name
 from pytest_fxbucket.graph.walks import reached
-from pytest_fxbucket.passes.fake_values import said_and_given, value_text
+from pytest_fxbucket.passes.fake_values import fill_in, said_and_given, value_text
 from pytest_fxbucket.words import counted, some
 
 if TYPE_CHECKING:
     from torch import fx
 
     from pytest_fxbucket.graph.buckets import GraphAnalysis
-    from pytest_fxbucket.plan.entries import Entry
+    from pytest_fxbucket.step.roles import Value
 
+MOST_KEPT = 1.25
+"""Of the bytes of computed values that lived at once before a pass that is not ours, where modules are checkpointed."""
 NodeKey: TypeAlias = tuple[str, object]
 """Name and target of a node: one with the same key before and after the pass is taken to have stayed."""
 
@@ -76,33 +81,34 @@ def stayed_computes(reading: GraphAnalysis, beside: ChangesOutsideBuckets | None
     ]
 
 
-def checkpoint_problems(before: fx.Graph, after: fx.Graph, checkpoint: Sequence[Entry]) -> Iterator[str]:
-    """A sentence for each module of ``[step] checkpoint`` of which backward multiplies less often in ``after`` than ``before``.
+def checkpoint_problems(before: fx.Graph, after: fx.Graph, inputs: Sequence[Value], outputs: Sequence[Value]) -> Iterator[str]:
+    """A sentence if computed values hold much more memory in ``after``, where modules are checkpointed to hold less.
 
-    Then what it was to compute again is kept from forward on.
+    Told by memory and not by what is computed again: a pass may fuse that, or compute it by operators of its own.
     """
-    patterns = [name.split(".") for entry in checkpoint for name in entry.selectors]
-    was, now = (_products_again(graph, patterns) for graph in (before, after))
-    for module in sorted(was):
-        if now[module] < was[module]:
-            yield (
-                f"backward of {module} has {counted(now[module], 'product')}, {was[module]} before the pass: what [step] "
-                "checkpoint computes again is kept from forward on"
-            )
+    was, now = (_computed_peak(graph, inputs, outputs) for graph in (before, after))
+    if now > MOST_KEPT * was:
+        yield (
+            f"computed values hold up to {now:,} bytes at once, {was:,} before the pass: what [step] checkpoint computes again "
+            "is kept from forward on"
+        )
 
 
-def _products_again(graph: fx.Graph, patterns: Sequence[Sequence[str]]) -> Counter[str]:
-    """How often backward multiplies in each module that one of ``patterns`` names, by its FQN."""
-    found: Counter[str] = Counter()
-    for node in graph.nodes:
-        if not multiplies(node) or direction_of(node) != "backward":
-            continue
-        path = module_of(node).split(".")
-        for pattern in patterns:
-            if len(path) >= len(pattern) and all(a in ("*", b) for a, b in zip(pattern, path, strict=False)):
-                found[".".join(path[: len(pattern)])] += 1
-                break
-    return found
+def _computed_peak(graph: fx.Graph, inputs: Sequence[Value], outputs: Sequence[Value]) -> int:
+    """Most bytes that live at once of what compute makes for compute; gradients on their way to a launch do not count."""
+    if any(node.op == "call_function" and "val" not in node.meta for node in graph.nodes):
+        graph = copy.deepcopy(graph)  # else what a pass does not say would hold nothing
+        fill_in(graph)
+    changes: Counter[int] = Counter()
+    for one in liveness_of(graph, inputs, outputs).storages:
+        if one.value is None and computes(one.maker) and _is_read_by_compute(one.maker):
+            changes[one.first] += one.bytes
+            changes[one.last + 1] -= one.bytes
+    return max(accumulate(change for _, change in sorted(changes.items())), default=0)
+
+
+def _is_read_by_compute(node: fx.Node) -> bool:
+    return any(map(computes, reached([node], lambda one: one.users if one is node or moves_data(one) else ())[1:]))
 
 
 def _is_of_bucket(node: fx.Node) -> bool:
