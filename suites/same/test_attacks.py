@@ -250,3 +250,15 @@ def test_a_tensor_with_a_number_for_each_member_keeps_the_members_in_their_place
 
     assert problems(scaled((0, 1)), scaled((0, 1)), {}) == []
     assert len(problems(scaled((0, 1)), scaled((1, 0)), {})) == 2
+
+
+def test_a_cast_with_its_defaults_written_out_is_the_same_cast() -> None:
+    """As ``torch.fx.operator_schemas.normalize_function`` writes it."""
+
+    def cast_by(**more: object) -> fx.GraphModule:
+        p = Program(2)
+        (a,) = p.shards("a")
+        half = p.call(aten._to_copy.default, p.neg(a), dtype=torch.bfloat16, **more)
+        return p.returns(p.neg(p.call(aten.view.default, half, [6])))
+
+    assert unlike(cast_by(), cast_by(non_blocking=False, layout=None, memory_format=None)) == []

@@ -53,7 +53,7 @@ def run(options: Namespace) -> int:
         modules = {fqn: type(module) for fqn, module in model.named_modules()}
         idle = may_be_idle(model, small.idle)
         plan = HfPlan(path.stem, described.model_class.__name__, draft(model).of_any_depth(modules), names.aliases, idle)
-        memory = _has_memory(described.config.to_dict())
+        memory = has_memory(described.config.to_dict())
         plan = replace(plan, param_dtype=_half(described.config.dtype), has_memory=memory)
         del model
         trial = tried(small.written, plan, out, modules, progress.say)
@@ -64,11 +64,11 @@ def run(options: Namespace) -> int:
     return 1 if trial.problem else 0
 
 
-def _has_memory(config: Mapping[str, Any]) -> bool:
+def has_memory(config: Mapping[str, Any]) -> bool:
     """Whether layers of a decoder read what an encoder gave: several read one value, which FSDP2 sums in another order."""
     attends = config.get("add_cross_attention") or (config.get("is_decoder") and "encoder_hidden_size" in config)
     return bool(config.get("is_encoder_decoder") or attends) or any(
-        _has_memory(inner) for inner in config.values() if isinstance(inner, dict)
+        has_memory(inner) for inner in config.values() if isinstance(inner, dict)
     )
 
 
