@@ -21,6 +21,7 @@ from pytest_fxbucket.capture.backward import (
     reached,
 )
 from pytest_fxbucket.capture.batch import microbatches, refuse_other_loss, refuse_unread, split_of
+from pytest_fxbucket.capture.caches import without_fake_caches
 from pytest_fxbucket.capture.draws import draws_on_tape
 from pytest_fxbucket.capture.names import NodeNamer, StageMarks, first_names, inputs_cast
 from pytest_fxbucket.capture.override.anchors import Anchors
@@ -243,6 +244,7 @@ class JointStep:
     def running(self, reader: Reader) -> Iterator[None]:
         """While inside, the model runs as it is traced, on what ``reader`` gives."""
         with ExitStack() as inside:
+            inside.enter_context(without_fake_caches(self.model))
             inside.enter_context(checkpoints_traced(reader.summed_separately))
             inside.enter_context(read_by(self.model, self.own, reader.read))
             inside.enter_context(self.dense)

@@ -15,6 +15,7 @@ from torch import fx
 from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
+from pytest_fxbucket.capture.caches import without_fake_caches
 from pytest_fxbucket.capture.draws import draws_on_tape
 from pytest_fxbucket.capture.functionalize import make_functional, without_passing_through
 from pytest_fxbucket.capture.model import fake_twin
@@ -175,6 +176,7 @@ class _Tracing:
             inside.enter_context(tracing.without_onednn())
             inside.enter_context(watching_zero_grad(model, self.live.optimizers, self.recorder, self.gradients))
             inside.enter_context(self.namer.watching(model))
+            inside.enter_context(without_fake_caches(model))
             inside.enter_context(unchanged_modules(model, self.inputs.twins))
             inside.enter_context(self.anchors.in_place())
             self.state_is_made = inside.enter_context(in_optimizers(self.live, self.inputs))
