@@ -73,7 +73,9 @@ class Net(nn.Module):
         x = self.embed(tokens)
         for layer in self.layers:
             x = layer(x)
-        return self.head(x)
+        logits: Tensor = self.head(x)
+        logits.sin()  # which nobody reads, so that no graph has it
+        return logits
 
 
 def build() -> nn.Module:
