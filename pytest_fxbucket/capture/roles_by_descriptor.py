@@ -80,11 +80,16 @@ def _inputs(gm: fx.GraphModule) -> Sequence[tuple[fx.Node, str, str]]:
 
 
 def _outputs(gm: fx.GraphModule) -> Sequence[tuple[Any, str, str]]:
-    from pytest_fxbucket.compat.descriptors import described, outputs_described
+    from pytest_fxbucket.compat.descriptors import buffer_written, described, outputs_described
 
     node = gm.graph.output_node()
     returned: Any = node.args[0]
-    pairs = zip(returned, outputs_described(node), strict=True)
+    pairs = list(zip(returned, outputs_described(node), strict=True))
+    if buffer := next(filter(None, (buffer_written(desc) for _, desc in pairs)), ""):
+        raise CaptureError(
+            f"forward writes buffer {buffer}, whose new value joint_step does not take; call eval() of its module before the "
+            "graph is made, or say the roles by hand in a TracedStep"
+        )
     found = [(value, *described(desc)) for value, desc in pairs if value is not None]  # None: a gradient that there is not
     wanted = ("plain", "grad", "part")
     if other := next((name or kind for _, kind, name in found if kind not in wanted), None):

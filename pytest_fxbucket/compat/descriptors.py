@@ -34,6 +34,12 @@ def described(desc: Any) -> tuple[Kind, str]:
     return kind, str(getattr(desc, "target", getattr(desc, "idx", ""))) if kind != "other" else name
 
 
+def buffer_written(desc: Any) -> str:
+    """The buffer whose new value an output is; empty if it is none."""
+    kind, name = described(getattr(desc, "mutated_input", None))
+    return name if kind == "buffer" else ""
+
+
 def outputs_described(output: fx.Node) -> list[Any]:
     """AOT autograd's descriptor of each returned value; empty if it has left none."""
     return list(output.meta.get("desc") or ())

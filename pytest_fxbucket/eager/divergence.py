@@ -89,8 +89,8 @@ class _Follower(TorchDispatchMode):
     def found(self) -> Divergence:
         """The first operator by which eager parts from the graph.
 
-        What nobody reads is not in a graph. So if the graph has all that the loss is made of, forward is the same, whatever else
-        it lacks.
+        What nobody reads is not in a graph. So if the graph has all that the loss is made of, forward is the same,
+        whatever else it lacks.
         """
         forward = None if self._is_loss_known else self._first.get("forward")
         return forward or self._first.get("backward") or Divergence()
