@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from pytest_fxbucket.checks.promises.prefetch import memory_problems
+from pytest_fxbucket.checks.promises.gathered import memory_problems
 from pytest_fxbucket.graph.buckets import Bucket, GraphAnalysis, Member, gathered_lives, live_bytes, peak_bytes
 from suites.checks.launches_by_hand import F32, gather, promise
 

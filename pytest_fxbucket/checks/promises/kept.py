@@ -15,9 +15,10 @@ from typing import TYPE_CHECKING
 
 from pytest_fxbucket.checks.promises.expectations import DIRECTIONS, Expectations, of_kind
 from pytest_fxbucket.checks.promises.foreign import ChangesOutsideBuckets, stayed_computes
+from pytest_fxbucket.checks.promises.gathered import memory_problems
 from pytest_fxbucket.checks.promises.launches import launch_problems
 from pytest_fxbucket.checks.promises.order import launch_order_problems
-from pytest_fxbucket.checks.promises.prefetch import memory_problems, overlap_problems
+from pytest_fxbucket.checks.promises.prefetch import overlap_problems
 from pytest_fxbucket.checks.promises.updates import update_problems
 from pytest_fxbucket.compat.c10d import twin_name, untwinned
 from pytest_fxbucket.golden.schedule import nameless_text
