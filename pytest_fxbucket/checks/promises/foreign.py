@@ -11,7 +11,7 @@ import copy
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import accumulate
+from itertools import accumulate, count
 from typing import TYPE_CHECKING, TypeAlias
 
 from pytest_fxbucket.cost.memory import liveness_of
@@ -153,8 +153,8 @@ def metadata_problems(before: fx.Graph, after: fx.Graph) -> list[str]:
     A node that stayed must keep its metadata. In one that is new, or that says otherwise than before in ``meta["val"]``,
     shape and dtype must be those that its operator gives for its inputs. Metadata that is missing is no problem.
     """
-    known = {_key(node): node for node in before.nodes}
-    kept = {node: known[_key(node)] for node in after.nodes if _key(node) in known}
+    known = {key: node for node, key in _keyed(before).items()}
+    kept = {node: known[key] for node, key in _keyed(after).items() if key in known}
     changed = {node for node, old in kept.items() if _value(node) and _value(node) != _value(old)}
     same = kept.keys() - changed
     # Also one that says what it said, if what it reads has changed.
@@ -174,6 +174,12 @@ def metadata_problems(before: fx.Graph, after: fx.Graph) -> list[str]:
         ],
     }
     return [line for what, lines in said.items() for line in _first_of(what, lines)]
+
+
+def _keyed(graph: fx.Graph) -> dict[fx.Node, NodeKey]:
+    """The key of each node; inputs are told by their places, since who traces a graph anew names them anew."""
+    place = count()
+    return {n: (f"input {next(place)}", n.op) if n.op == "placeholder" else _key(n) for n in graph.nodes}
 
 
 def _other(kept: Iterable[tuple[fx.Node, fx.Node]], said: Callable[[fx.Node], str]) -> list[str]:
