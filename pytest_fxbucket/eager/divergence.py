@@ -53,7 +53,7 @@ def first_divergence(model: nn.Module, known: Collection[str], take: Callable[[]
     follower = _Follower(known)
     with _bodies(model, follower), follower:
         take()
-    return follower.found()
+    return follower.first or Divergence()
 
 
 class _Follower(TorchDispatchMode):
@@ -62,9 +62,7 @@ class _Follower(TorchDispatchMode):
     def __init__(self, known: Collection[str]) -> None:
         super().__init__()
         self.inside: list[str] = []
-        self._first: dict[Direction, Divergence] = {}
-        self._is_loss_known: bool | None = None
-        """Whether the graph has the result of each operator of the loss; None before its first."""
+        self.first: Divergence | None = None
         self._known = known
         self._module_of: dict[int, str] = {}
         self._is_backward = False
@@ -77,23 +75,9 @@ class _Follower(TorchDispatchMode):
             return made
         self._is_backward = self._is_backward or node is not None
         module = self._module(node)
-        direction: Direction = "forward" if node is None else "backward"
-        if module is not None and (module == _LOSS or direction not in self._first):
-            is_known = self._has(made)
-            if module == _LOSS and node is None:
-                self._is_loss_known = is_known and self._is_loss_known is not False
-            if not is_known:
-                self._first.setdefault(direction, Divergence(module, str(func), direction))
+        if module is not None and self.first is None and not self._has(made):
+            self.first = Divergence(module, str(func), "backward" if node is not None else "forward")
         return made
-
-    def found(self) -> Divergence:
-        """The first operator by which eager parts from the graph.
-
-        What nobody reads is not in a graph. So if the graph has all that the loss is made of, forward is the same,
-        whatever else it lacks.
-        """
-        forward = None if self._is_loss_known else self._first.get("forward")
-        return forward or self._first.get("backward") or Divergence()
 
     def _module(self, node: int | None) -> str | None:
         """The module of an operator, which autograd node number ``node`` calls, if any; None if it belongs to no module."""
