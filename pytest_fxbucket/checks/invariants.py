@@ -21,6 +21,7 @@ from pytest_fxbucket.compat.c10d import group_ranks
 from pytest_fxbucket.errors import PassError, UsageError
 from pytest_fxbucket.graph.calls import Call, calls_of, joint_problems
 from pytest_fxbucket.graph.collectives import argument, read_launch
+from pytest_fxbucket.graph.counted_anew import with_names_of_before
 from pytest_fxbucket.graph.ops import returned
 from pytest_fxbucket.graph.pairing import mixed_launches
 from pytest_fxbucket.graph.preserved import lost, other_bytes, other_readers
@@ -51,7 +52,9 @@ def broken_invariants(before: Graphs, after: Graphs) -> list[str]:
 
     Both are one graph, or the graphs of the same ranks; the results of fxbucket_graph and fxbucket_bucketed will do. A process
     group has the ranks that this process knows for its name, else the ranks whose graphs name it. Parameters have the names
-    that the tracer gave them. Raises UsageError for other arguments, PassError if ``before`` itself is not in order.
+    that the tracer gave them. In a graph that counts names anew nodes are called as in ``before``.
+
+    Raises UsageError for other arguments, PassError if ``before`` itself is not in order.
     """
     old, new = _by_rank(before), _by_rank(after)
     if old.keys() != new.keys():
@@ -82,7 +85,7 @@ def _one_rank(old: fx.Graph, new: fx.Graph, seen: _Seen, rank: int) -> Iterator[
     # For a pass an input without a name is still that input: two that look alike are not the same.
     inputs = [replace(one, role="param", fqn=f"input {at}") if one.role == "value" else one for at, one in enumerate(inputs)]
     outputs = [one if one.role == "grad" else replace(one, role="grad", fqn=f"output {at}") for at, one in enumerate(outputs)]
-    before = read_given(old, inputs, outputs)
+    before, new = read_given(old, inputs, outputs), with_names_of_before(old, new)
     counts = (len(new.find_nodes(op="placeholder")), len(returned(new.output_node())))
     if counts != (len(inputs), len(outputs)):
         was = f"{len(inputs)} inputs and {len(outputs)} outputs"

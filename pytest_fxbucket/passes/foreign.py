@@ -16,6 +16,7 @@ from torch import fx
 
 from pytest_fxbucket.compat import torch_pass
 from pytest_fxbucket.errors import FxbucketError, PassError, text_of
+from pytest_fxbucket.graph.counted_anew import renamed
 from pytest_fxbucket.graph.movement import is_made_of_others
 from pytest_fxbucket.passes.fake_values import fill_in
 from pytest_fxbucket.plan.factories import import_callable
@@ -139,14 +140,9 @@ def _renamed(root: fx.GraphModule) -> fx.GraphModule:
     """A copy of ``root`` whose nodes have other names, in the same alphabetical order; those of inputs stay."""
     # In that order, so that a pass that only sorts by names makes the same graph.
     module = own_copy(root)
-    made, of = fx.Graph(), dict[fx.Node, fx.Node]()
     places = {node: place for place, node in enumerate(sorted(module.graph.nodes, key=lambda node: node.name))}
-    for node in module.graph.nodes:
-        args, kwargs = fx.map_arg((node.args, node.kwargs), of.__getitem__)
-        name = node.name if node.op in ("placeholder", "output") else f"v{places[node]:07}"
-        of[node] = made.create_node(node.op, node.target, args, kwargs, name, node.type)
-        of[node].meta = dict(node.meta)
-    return fx.GraphModule(module, made)
+    names = {node: f"v{place:07}" for node, place in places.items() if node.op not in ("placeholder", "output")}
+    return fx.GraphModule(module, renamed(module.graph, names))
 
 
 def _digest(module: fx.GraphModule, modules: tuple[str, ...]) -> str:

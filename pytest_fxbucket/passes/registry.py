@@ -15,6 +15,7 @@ from pytest_fxbucket.compat.fx import uncompiled
 from pytest_fxbucket.cost.cluster import cluster_of
 from pytest_fxbucket.cost.costs import Roofline, groups_of, own_cost
 from pytest_fxbucket.errors import FxbucketError, PassError, PlanError
+from pytest_fxbucket.graph.counted_anew import with_names_of_before
 from pytest_fxbucket.graph.ops import returned
 from pytest_fxbucket.graph.reading import read_given
 from pytest_fxbucket.pass_names import in_order
@@ -123,8 +124,10 @@ def _run_one(name: str, job: PassJob) -> Bucketed:
         return Bucketed(graph, root, report, (AFTER,) if job.plan.overlap.insert_overlap_deps else ())
     plans = _plans_by_module(job) if job.plan.bucket.enabled else []
     made = run_foreign(name, root, plans, twice=job.twice)
-    _refuse_other_ends(name, made.module.graph, job)
-    return Bucketed(made.module.graph, made.module, None, made.modules, made.notes)
+    graph = with_names_of_before(root.graph, made.module.graph)
+    _refuse_other_ends(name, graph, job)
+    anew = () if graph is made.module.graph else ("the pass counts names anew: nodes are called here as before it",)
+    return Bucketed(graph, made.module, None, made.modules, (*made.notes, *anew))
 
 
 def estimates_of(job: PassJob) -> Estimates | None:

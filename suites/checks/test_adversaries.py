@@ -39,6 +39,10 @@ AGAIN = replace(
     run=Run(),
     checks=Checks(golden=False),
 )
+PARTED = [
+    replace(load_plans(PLAN.path.with_name("fixtures") / f"plans/{name}.toml")[0], checks=Checks(golden=False))
+    for name in ("cp", "tp")
+]
 ORDERED = replace(PLAN, overlap=Overlap(insert_overlap_deps=True))
 Ran = Callable[..., PlanRun]
 
@@ -48,7 +52,8 @@ def ran(pools: Pools, tmp_path_factory: pytest.TempPathFactory) -> Ran:
     """A pass behind the plan's step, which is captured once."""
     folder = tmp_path_factory.mktemp("adversaries")
     captured = {
-        id(plan): PlanOnMesh(CapturedPlan(plan, mesh_of(plan), print), "manual") for plan in (PLAN, STAGES, ORDERED, AGAIN)
+        id(plan): PlanOnMesh(CapturedPlan(plan, mesh_of(plan), print), "manual")
+        for plan in (PLAN, STAGES, ORDERED, AGAIN, *PARTED)
     }
 
     def run(name: str, plan: Plan = PLAN) -> PlanRun:
@@ -101,6 +106,7 @@ def test_each_stage_is_held_against_what_its_own_graph_said(ran: Ran) -> None:
         ("is_called_otherwise", "has a call that is not its graph's: the graph is what is compared and run"),
         ("is_compiled_otherwise", "has a call that is not its graph's: the graph is what is compared and run"),
         ("has_code_for_a_name", "has code in the name of a node, 'addmm = 0; addmm': the graph is what is compared"),
+        ("counted_anew", "the pass counts names anew: nodes are called here as before it"),
         ("leaves_a_hook", "has hooks, which run later in Python: the graph is what is compared and run"),
     ],
 )
@@ -153,6 +159,7 @@ def test_a_pass_that_may_do_another_thing_elsewhere_is_refused(
         ("writes_in_flight_by_name", "collectives", "writes to a buffer of _c10d_functional.all_gather_into_tensor"),
         ("says_otherwise_on_rank_1", "audit", 'rank 1: what nodes say of their meta["val"] is wrong'),
         ("waits_for_reductions_at_the_end", "audit", "reduce_scatter is waited for only after up launches its reduction"),
+        ("counted_anew_with_other_modules", "audit", "what nodes say of their module is wrong"),
         ("leaves_an_operator", "same", "adversaries::later"),
         ("changes_what_it_gave", "audit", "reduces by sum, expected avg"),
     ],
@@ -188,3 +195,11 @@ def test_a_pass_that_leaves_no_edge_for_the_order_that_a_plan_asks_for_is_red(ra
 @pytest.mark.parametrize("name", ["changes_what_it_got", "takes_its_list", "retraced"])
 def test_a_pass_may_spoil_what_it_got_and_trace_the_graph_again(name: str, ran: Ran) -> None:
     assert green(ran, name)
+
+
+@pytest.mark.parametrize("name", ["counted_anew", "retraced"])
+@pytest.mark.parametrize("plan", PARTED, ids=["cp", "tp"])
+def test_a_pass_may_count_names_anew(name: str, plan: Plan, ran: Ran) -> None:
+    """The model assembles gradients under cp, and reduces activations under tp: no name tells which nodes these are."""
+    verdict = ran(name, plan).check("audit")
+    assert verdict, verdict.lines

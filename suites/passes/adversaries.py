@@ -381,3 +381,25 @@ def retraced(gm: fx.GraphModule, plans: Plans) -> fx.GraphModule:
 
 def right(gm: fx.GraphModule, plans: Plans) -> fx.GraphModule:
     return manual_overlap_bucketing(gm, plans)
+
+
+def counted_anew(gm: fx.GraphModule, plans: Plans) -> fx.GraphModule:
+    """Buckets, and copies the graph into a new one, which counts names anew."""
+    gm = manual_overlap_bucketing(gm, plans)
+    made, of = fx.Graph(), dict[fx.Node, fx.Node]()
+    for node in gm.graph.nodes:
+        args, kwargs = fx.node.map_arg((node.args, node.kwargs), of.__getitem__)
+        kept = node.name if node.op in ("placeholder", "output") else None
+        of[node] = made.create_node(node.op, node.target, args, kwargs, kept, node.type)
+        of[node].meta = dict(node.meta)
+    return fx.GraphModule(gm, made)
+
+
+def counted_anew_with_other_modules(gm: fx.GraphModule, plans: Plans) -> fx.GraphModule:
+    """Copies as well, and has each node of a module say that it is of the module of the one before."""
+    gm = counted_anew(gm, plans)
+    nodes = [node for node in gm.graph.nodes if node.meta.get("nn_module_stack")]
+    stacks = [node.meta["nn_module_stack"] for node in nodes]
+    for node, stack in zip(nodes[1:], stacks, strict=False):
+        node.meta["nn_module_stack"] = stack
+    return gm

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import copy
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import accumulate, count
+from itertools import accumulate
 from typing import TYPE_CHECKING, TypeAlias
 
 from pytest_fxbucket.cost.memory import liveness_of
@@ -153,19 +153,16 @@ def metadata_problems(before: fx.Graph, after: fx.Graph) -> list[str]:
     A node that stayed must keep its metadata. In one that is new, or that says otherwise than before in ``meta["val"]``,
     shape and dtype must be those that its operator gives for its inputs. Metadata that is missing is no problem.
     """
-    known = {key: node for node, key in _keyed(before).items()}
-    kept = {node: known[key] for node, key in _keyed(after).items() if key in known}
+    known = {_key(node): node for node in before.nodes}
+    kept = {node: known[_key(node)] for node in after.nodes if _key(node) in known}
     changed = {node for node, old in kept.items() if _value(node) and _value(node) != _value(old)}
     same = kept.keys() - changed
     # Also one that says what it said, if what it reads has changed.
     asked = [node for node in after.nodes if node not in same or not same.issuperset(node.all_input_nodes)]
     found = list(said_and_given(node for node in asked if node.op == "call_function" or node in changed))
-    # Who builds a graph anew counts names anew: other nodes have those of before, which say nothing then.
-    is_anew = any(node in changed and value == given for node, _, value, given in found)
-    pairs = [] if is_anew else list(kept.items())
     said = {
-        "module": _other(pairs, module_of),
-        "direction": _other(pairs, _backward),
+        "module": _other(kept, module_of),
+        "direction": _other(kept, _backward),
         'meta["val"]': [
             f"{name} says {value}, and "
             + (f"{node.target} gives {given}" if given else f"{_value(kept[node]) or 'nothing'} before")
@@ -176,14 +173,8 @@ def metadata_problems(before: fx.Graph, after: fx.Graph) -> list[str]:
     return [line for what, lines in said.items() for line in _first_of(what, lines)]
 
 
-def _keyed(graph: fx.Graph) -> dict[fx.Node, NodeKey]:
-    """The key of each node; inputs are told by their places, since who traces a graph anew names them anew."""
-    place = count()
-    return {n: (f"input {next(place)}", n.op) if n.op == "placeholder" else _key(n) for n in graph.nodes}
-
-
-def _other(kept: Iterable[tuple[fx.Node, fx.Node]], said: Callable[[fx.Node], str]) -> list[str]:
-    pairs = ((node, said(old), said(node)) for node, old in kept)
+def _other(kept: Mapping[fx.Node, fx.Node], said: Callable[[fx.Node], str]) -> list[str]:
+    pairs = ((node, said(old), said(node)) for node, old in kept.items())
     return [f"{node.name} says {now}, and {was or 'nothing'} before" for node, was, now in pairs if now and was != now]
 
 
