@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from pytest_fxbucket.errors import PlanError
 from pytest_fxbucket.graph.compute import computed_before, computes, in_round
+from pytest_fxbucket.graph.gradients import contributions
 from pytest_fxbucket.graph.modules import OTHER_DIRECTION, direction_of
 from pytest_fxbucket.graph.walks import reached
 
@@ -26,10 +27,7 @@ Computes = Sequence[tuple["fx.Node", "Direction", str]]
 
 
 class FirstComputes:
-    """First compute of each entry, by direction.
-
-    ``computes`` is in order. If it is empty, compute is told by what buckets gather and reduce.
-    """
+    """First compute of each entry, by direction."""
 
     def __init__(self, order: Order, buckets: Sequence[Merged], computes: Computes) -> None:
         self.order, self.buckets = order, buckets
@@ -48,25 +46,18 @@ class FirstComputes:
         if not own:
             known = ", ".join(dict.fromkeys(bucket.first.entry for bucket in self.buckets)) or "none"
             raise PlanError(f"{where} names no bucket: entry {entry!r} has none; entries that have one: {known}")
-        places = self._known(direction, entry, number) if self.places else self._told_by(own, direction)
+        places = self._known(direction, entry, number)
         if not places:
             raise PlanError(f"{where} is impossible: nothing computes with {entry!r} in {direction}")
         return min(places)
 
     def start_of(self, direction: Direction, entry: str, number: int) -> int | None:
-        """Index of the node where compute of ``entry`` starts in its round ``number``; None if none does, or nobody knows."""
-        if self.places:
-            return min(self._known(direction, entry, number), default=None)
-        own = [bucket for bucket in self.buckets if bucket.first.entry == entry]
-        several = any(bucket.first.round for bucket in own)  # the compute of several rounds cannot be told apart
-        return min(self._told_by(own, direction), default=None) if not several else None
+        """Index of the node where compute of ``entry`` starts in its round ``number``; None if none does."""
+        return min(self._known(direction, entry, number), default=None)
 
     def turn(self, direction: Direction, place: int) -> int:
-        """Index behind the last compute of the other direction before ``place``; of its launches, if nobody knows compute."""
-        other = OTHER_DIRECTION[direction]
-        places = self.places.get(other) or sorted(
-            self.order.index[bucket.launch] for bucket in self.buckets if bucket.first.direction == other
-        )
+        """Index behind the last compute of the other direction before ``place``."""
+        places = self.places.get(OTHER_DIRECTION[direction], [])
         before = bisect_left(places, place)
         return places[before - 1] + 1 if before else 0
 
@@ -74,17 +65,17 @@ class FirstComputes:
         others = self.places.get(OTHER_DIRECTION[direction], [])
         return in_round(self.of_entry.get((direction, entry), []), others, number)
 
-    def _told_by(self, own: Sequence[Merged], direction: Direction) -> list[int]:
-        """Compute that reads what the buckets ``own`` gather, or makes what they reduce; all rounds as one."""
-        here = [bucket for bucket in own if bucket.first.direction == direction]
-        gathers = [bucket for bucket in here if bucket.first.kind == "all_gather"]
-        places = [self.order.index[node] for bucket in gathers for node in readers_of(bucket.results)]
-        places += [self.order.index[n] for bucket in here if bucket not in gathers for n in makers_of([bucket.launch])]
-        # Without a gather of its own, this direction may compute on what the other one gathered.
-        if not gathers:
-            kept = [node for bucket in own if bucket.first.kind == "all_gather" for node in readers_of(bucket.results)]
-            places += [self.order.index[node] for node in kept if direction_of(node) == direction]
-        return places
+
+def computes_of(targets: Iterable[MergeTarget], order: Order) -> Iterator[tuple[fx.Node, Direction, str]]:
+    """Compute that reads what is gathered or makes what is reduced, in each microbatch, with its direction and entry.
+
+    It is told by launches alone, before any is merged, where nobody said which inputs are parameters.
+    """
+    forward = [at for at, node in enumerate(order.nodes) if computes(node) and direction_of(node) == "forward"]
+    for target in targets:
+        for node, _ in labels_of([target]):
+            parts = [node] if target.kind == "all_gather" else contributions(node, order.index, forward)
+            yield from ((one, direction_of(one), target.entry) for one in parts if computes(one))
 
 
 def gathered_lives(graph: fx.Graph, gathers: Iterable[tuple[fx.Node, Sequence[fx.Node], Sequence[MergeTarget]]]) -> Lives:

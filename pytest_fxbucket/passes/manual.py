@@ -24,7 +24,7 @@ from pytest_fxbucket.graph_view.roles_by_tracer import bare_values
 from pytest_fxbucket.passes.auto.headroom import NoRoomError
 from pytest_fxbucket.passes.auto.reorder import hiding_of, peak_of, reorder_by_itself
 from pytest_fxbucket.passes.bucketer import Bucketer, hook_name
-from pytest_fxbucket.passes.compute import Labels, OverlappedCompute, gathered_lives, labels_of, overlapped
+from pytest_fxbucket.passes.compute import Labels, OverlappedCompute, computes_of, gathered_lives, labels_of, overlapped
 from pytest_fxbucket.passes.grouping import BUCKETED, grouping_of, named
 from pytest_fxbucket.passes.keep_order import keep_order, without_kept_order
 from pytest_fxbucket.passes.merge import Merged, merge
@@ -118,13 +118,14 @@ class ManualPass:
         groups = grouping_of(targets.order, targets.planned, bucketer, targets.entries, hiding)
         # Limits of memory count from the graph as it came, without the copies that packs and unpacks make.
         before = peak_of(graph, self.overlap, estimates)
+        computes = targets.computes or tuple(computes_of(targets.planned, targets.order))
         buckets = merge(graph, targets.order, [group for group, _ in groups], bucketer)
         # A later run leaves these buckets as they are. If nothing was to be merged now, a later run may still merge.
         if self.bucket.enabled:
             for bucket in buckets:
                 bucket.launch.meta[BUCKETED] = True
         updating = update_nodes(graph, *ends) if ends is not None else set()
-        scheduler = self.scheduler(self.overlap, graph, buckets, targets.computes)
+        scheduler = self.scheduler(self.overlap, graph, buckets, computes)
         refuse_unnamed(scheduler)
         put_on_groups(scheduler)
         if self.overlap.schedule == "auto":
