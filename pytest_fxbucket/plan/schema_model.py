@@ -258,7 +258,6 @@ class Override:
         default=None,
         metadata=callable_name(
             "`callable(module, *args, **kwargs)` -> what a call gives, of fake tensors; left out: a tensor like the first "
-            "that the "
-            "module is given"
+            "that the module is given, contiguous unless that is of channels last"
         ),
     )

@@ -307,3 +307,18 @@ def batch(rank: int, step: int) -> tuple[Tensor]:
 
 def loss(output: Tensor, batch: Any) -> Tensor:
     return output.float().square().mean()
+
+
+class OfColumns(Holds):
+    """Gives the module rows that lie in memory column by column, as flattened images do."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.last(self.held(self.first(x).t().contiguous().t()))
+
+
+class OfImages(Holds):
+    """Gives the module images of channels last."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        images = self.first(x).view(len(x), WIDTH // 2, 1, 2).contiguous(memory_format=torch.channels_last)
+        return self.last(self.held(images).reshape(len(x), WIDTH))

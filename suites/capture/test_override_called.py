@@ -50,6 +50,11 @@ CASES: dict[str, tuple[Callable[[], nn.Module], Any]] = {
         lambda: models.OnComplex(models.Transforms()),
         {"held": Override(output=lambda module, x: torch.empty_like(x, dtype=torch.complex64))},
     ),
+    "of rows that lie column by column": (lambda: models.OfColumns(nn.LayerNorm(models.WIDTH)), {"held": "call"}),
+    "of images of channels last": (
+        lambda: models.OfImages(nn.Conv2d(models.WIDTH // 2, models.WIDTH // 2, 1)),
+        {"held": "call"},
+    ),
     "complex inputs and results": (lambda: models.OnComplex(models.Turns()), {"held": "call"}),
 }
 

@@ -65,6 +65,23 @@ CONFIGS: dict[str, dict[str, Any]] = {
         encoder_layerdrop=0.1,
     ),
 }
+DETR = dict(
+    model_type="detr",
+    architectures=["DetrForObjectDetection"],
+    use_timm_backbone=False,
+    backbone=None,
+    backbone_config=dict(
+        model_type="resnet", embedding_size=8, hidden_sizes=[8, 8, 16, 16], depths=[1, 1, 1, 1], out_features=["stage4"]
+    ),
+    **{
+        f"{part}_{of}": size
+        for part in ("encoder", "decoder")
+        for of, size in [("layers", 1), ("attention_heads", 2), ("ffn_dim", 32)]
+    },
+    d_model=32,
+    num_queries=5,
+    num_labels=3,
+)
 LINKED = "linked"
 """A folder that one of the plans is written to: a link that leads to a deeper one."""
 GRID = dict(
@@ -178,6 +195,24 @@ def test_small_sizes_are_written_for_people_to_change(folder: Path) -> None:
 def test_layers_that_are_dropped_at_random_stay_and_it_is_said(folder: Path) -> None:
     assert '"encoder_layerdrop": 0.0' in (folder / "whisper.py").read_text()
     assert "The item eager is off: FSDP2 adds gradients" in (folder / "stdout.txt").read_text()
+
+
+def test_a_model_with_a_layer_that_looks_at_values_runs_as_init_wrote_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capsys, warm_runs: WarmRuns
+) -> None:
+    """The layer is overridden; it is given a flattened image, column by column, and would drop some of it at random."""
+    monkeypatch.chdir(tmp_path)
+    Path("detr.json").write_text(json.dumps(DETR))
+    assert main(["init", "--hf", "detr.json", "--out", "detr.toml"]) == 0
+    said = capsys.readouterr().out
+    assert "Not traced, since they look at values: model.encoder.layers.0; [override] calls them as they are." in said
+    assert "Dropout is 0, by ALWAYS of detr.py" in said
+    assert 'ALWAYS: dict[str, Any] = {"dropout": 0.0}' in Path("detr.py").read_text()
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    environment.pop("PYTEST_XDIST_WORKER", None)
+    ran = warm_runs.run(["-m", "pytest", "-p", "no:xdist", "detr.toml", "-k", "bitwise"], tmp_path, environment)
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+    assert "detr.toml[small]: bitwise@2 passed" in ran.stdout
 
 
 def test_a_model_that_cannot_be_traced_is_told_with_module_and_way_out(

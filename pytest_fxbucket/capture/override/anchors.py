@@ -181,7 +181,7 @@ class Anchors:
                 f"{one.where}: module {one.fqn} is given {first}, so that its result cannot be like it; say by output what a "
                 "call gives"
             )
-        return torch.empty_like(fakes[0])
+        return torch.empty_like(fakes[0], memory_format=_layout(fakes[0]))
 
     def _call_of_subgraph(self, subgraph: Subgraph, one: OverriddenModule, given: Any, fakes: Tensors) -> ModuleCall:
         held: dict[str, torch.Tensor] = {}
@@ -258,3 +258,10 @@ def run_subgraph(
             found = looks(value) if isinstance(value, torch.Tensor) else type(value).__name__
             raise CaptureError(f"{who} gives {name} a new value of {found}, and it is {looks(first)}")
     return output, {name: new[name].detach() for name in subgraph.state}
+
+
+def _layout(given: torch.Tensor) -> torch.memory_format:
+    """How results lie in memory where nobody says: like images of channels last, which keep to that; else contiguous."""
+    formats = {4: torch.channels_last, 5: torch.channels_last_3d}
+    kept = given.dim() in formats and given.is_contiguous(memory_format=formats[given.dim()])
+    return torch.preserve_format if kept else torch.contiguous_format

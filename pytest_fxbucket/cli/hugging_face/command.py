@@ -85,6 +85,9 @@ def _summary(trial: TrialPlan, out: Path) -> Iterator[str]:
     if plan.may_be_idle:
         yield f"Gradients that may be zero: {', '.join(plan.may_be_idle)}, as [model] may_be_idle says."
     yield from said_of_overrides(plan.overridden)
+    if trial.written.drops_nothing:
+        file = trial.written.path
+        yield f"Dropout is 0, by ALWAYS of {file}: what is overridden is called again in backward, and would draw anew."
     if not trial.written.fed.gives_loss:
         yield f"The model makes no loss of its batch that can be traced: loss() of {trial.written.path} is to be yours."
     if plan.has_memory:

@@ -38,6 +38,8 @@ class Written:
     eager_attention: bool = False
     """Whether the real size, too, has attention by plain operators."""
     always: Mapping[str, Any] = field(default_factory=dict)
+    drops_nothing: bool = False
+    """Whether ``always`` was given :func:`without_dropout`, which has changed something."""
 
 
 def always(values: Mapping[str, Any]) -> dict[str, Any]:
@@ -49,6 +51,17 @@ def always(values: Mapping[str, Any]) -> dict[str, Any]:
         elif key == "dtype" and value not in (None, "float32"):
             changes[key] = "float32"  # parts would be built in it, and others not
         elif isinstance(value, Mapping) and (inner := always(value)):
+            changes[key] = inner
+    return changes
+
+
+def without_dropout(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Changes that leave no dropout: an overridden module is called again in backward, where it would draw anew."""
+    changes: dict[str, Any] = {}
+    for key, value in values.items():
+        if "drop" in key and isinstance(value, float) and value > 0:
+            changes[key] = 0.0
+        elif isinstance(value, Mapping) and (inner := without_dropout(value)):
             changes[key] = inner
     return changes
 
@@ -75,7 +88,8 @@ def _head(written: Written) -> Iterator[str]:
         yield from ('os.environ.setdefault("TRANSFORMERS_DISABLE_TORCH_CHECK", "1")', "")
     yield from (f'CONFIG = Path(__file__).parent / "{where}"', "")
     yield f"ALWAYS: dict[str, Any] = {_literal(written.always)}"
-    yield '"""Of both sizes: weights are float32, no layer is left out at random, no mask is drawn by numpy."""'
+    drops = ", nothing is dropped" if written.drops_nothing else ""
+    yield f'"""Of both sizes: weights are float32, no layer is left out at random, no mask is drawn by numpy{drops}."""'
     yield from ("", f"SMALL: dict[str, Any] = {_literal(written.small)}")
     yield '"""Of the size that ranks really run: few layers, and widths divided by one number, so that all fits as before."""'
 

@@ -11,8 +11,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from pytest_fxbucket.cli.first_plan import PlanProblem, changed_until_right, first_failure
-from pytest_fxbucket.cli.hugging_face.module_and_plan import HfPlan, Written, plan_text
+from pytest_fxbucket.cli.hugging_face.module_and_plan import HfPlan, Written, plan_text, without_dropout
 from pytest_fxbucket.cli.hugging_face.rehearsal import laid_out
+from pytest_fxbucket.cli.hugging_face.small import merged
 from pytest_fxbucket.plan import parse_plans
 
 # In both errors that a capture has for an operator that is given two dtypes.
@@ -38,7 +39,7 @@ def tried(written: Written, plan: HfPlan, out: Path, modules: Mapping[str, type]
         written, plan = now
         selector = problem.to_override(modules, plan.overridden)
         if selector and not _holds_an_entry(problem.module, plan):
-            return written, replace(plan, overridden=(*plan.overridden, selector))
+            return _dropping_nothing(written), replace(plan, overridden=(*plan.overridden, selector))
         if _TWO_DTYPES in problem.sentence and plan.param_dtype:
             return written, replace(plan, param_dtype=None)
         if problem.where == "real" and not written.eager_attention:
@@ -47,6 +48,11 @@ def tried(written: Written, plan: HfPlan, out: Path, modules: Mapping[str, type]
 
     (written, plan), problem = changed_until_right((written, plan), lambda now: _problem(*now, out, say), changed)
     return TrialPlan(written, plan, problem)
+
+
+def _dropping_nothing(written: Written) -> Written:
+    changes = without_dropout(written.described.values)
+    return replace(written, always=merged(written.always, changes), drops_nothing=True) if changes else written
 
 
 def _holds_an_entry(module: str, plan: HfPlan) -> bool:
