@@ -53,7 +53,7 @@ def first_divergence(model: nn.Module, known: Collection[str], take: Callable[[]
     follower = _Follower(known)
     with _bodies(model, follower), follower:
         take()
-    return follower.first or Divergence()
+    return follower.first()
 
 
 class _Follower(TorchDispatchMode):
@@ -62,33 +62,52 @@ class _Follower(TorchDispatchMode):
     def __init__(self, known: Collection[str]) -> None:
         super().__init__()
         self.inside: list[str] = []
-        self.first: Divergence | None = None
         self._known = known
         self._module_of: dict[int, str] = {}
+        self._missing: list[tuple[int | None, Divergence]] = []
+        """Operators that the graph has not computed, in order; of one in forward the number of its autograd node."""
+        self._ran: set[int] = set()
+        """Numbers of the autograd nodes that backward ran."""
         self._is_backward = False
+        self._last = -1
+
+    def first(self) -> Divergence:
+        """The first operator that the graph has not computed.
+
+        What backward passes by is left out: nobody reads it, so a graph need not compute it.
+        """
+        return next((one for number, one in self._missing if number is None or number in self._ran), Divergence())
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         made = func(*args, **(kwargs or {}))
         running = tracing.current_autograd_node()
         node = tracing.autograd_number(running) if running is not None else None
+        # Autograd numbers its node for an operator before it calls what is seen here, so the last number is this operator's,
+        # if it has a node at all: that of the one before is not.
+        last = tracing.next_autograd_number() - 1
+        own, self._last = (last if last != self._last and node is None else None), last
         if func._schema.name.startswith(_UNDEFINED) or _is_wrappers(in_backward=node is not None):
             return made
-        self._is_backward = self._is_backward or node is not None
-        module = self._module(node)
-        if module is not None and self.first is None and not self._has(made):
-            self.first = Divergence(module, str(func), "backward" if node is not None else "forward")
+        if node is not None:
+            self._is_backward = True
+            self._ran.add(node)
+        module = self._module(node, last)
+        if module is not None and not self._has(made):
+            self._missing.append((own, Divergence(module, str(func), "backward" if node is not None else "forward")))
         return made
 
-    def _module(self, node: int | None) -> str | None:
-        """The module of an operator, which autograd node number ``node`` calls, if any; None if it belongs to no module."""
+    def _module(self, node: int | None, last: int) -> str | None:
+        """The module of an operator, which autograd node number ``node`` calls, if any; None if it belongs to no module.
+
+        ``last`` is the number of the last node that autograd made.
+        """
         if not self.inside and node is not None:
             return self._module_of.get(node)
         # Outside of modules there is the loss, behind a first module and before backward. All else is no part of the model.
         if not self.inside and (self._is_backward or not self._module_of):
             return None
         module = self.inside[-1] if self.inside else _LOSS
-        # Autograd numbers its node for an operator before it calls what is seen here, so the last number is this operator's.
-        self._module_of[tracing.next_autograd_number() - 1] = module
+        self._module_of[last] = module
         return module
 
     def _has(self, made: Any) -> bool:
