@@ -1,7 +1,8 @@
-"""Caches of ``functools.lru_cache`` that a trace fills with fake tensors: behind it they are emptied.
+"""Caches that a trace fills with fake tensors: behind it those of ``functools.lru_cache`` are emptied, and dicts are as before.
 
 Models keep positions, masks and frequencies in such caches. What a trace leaves there would be met by the next trace, and by
-the model itself, where nobody can compute with it.
+the model itself, where nobody can compute with it. Dicts are looked for in the model's modules, in their classes, and in the
+Python modules that these are written in.
 """
 
 from __future__ import annotations
@@ -23,6 +24,8 @@ _NOBODYS = ("torch", "sympy", "numpy", "mpmath")
 """Packages whose caches hold no tensors of models."""
 _DEPTH = 4
 """From a cache to the tensors of its results: its table, an entry, a result, an item of that."""
+_OF_EVERY_MODULE = frozenset(vars(nn.Module()))
+"""Names of what torch keeps in each module: parameters, buffers, hooks."""
 _known: dict[str, tuple[ModuleType, list[_Cache[Any]]]] = {}
 """Caches of each module that was looked at; a name may stand for another module later."""
 
@@ -31,9 +34,16 @@ _known: dict[str, tuple[ModuleType, list[_Cache[Any]]]] = {}
 def without_fake_caches(model: nn.Module) -> Iterator[None]:
     """Behind the block, empty each cache that holds a fake tensor since: of functions, classes and parts of ``model``."""
     before = {id(one): one.cache_info().currsize for one in _caches(model)}
+    dicts = [(one, dict(one)) for one in _dicts(model)]
     try:
         yield
     finally:
+        for held, items in dicts:
+            for key in [key for key in held if held[key] is not items.get(key) and _holds_fake([held[key]], _DEPTH)]:
+                if key in items:
+                    held[key] = items[key]
+                else:
+                    del held[key]
         for one in _caches(model):
             if one.cache_info().currsize != before.get(id(one), 0) and _holds_fake([one], _DEPTH):
                 one.cache_clear()
@@ -48,6 +58,21 @@ def _caches(model: nn.Module) -> Iterator[_Cache[Any]]:
         yield from _known[name][1]
     for part in model.modules():
         yield from _in_values(vars(part))
+
+
+def _dicts(model: nn.Module) -> Iterator[dict[Any, Any]]:
+    """Dicts that the model's own code may keep tensors in, each once."""
+    found: dict[int, dict[Any, Any]] = {}
+    places: dict[int, Mapping[str, Any]] = {}
+    for part in model.modules():
+        own = {name: value for name, value in vars(part).items() if name not in _OF_EVERY_MODULE}
+        found |= {id(value): value for value in own.values() if isinstance(value, dict)}
+        for one in type(part).__mro__:
+            if one.__module__.partition(".")[0] not in (*_NOBODYS, "builtins"):
+                places |= {id(held): vars(held) for held in (one, sys.modules.get(one.__module__)) if held is not None}
+    for place in places.values():
+        found |= {id(value): value for name, value in place.items() if isinstance(value, dict) and name[:2] != "__"}
+    yield from found.values()
 
 
 def _in_module(module: ModuleType) -> Iterator[_Cache[Any]]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import lru_cache, partial, wraps
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -165,8 +165,27 @@ class Positioned(Called):
         return torch.full((), 1 / by)
 
 
-def test_a_cache_of_what_was_computed_once_holds_nothing_fake_behind_a_trace() -> None:
-    model = seeded(Positioned)
+KEPT: dict[int, torch.Tensor] = {}
+
+
+class Keeps(Called):
+    """Keeps what it computed once in dicts by hand: its own, its class's, and one beside it."""
+
+    of_class: ClassVar[dict[int, torch.Tensor]] = {}
+
+    def __init__(self) -> None:
+        super().__init__(lambda model, h: h + self.kept(self.own) + self.kept(self.of_class) + self.kept(KEPT))
+        self.own: dict[int, torch.Tensor] = {}
+
+    def kept(self, held: dict[int, torch.Tensor]) -> torch.Tensor:
+        if DIM not in held:
+            held[DIM] = torch.arange(DIM) / DIM
+        return held[DIM]
+
+
+@pytest.mark.parametrize("make", [Positioned, Keeps])
+def test_a_cache_of_what_was_computed_once_holds_nothing_fake_behind_a_trace(make: Callable[[], nn.Module]) -> None:
+    model = seeded(make)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
     step = capture_step(squared(model, [optimizer]), model=model, optimizers=[optimizer])
     positions.cache_clear()
