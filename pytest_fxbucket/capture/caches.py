@@ -10,6 +10,7 @@ from __future__ import annotations
 import functools
 import gc
 import sys
+from collections import OrderedDict, defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from types import FunctionType, ModuleType
@@ -26,6 +27,8 @@ _DEPTH = 4
 """From a cache to the tensors of its results: its table, an entry, a result, an item of that."""
 _OF_EVERY_MODULE = frozenset(vars(nn.Module()))
 """Names of what torch keeps in each module: parameters, buffers, hooks."""
+_DICTS = (dict, OrderedDict, defaultdict)
+"""Others may make what they are asked for."""
 _known: dict[str, tuple[ModuleType, list[_Cache[Any]]]] = {}
 """Caches of each module that was looked at; a name may stand for another module later."""
 
@@ -66,12 +69,12 @@ def _dicts(model: nn.Module) -> Iterator[dict[Any, Any]]:
     places: dict[int, Mapping[str, Any]] = {}
     for part in model.modules():
         own = {name: value for name, value in vars(part).items() if name not in _OF_EVERY_MODULE}
-        found |= {id(value): value for value in own.values() if isinstance(value, dict)}
+        found |= {id(value): value for value in own.values() if type(value) in _DICTS}
         for one in type(part).__mro__:
             if one.__module__.partition(".")[0] not in (*_NOBODYS, "builtins"):
                 places |= {id(held): vars(held) for held in (one, sys.modules.get(one.__module__)) if held is not None}
     for place in places.values():
-        found |= {id(value): value for name, value in place.items() if isinstance(value, dict) and name[:2] != "__"}
+        found |= {id(value): value for name, value in place.items() if type(value) in _DICTS and name[:2] != "__"}
     yield from found.values()
 
 
