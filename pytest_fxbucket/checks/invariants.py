@@ -21,12 +21,13 @@ from pytest_fxbucket.compat.c10d import group_ranks
 from pytest_fxbucket.errors import PassError, UsageError
 from pytest_fxbucket.graph.calls import Call, calls_of, joint_problems
 from pytest_fxbucket.graph.collectives import argument, read_launch
-from pytest_fxbucket.graph.counted_anew import with_names_of_before
+from pytest_fxbucket.graph.counted_anew import renamed, with_names_of_before
 from pytest_fxbucket.graph.ops import returned
 from pytest_fxbucket.graph.pairing import mixed_launches
 from pytest_fxbucket.graph.preserved import lost, other_bytes, other_readers
 from pytest_fxbucket.graph.reading import read_given, read_graph
 from pytest_fxbucket.graph_view.roles_by_tracer import bare_values
+from pytest_fxbucket.passes.fake_values import fill_in
 from pytest_fxbucket.passes.keep_order import without_kept_order
 
 if TYPE_CHECKING:
@@ -85,7 +86,7 @@ def _one_rank(old: fx.Graph, new: fx.Graph, seen: _Seen, rank: int) -> Iterator[
     # For a pass an input without a name is still that input: two that look alike are not the same.
     inputs = [replace(one, role="param", fqn=f"input {at}") if one.role == "value" else one for at, one in enumerate(inputs)]
     outputs = [one if one.role == "grad" else replace(one, role="grad", fqn=f"output {at}") for at, one in enumerate(outputs)]
-    before, new = read_given(old, inputs, outputs), with_names_of_before(old, new)
+    before, new = read_given(old, inputs, outputs), _said(old, new)
     counts = (len(new.find_nodes(op="placeholder")), len(returned(new.output_node())))
     if counts != (len(inputs), len(outputs)):
         was = f"{len(inputs)} inputs and {len(outputs)} outputs"
@@ -104,6 +105,16 @@ def _one_rank(old: fx.Graph, new: fx.Graph, seen: _Seen, rank: int) -> Iterator[
     yield from broken
     if not broken:  # else readers may differ for what is reported already
         yield from other_readers(before, old, after, new)
+
+
+def _said(old: fx.Graph, new: fx.Graph) -> fx.Graph:
+    """``new`` with the names of ``old``, and with values where it says none."""
+    named = with_names_of_before(old, new)
+    if all("val" in node.meta for node in new.nodes if node.op in ("placeholder", "call_function")):
+        return named
+    named = renamed(new, {}) if named is new else named  # it is the caller's
+    fill_in(named, old)
+    return named
 
 
 def _by_rank(given: Any) -> dict[int, fx.Graph]:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from pytest_fxbucket.compat.fake_tensors import FakeTensor
+from pytest_fxbucket.compat.fake_tensors import FakeTensor, FakeTensorMode
 from pytest_fxbucket.errors import PassError
 from pytest_fxbucket.passes.new_nodes import value_of
 
@@ -60,10 +60,19 @@ def _strides(value: torch.Tensor) -> str:
     return f" of strides ({', '.join(map(str, strides))})"
 
 
-def fill_in(graph: fx.Graph) -> None:
-    """Give each call of ``graph`` without a value what its operator gives for those of its inputs, as far as these tell."""
+def fill_in(graph: fx.Graph, before: fx.Graph | None = None) -> None:
+    """Give each call of ``graph`` without a value what its operator gives for those of its inputs, as far as these tell.
+
+    Inputs without one have those of the graph ``before``.
+    """
+    inputs = graph.find_nodes(op="placeholder")
+    for node, old in zip(inputs, before.find_nodes(op="placeholder") if before is not None else (), strict=False):
+        if "val" not in node.meta and "val" in old.meta:
+            node.meta["val"] = old.meta["val"]
+    values = (node.meta.get("val") for node in graph.find_nodes(op="placeholder"))
+    mode = next((value.fake_mode for value in values if isinstance(value, FakeTensor)), None)
     for node in graph.nodes:
-        if node.op == "call_function" and "val" not in node.meta and (value := _fake_result(node, {})) is not None:
+        if node.op == "call_function" and "val" not in node.meta and (value := _fake_result(node, {}, mode)) is not None:
             node.meta["val"] = value
 
 
@@ -76,10 +85,10 @@ def _by_item(name: str, said: Any, given: Any) -> Iterator[tuple[str, str, str]]
         yield from _by_item(f"{name}[{number}]", *pair)
 
 
-def _fake_result(node: fx.Node, unsaid: Mapping[fx.Node, Any]) -> Any:
-    """What the operator gives for what its inputs say; None if it cannot be called on that."""
+def _fake_result(node: fx.Node, unsaid: Mapping[fx.Node, Any], mode: FakeTensorMode | None = None) -> Any:
+    """What the operator gives for what its inputs say; None if it cannot be called on that. ``mode`` is for one without any."""
     inputs = {one: one.meta.get("val", unsaid.get(one)) for one in node.all_input_nodes}
-    mode = next((value.fake_mode for value in _flat(list(inputs.values())) if isinstance(value, FakeTensor)), None)
+    mode = next((value.fake_mode for value in _flat(list(inputs.values())) if isinstance(value, FakeTensor)), mode)
     if mode is None or any(value is None for value in inputs.values()):
         return None
     args, kwargs = torch.fx.map_arg((node.args, dict(node.kwargs)), lambda one: inputs[one])

@@ -54,7 +54,7 @@ def run_foreign(name: str, root: fx.GraphModule, plans: Plans, *, twice: bool) -
     before, drawn = _globals_of(name), ProcessState.take()
     module = _called(name, foreign, own_copy(root), plans)
     _refuse_python(name, root, module)
-    fill_in(module.graph)  # what a pass does not say would cost nothing where time and memory are estimated
+    fill_in(module.graph, root.graph)  # what a pass does not say would cost nothing where time and memory are estimated
     notes = [f"the pass keeps {one} from call to call" for one in _changed(before, _globals_of(name))]
     notes += ["the pass draws random numbers"] if drawn.has_drawn() else []
     known = {node.target for node in root.graph.nodes}

@@ -192,7 +192,7 @@ def test_a_pass_that_leaves_no_edge_for_the_order_that_a_plan_asks_for_is_red(ra
     )
 
 
-@pytest.mark.parametrize("name", ["changes_what_it_got", "takes_its_list", "retraced"])
+@pytest.mark.parametrize("name", ["changes_what_it_got", "takes_its_list", "retraced", "transformed"])
 def test_a_pass_may_spoil_what_it_got_and_trace_the_graph_again(name: str, ran: Ran) -> None:
     assert green(ran, name)
 

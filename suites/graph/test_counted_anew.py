@@ -15,6 +15,7 @@ from pytest_fxbucket.compat.c10d import fake_world
 from pytest_fxbucket.graph.collectives import is_wait
 from pytest_fxbucket.graph.compute import computes
 from pytest_fxbucket.graph.counted_anew import renamed, with_names_of_before
+from pytest_fxbucket.graph.modules import module_of
 from pytest_fxbucket.graph.movement import moves_data
 from pytest_fxbucket.graph.ops import operator_name
 from pytest_fxbucket.graph.walks import reached
@@ -26,6 +27,7 @@ from pytest_fxbucket.plan_on_mesh import mesh_of
 from pytest_fxbucket.step.mesh import shard_mesh
 from pytest_fxbucket.step.portable import own_copy
 
+PLANS = ["tok_embeddings", "layers.0", ["norm", "output"]]
 Bucketed = tuple[fx.GraphModule, fx.GraphModule]
 
 
@@ -36,7 +38,7 @@ def bucketed() -> Bucketed:
     model = Model("fixtures.models.llama:build", "fixtures.models.llama:batch", args, "fixtures.models.llama:loss")
     before = capture_plan(Plan(Path("plan.toml"), model=model, parallel=Parallel(dp_shard=4)), shard_mesh(4), 0).graphs["joint"]
     with fake_world(0, 4):
-        return before, manual_overlap_bucketing(own_copy(before), ["tok_embeddings", "layers.0", ["norm", "output"]])
+        return before, manual_overlap_bucketing(own_copy(before), PLANS)
 
 
 def traced_again(module: fx.GraphModule) -> fx.Graph:
@@ -71,12 +73,49 @@ def test_nodes_of_a_graph_that_was_traced_again_have_their_names_back(bucketed: 
     assert computing(named) == computing(after.graph) == computing(before.graph)
 
 
+def anew(module: fx.GraphModule) -> fx.GraphModule:
+    """A copy that numbers its nodes over all words, so that no call has the name that it had."""
+    calls = [node for node in module.graph.nodes if node.op == "call_function"]
+    names = {node: f"{operator_name(node).partition('::')[2]}_{at}" for at, node in enumerate(calls)}
+    return fx.GraphModule(module, renamed(module.graph, names))
+
+
+def test_inputs_alone_may_have_other_names(bucketed: Bucketed) -> None:
+    before, after = bucketed
+    named = with_names_of_before(before.graph, renamed(after.graph, {node: f"x{node.name}" for node in inputs(after.graph)}))
+    assert [node.name for node in named.nodes] == [node.name for node in after.graph.nodes]
+
+
+def test_a_graph_that_was_copied_before_buckets_were_made_is_known_again(bucketed: Bucketed) -> None:
+    before, _ = bucketed
+    with fake_world(0, 4):
+        after = manual_overlap_bucketing(anew(own_copy(before)), PLANS)
+    assert computing(with_names_of_before(before.graph, after.graph)) == computing(before.graph)
+    assert broken_invariants(before, after) == []
+
+
+@pytest.mark.parametrize("twin", [False, True])
+def test_products_that_change_their_weights_are_told_from_each_other(twin: bool, bucketed: Bucketed) -> None:
+    """Also where one product more stands anywhere, so that their number tells nothing."""
+    before, after = bucketed[0], own_copy(bucketed[1])
+    (one, other) = (
+        next(node for node in after.graph.nodes if computes(node) and module_of(node) == f"layers.0.feed_forward.{name}")
+        for name in ("w1", "w3")
+    )
+    if twin:
+        with after.graph.inserting_after(other):
+            after.graph.create_node("call_function", other.target, other.args, name="twin").meta = dict(other.meta)
+    assert broken_invariants(before, anew(after)) == []
+    one, other = (node.all_input_nodes[1] for node in (one, other))  # their weights, transposed
+    one.args, other.args = other.args, one.args
+    (said,) = broken_invariants(before, anew(after))
+    assert "reads or makes layers.0.feed_forward.w3" in said
+
+
 def test_what_the_pass_made_has_no_name_of_before(bucketed: Bucketed) -> None:
     """Else a launch of a bucket would be taken for one that was there, or an unpacking view for one of the model."""
     before, after = bucketed
-    calls = [node for node in after.graph.nodes if node.op == "call_function"]
-    anew = renamed(after.graph, {node: f"{operator_name(node).partition('::')[2]}_{at}" for at, node in enumerate(calls)})
-    named = with_names_of_before(before.graph, anew)
+    named = with_names_of_before(before.graph, anew(after).graph)
     was = {node.name: node for node in before.graph.nodes}
     # In one order: which of them have the names that they have in the graph that was changed in place?
     pairs = [(old, new) for old, new in zip(after.graph.nodes, named.nodes, strict=True) if old.name != new.name]

@@ -403,3 +403,8 @@ def counted_anew_with_other_modules(gm: fx.GraphModule, plans: Plans) -> fx.Grap
     for node, stack in zip(nodes[1:], stacks, strict=False):
         node.meta["nn_module_stack"] = stack
     return gm
+
+
+def transformed(gm: fx.GraphModule, plans: Plans) -> fx.GraphModule:
+    """Buckets, and has the graph made anew by fx, which says nothing of its nodes, inputs among them."""
+    return fx.Transformer(manual_overlap_bucketing(gm, plans)).transform()
