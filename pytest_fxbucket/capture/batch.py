@@ -308,10 +308,12 @@ def first_batch(batch: Callable[[int, int], Any], name: str, mesh: Mesh, rank: i
 def batch_of(given: Any) -> Any:
     """``given`` by a batch function, made of tuples, lists and dicts alone; a tensor by itself is a tuple of one.
 
+    A tensor that has gaps in memory, as ``tokens[:, :-1]``, is copied without: so it is where it was copied or sent.
+
     Raises :class:`CaptureError` for an object that holds tensors, which could be no inputs of the graph.
     """
     try:
-        return (given,) if isinstance(given, torch.Tensor) else _plain(given)
+        return (_dense(given),) if isinstance(given, torch.Tensor) else _plain(given)
     except RecursionError:
         raise CaptureError(
             "[model] batch gave a value that contains itself, or is nested too deep; give tuples, lists and dicts of tensors"
@@ -325,9 +327,17 @@ def _plain(value: Any) -> Any:
         return type(value)(*map(_plain, value))
     if isinstance(value, (tuple, list)):
         return (list if isinstance(value, list) else tuple)(map(_plain, value))
-    if not isinstance(value, (torch.Tensor, type)):
+    if isinstance(value, torch.Tensor):
+        return _dense(value)
+    if not isinstance(value, type):
         _refuse_holder(value)
     return value
+
+
+def _dense(value: torch.Tensor) -> torch.Tensor:
+    if value.layout != torch.strided or torch.empty_like(value, device="meta").stride() == value.stride():
+        return value
+    return value.contiguous()
 
 
 def _refuse_holder(value: Any) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from threading import Lock
 from typing import Any
 
 import torch
@@ -42,13 +43,31 @@ def ring_attention_backward(
         return _attention._templated_ring_attention_backward(*given)
 
 
-@contextmanager
-def _from_neighbour_to_neighbour() -> Iterator[None]:
-    """In the block parts of a sequence are in order of ranks, and keys and values go from rank to rank, not gathered."""
-    options = _attention._cp_options
-    before = options.enable_load_balance, options.rotate_method
-    options.enable_load_balance, options.rotate_method = False, _attention._RotateMethod.ALL_TO_ALL
-    try:
-        yield
-    finally:
-        options.enable_load_balance, options.rotate_method = before
+class _Neighbours:
+    """In its blocks parts of a sequence are in order of ranks, and keys and values go from rank to rank, not gathered.
+
+    That is a setting of the process, and ranks may be threads: the first one in sets it, the last one out puts it back.
+    """
+
+    def __init__(self) -> None:
+        self._lock, self._inside = Lock(), 0
+        self._before: tuple[Any, Any] = (None, None)
+
+    @contextmanager
+    def __call__(self) -> Iterator[None]:
+        options = _attention._cp_options
+        with self._lock:
+            if not self._inside:
+                self._before = options.enable_load_balance, options.rotate_method
+                options.enable_load_balance, options.rotate_method = False, _attention._RotateMethod.ALL_TO_ALL
+            self._inside += 1
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._inside -= 1
+                if not self._inside:
+                    options.enable_load_balance, options.rotate_method = self._before
+
+
+_from_neighbour_to_neighbour = _Neighbours()

@@ -21,9 +21,10 @@ from pytest_fxbucket.capture.functionalize import make_functional
 from pytest_fxbucket.capture.names import STAGE
 from pytest_fxbucket.compat.fx import uncompiled
 from pytest_fxbucket.errors import CaptureError
+from pytest_fxbucket.graph.collectives import argument
 from pytest_fxbucket.graph.effects import effects_of, written_arguments
 from pytest_fxbucket.graph.modules import module_of
-from pytest_fxbucket.graph.ops import held_by, overload, returned
+from pytest_fxbucket.graph.ops import held_by, operator_name, overload, returned
 from pytest_fxbucket.graph.order import order_of
 from pytest_fxbucket.pipeline.microbatch import Microbatch
 from pytest_fxbucket.step.pipelined import Crossing, Work
@@ -286,10 +287,11 @@ class _Timed:
         across = []
         for node, written in writing.items():
             time = self.times[node]
-            storages = {storage for argument in written for storage in order.storages(argument)}
+            storages = {storage for one in written for storage in order.storages(one)}
             for storage in sorted(storages & kept.keys()):
                 readers = (order.nodes[index] for index in order.readers(storage))
-                self._refuse_seen_elsewhere(kept[storage], node, {self.times[one] for one in readers if one in self.times})
+                times = {self.times[one] for one in readers if one in self.times and not _gives_statistics(one, kept[storage])}
+                self._refuse_seen_elsewhere(kept[storage], node, times)
             # By time and not by stage: forward and backward of one stage are two parts, too.
             if any(made[storage] != time for storage in storages - kept.keys()):
                 across.append(node)
@@ -304,3 +306,10 @@ class _Timed:
                 f"{where} {self.stage_at(others[0])}, too, which may run before or behind it; put the cut where one stage has "
                 "it alone"
             )
+
+
+def _gives_statistics(node: fx.Node, buffer: fx.Node) -> bool:
+    """Whether ``node``, the backward of a BatchNorm in training, is only given its ``buffer``: it reads those of the batch."""
+    if operator_name(node) != "aten::native_batch_norm_backward" or not argument(node, "train"):
+        return False
+    return all(node.args[place] is not buffer for place in (0, 1, 2))

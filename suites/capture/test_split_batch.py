@@ -230,3 +230,12 @@ def test_a_loss_that_nothing_makes_is_said_with_the_way_out(form: str, loss: str
     with pytest.raises(CaptureError) as caught:
         step(form, loss, **args)
     assert says in str(caught.value)
+
+
+def test_tensors_with_gaps_in_memory_are_copied_without_and_others_stay() -> None:
+    wide, images = torch.arange(12.0).reshape(2, 6), torch.zeros(2, 3, 4, 4).contiguous(memory_format=torch.channels_last)
+    found = batch_of({"part": wide[:, :5], "same": wide[:1].expand(3, 6), "turned": wide.t(), "images": images})
+    assert found["part"].equal(wide[:, :5])
+    assert [found[name].is_contiguous() for name in ("part", "same")] == [True, True]
+    assert found["turned"].data_ptr() == wide.data_ptr()
+    assert found["images"] is images

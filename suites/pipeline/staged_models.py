@@ -69,6 +69,15 @@ class Mixed(Blocks):
         return out
 
 
+class Normed(Blocks):
+    """BatchNorm in each block, whose statistics forward writes; the batch of :func:`with_gaps` has gaps in memory."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        for block in self.blocks:
+            block.append(nn.BatchNorm1d(DIM))  # type: ignore[operator]  # a Sequential
+
+
 def build(name: str) -> nn.Module:
     made: nn.Module = globals()[name]()
     return made
@@ -77,6 +86,17 @@ def build(name: str) -> nn.Module:
 def batch(rank: int, step: int) -> tuple[Tensor]:
     generator = torch.Generator().manual_seed(1_000_003 * step + rank)
     return (torch.randn(6, DIM, generator=generator),)
+
+
+def with_gaps(rank: int, step: int) -> tuple[Tensor, Tensor]:
+    """Inputs, and targets that cross to the last stage: both parts of wider tensors."""
+    (x,) = batch(rank, step)
+    wide = torch.cat([x, x], 1)
+    return wide[:, :DIM], wide[:, 1 : DIM + 1]
+
+
+def squared(output: Tensor, targets: Tensor) -> Tensor:
+    return (output - targets).square().mean()
 
 
 def loss(output: Tensor, batch: tuple[Tensor]) -> Tensor:

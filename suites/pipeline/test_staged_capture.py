@@ -22,6 +22,7 @@ from pytest_fxbucket.run import PlanRun
 from pytest_fxbucket.settings import RunSettings
 from pytest_fxbucket.step.pipelined import Crossing
 
+STAGED = "suites.pipeline.staged_models"
 PLAN = """
 [model]
 factory = "suites.pipeline.staged_models:build"
@@ -234,3 +235,16 @@ def test_bools_numbers_nothing_and_views_cross_bit_for_bit(tmp_path: Path, pools
     for check in ("audit", "same", "bitwise"):
         verdict = run.check(check)
         assert verdict, repr(verdict)
+
+
+def test_statistics_of_a_stage_and_batches_with_gaps_in_memory_are_those_of_the_whole_step(
+    tmp_path: Path, pools: Pools
+) -> None:
+    """Backward of a BatchNorm is given the statistics, and does not read them."""
+    plan = plan_of(tmp_path, "Normed")
+    assert plan.model is not None
+    model = replace(plan.model, batch=f"{STAGED}:with_gaps", loss=f"{STAGED}:squared")
+    run = PlanRun(replace(plan, model=model), RunSettings(tmp_path, tmp_path / "golden", tmp_path / "artifacts"), pools)
+    for check in ("audit", "bitwise", "eager"):
+        verdict = run.check(check)
+        assert verdict.outcome == "passed", repr(verdict)

@@ -10,13 +10,14 @@ from typing import Any
 
 import pytest
 import torch
+from torch import nn
 
 from pytest_fxbucket.errors import PlanError, StageError
-from pytest_fxbucket.pipeline import Crossing, Stages, Table, table_of
+from pytest_fxbucket.pipeline import Crossing, Stages, Table, split_stages, table_of
 from pytest_fxbucket.pipeline.schedules import leaves
 from pytest_fxbucket.pipeline.targets import Setup, target_of
 from pytest_fxbucket.pipeline.targets.registry import loss_of
-from pytest_fxbucket.pipeline.targets.torch_pipelining import _sent, _traced
+from pytest_fxbucket.pipeline.targets.torch_pipelining import _alone, _sent, _traced
 from pytest_fxbucket.ranks.pools import Pools
 from suites.pipeline.running import bits, summed
 from suites.pipeline.target_jobs import parts_of
@@ -198,3 +199,24 @@ def test_a_value_of_no_dimensions_is_sent() -> None:
     value = torch.tensor(3.0)
     said = Crossing("x", "", 0, (), (), value.dtype, 4)
     assert _traced(_sent(value, said), said).equal(value)
+
+
+class Counting(nn.Module):
+    """Counts its calls in a buffer of no fake operand."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+        self.register_buffer("calls", torch.zeros(()))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.calls.add_(1)
+        return self.linear(x) * self.calls.clone()  # type: ignore[no-any-return]  # torch types it so
+
+
+def test_finding_out_what_crosses_leaves_the_models_buffers_as_they_are() -> None:
+    model = nn.Sequential(Counting(), nn.BatchNorm1d(4), nn.Linear(4, 2))
+    stages = split_stages(model, ["1"], (torch.randn(3, 4),))
+    before = {fqn: buffer.clone() for fqn, buffer in model.named_buffers()}
+    assert [tuple(one.shape for one in given) for _, given in _alone(stages)] == [((3, 4),), ((3, 2),)]
+    assert all(buffer.equal(before[fqn]) for fqn, buffer in model.named_buffers())

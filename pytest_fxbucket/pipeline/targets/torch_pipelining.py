@@ -9,6 +9,7 @@ import torch
 from torch import nn
 from torch.distributed.pipelining import PipelineStage
 
+from pytest_fxbucket.capture.model import fake_twins, in_modules
 from pytest_fxbucket.compat.fake_tensors import FakeTensorMode
 from pytest_fxbucket.compat.pipelining import has_one_stage_a_rank, schedule_class
 from pytest_fxbucket.pipeline.schedules import owners_of
@@ -58,12 +59,14 @@ def _stage(stages: Stages, index: int, setup: Setup, sent: Sequence[Sent]) -> Pi
 
 def _alone(stages: Stages) -> list[Sent]:
     """For each stage the tensors that it receives and sends, without data; they require grad where those of a run do."""
-    # Stages are run one after the other on fake tensors, since only a run tells which outputs require grad.
+    # Stages are run one after the other on fake tensors, since only a run tells which outputs require grad. What they hold is
+    # fake, too: an operator that is given nothing fake, as a count that goes up by one, would really run.
     found = []
-    with FakeTensorMode(allow_non_fake_inputs=True), torch.enable_grad():
+    with FakeTensorMode(allow_non_fake_inputs=True) as mode, torch.enable_grad():
         values = tuple(torch.empty_strided(one.shape, one.strides, dtype=one.dtype) for one in stages[0].summary.receives)
         for stage in stages:
-            given = Contiguous(stage, stage.computed)(*values)
+            with in_modules(stage, fake_twins(stage, mode)):
+                given = Contiguous(stage, stage.computed)(*values)
             found.append((tuple(map(_without_data, values)), tuple(map(_without_data, given))))
             values = tuple(value.detach().requires_grad_(value.requires_grad) for value in given)
     return found
