@@ -123,7 +123,7 @@ def _write(plan: Plan, old: str, new: str) -> None:
             raise FxbucketError(f"{plan.path} was changed while the search ran, so nothing is written; run it again")
         # _text leaves out a byte order mark, so it is put back.
         mark = "\ufeff" if plan.path.read_bytes().startswith(b"\xef\xbb\xbf") else ""
-        write_whole(plan.path, mark + new)
+        write_whole(plan.path.resolve(), mark + new)  # a link stays one
     except OSError as error:
         raise FxbucketError(f"{plan.path} cannot be written: {error.strerror or error}") from error
 

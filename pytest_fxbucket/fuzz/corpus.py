@@ -39,8 +39,16 @@ class StoredFind:
 
 
 def files_in(folder: Path) -> list[Path]:
-    """Tests of ``folder`` in the order of their names; none if there is no such folder."""
-    return sorted(folder.glob("test_fuzz_*.py"))
+    """Tests of ``folder`` in the order of their names; none if there is no such folder.
+
+    Raises FxbucketError for a folder that cannot be read, which would look empty.
+    """
+    try:
+        return sorted(path for path in folder.iterdir() if path.match("test_fuzz_*.py"))
+    except FileNotFoundError:
+        return []
+    except OSError as error:
+        raise FxbucketError(f"{folder} cannot be read: {error.strerror or error}") from error
 
 
 def replayed(path: Path, subject: TriedPass) -> StoredFind | None:

@@ -20,8 +20,8 @@ def operator_names() -> list[str]:
 
 
 def operators_of(names: Sequence[str]) -> list[Operator]:
-    """The operators called ``names``; all of ours without names. Raises UsageError for one that there is not."""
-    return [_own(name) if ":" in name else _ours(name) for name in (names or operator_names())]
+    """The operators called ``names``, each once; all of ours without names. Raises UsageError for one that there is not."""
+    return [_own(name) if ":" in name else _ours(name) for name in dict.fromkeys(names or operator_names())]
 
 
 def _own(name: str) -> Operator:

@@ -161,7 +161,7 @@ class Controller:
             self._done.report = ["no report: no plan's step time was measured"]
             return
         try:
-            index = write_report(folder, self._fx.measured)[0]
+            index = write_report(folder, list(self._fx.measured.values()))[0]
         except BenchmarkError as error:
             self._done.report, self._done.has_no_report = [f"report NOT written: {error}"], True
             return

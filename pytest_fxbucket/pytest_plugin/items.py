@@ -279,12 +279,12 @@ class BenchmarkItem(OfPlan, pytest.Function):
         feed(benchmark, step_time.samples(self.variant), info_of(step_time, self.variant))
         if self.variant != BUCKETED:
             return said
-        verdict = self._compared(benchmark, step_time, said) if fx.options.compare is not None else said
         if fx.options.report is not None:
+            # Before it is compared, which may raise; and by item, since pytest-rerunfailures may run it again.
             shown = self._shown(step_time)
             spans = {**shown.spans, **run.simulated_spans()}
-            fx.measured.append(replace(shown, spans=spans, stages=run.stages_picture()))
-        return verdict
+            fx.measured[self.nodeid] = replace(shown, spans=spans, stages=run.stages_picture())
+        return self._compared(benchmark, step_time, said) if fx.options.compare is not None else said
 
     def _compared(self, benchmark: Any, step_time: StepTime, said: Verdict) -> Verdict:
         from pytest_fxbucket.bench.compare import verdict_entry, verdict_of

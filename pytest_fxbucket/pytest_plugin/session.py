@@ -88,8 +88,8 @@ class FxSession:
     """test files with goldens that are run whole -> node ids of their tests"""
     sources: Sources = field(default_factory=Sources)
     """test files as they were when the run began, if their expectations may be rewritten"""
-    measured: list[ReportInput] = field(default_factory=list)
-    """step times for the report, where one was asked for"""
+    measured: dict[str, ReportInput] = field(default_factory=dict)
+    """node id of a benchmark -> its last step time, for the report, where one was asked for"""
     not_shown: list[str] = field(default_factory=list)
     """stored runs that the report cannot show, in sentences"""
     compared_step_times: int = 0

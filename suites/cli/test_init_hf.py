@@ -309,14 +309,19 @@ def test_what_cannot_be_done_is_one_sentence_and_writes_nothing(
     assert {path.name for path in Path().iterdir()} <= {"config.json"}
 
 
+@pytest.mark.parametrize(
+    ("named", "what"),
+    [({"architectures": ["VitDetModel"]}, '"VitDetModel"'), ({}, "its model for VitDetConfig")],
+    ids=["named", "found"],
+)
 def test_a_class_that_transformers_cannot_import_is_one_sentence(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capsys
+    named: dict[str, Any], what: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capsys
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    Path("config.json").write_text('{"model_type": "vitdet", "architectures": ["VitDetModel"]}')
+    Path("config.json").write_text(json.dumps({"model_type": "vitdet", **named}))
     monkeypatch.setitem(sys.modules, "transformers.models.vitdet.modeling_vitdet", None)
     assert main(["init", "--hf", "."]) == 1
-    assert 'config.json: transformers cannot import "VitDetModel": ' in capsys.readouterr().err
+    assert f"config.json: transformers cannot import {what}: " in capsys.readouterr().err
 
 
 def test_a_module_that_is_there_is_left_as_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capsys) -> None:

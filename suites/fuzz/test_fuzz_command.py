@@ -227,6 +227,7 @@ def test_faults_of_torchs_manual_pass_are_found(folder: Path, capsys: Capsys) ->
         (["--at-most", "0"], 2, "--at-most 0: expected a number above 0"),
         (["--ranks", "1"], 2, "--ranks 1: expected a number above 1"),
         (["--ranks", "9"], 2, "--ranks 9: expected 2 to 8"),
+        (["--pass", "mine:well", "--corpus", "mine.py"], 2, "mine.py cannot be read: Not a directory"),
         (["--pass", "mine:well", "--corpus", "old"], 2, "test_fuzz_old.py holds no trial: KeyError: 'trial'"),
     ],
 )

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from pytest_fxbucket.cli.__main__ import main
+from pytest_fxbucket.mutate.registry import operators_of
 from pytest_fxbucket.ranks.pools import Pools
 from suites.plans.llama import LLAMA
 
@@ -106,6 +107,10 @@ def test_ctrl_c_gives_what_was_found_so_far(mutate: Run) -> None:
     status, said = mutate(*operators("breaks_off"), "--seed", "1", text=ONLY_COLLECTIVES)
     assert status == 130
     assert "stopped" in said
+
+
+def test_an_operator_that_is_named_twice_is_run_once() -> None:
+    assert [one.name for one in operators_of(["wait_dropped", "wait_dropped"])] == ["wait_dropped"]
 
 
 def test_what_cannot_be_done_is_one_sentence(refused: Callable[..., str]) -> None:

@@ -91,6 +91,11 @@ def test_a_stored_run_is_compared_and_a_regression_is_a_failed_item_with_numbers
     assert "Traceback" not in slower.stdout.str()
     assert len(stored(timed)) == 2
     assert json.loads(file.read_text()) == data
+    pytest.importorskip("plotly", reason="a report needs plotly")
+    file.with_name("9999_none.json").mkdir()
+    torn = run(timed, "--fxbucket-compare=latest", "--fxbucket-report=pages")
+    torn.assert_outcomes(passed=1, failed=1)
+    torn.stdout.fnmatch_lines(["*9999_none.json cannot be read, as it is no file; *", "report of 1 plan: pages/index.html"])
 
 
 def test_where_no_samples_are_taken_the_items_are_skipped_and_say_why(timed: pytest.Pytester) -> None:

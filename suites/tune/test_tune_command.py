@@ -77,7 +77,10 @@ def test_what_is_shown_is_what_is_written_and_nothing_else(
     plan: Path, guessed: Callable[[Scored], None], capsys: Capsys
 ) -> None:
     guessed(by_prefetch)
+    plan.rename(plan.with_name("shared.toml"))
+    plan.symlink_to("shared.toml")
     assert main(["tune", "plan.toml", "--write"]) == 0
+    assert plan.is_symlink()
     said = capsys.readouterr().out
     assert "\nwritten to plan.toml; goldens and checks decide: pytest --fxbucket-plans=plan.toml\n" in said
     shown = said[said.index("--- plan.toml") : said.index("\nwritten to")]

@@ -113,7 +113,7 @@ def _model_class(config: PreTrainedConfig, written: Mapping[str, Any], path: Pat
         try:
             found = getattr(transformers, name, None)
         except (ImportError, RuntimeError) as error:  # imported at this first use, with whatever its file needs
-            raise PlanError(f'{path}: transformers cannot import "{name}": {" ".join(str(error).split())[:200]}') from error
+            raise _not_imported(path, f'"{name}"', error) from error
         if found is None:
             close = get_close_matches(name, dir(transformers), n=1)
             hint = f'; the nearest that it has is "{close[0]}"' if close else ""
@@ -124,6 +124,13 @@ def _model_class(config: PreTrainedConfig, written: Mapping[str, Any], path: Pat
     for head in (*(f"MODEL_FOR_{one}_MAPPING" for one in _HEADS), "MODEL_MAPPING"):
         mapping = getattr(modeling_auto, head)
         if type(config) in mapping:
-            cls = mapping[type(config)]
+            try:
+                cls = mapping[type(config)]
+            except (ImportError, RuntimeError) as error:
+                raise _not_imported(path, f"its model for {type(config).__name__}", error) from error
             return cls[0] if isinstance(cls, tuple) else cls  # type: ignore[no-any-return]  # transformers has no types here
     raise PlanError(f'{path}: transformers has no model for {type(config).__name__}; name one in "architectures"')
+
+
+def _not_imported(path: Path, what: str, error: Exception) -> PlanError:
+    return PlanError(f"{path}: transformers cannot import {what}: {' '.join(str(error).split())[:200]}")
