@@ -93,6 +93,10 @@ def pytest_configure(config: pytest.Config) -> None:
         from pytest_fxbucket.pytest_plugin.saving import BenchmarkSaving
 
         config.pluginmanager.register(BenchmarkSaving(), "fxbucket-saving")
+    if config.pluginmanager.hasplugin("timeout"):
+        from pytest_fxbucket.pytest_plugin import imports_first
+
+        config.pluginmanager.register(imports_first, "fxbucket-imports-first")
     if config.pluginmanager.hasplugin("xdist") and _named_plans(config):
         from pytest_fxbucket.pytest_plugin import xdist
 

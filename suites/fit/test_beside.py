@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 import xml.etree.ElementTree as ET
 from pathlib import Path
 
@@ -35,6 +37,17 @@ def build(layers):
 """
 
 
+ENDS_AT_THE_FIRST = """
+import sys
+
+import pytest
+
+
+def pytest_runtest_logstart(nodeid, location):
+    pytest.exit(f"torch and its compiler are there: {'torch' in sys.modules and 'torch._dynamo' in sys.modules}")
+"""
+
+
 @pytest.fixture
 def project(tmp_path: Path) -> Path:
     plans = {f"plans__{name}": plan_of(name, "same", "eager") for name in ("net", "flaky", "hangs")}
@@ -42,8 +55,7 @@ def project(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def run(runs: WarmRuns, project: Path, *words: str, beside: bool = True) -> tuple[dict[str, str], str]:
-    """Outcome of each item, and what was printed; ``beside`` the plugins are there."""
+def variables_of(project: Path, *, beside: bool) -> dict[str, str]:
     paths = [str(ROOT), *([str(BESIDE)] if beside else [])]
     variables = {
         **os.environ,
@@ -53,8 +65,13 @@ def run(runs: WarmRuns, project: Path, *words: str, beside: bool = True) -> tupl
     }
     for name in ("PYTEST_XDIST_WORKER", "PYTEST_XDIST_WORKER_COUNT", "PYTEST_ADDOPTS"):
         variables.pop(name, None)
+    return variables
+
+
+def run(runs: WarmRuns, project: Path, *words: str, beside: bool = True) -> tuple[dict[str, str], str]:
+    """Outcome of each item, and what was printed; ``beside`` the plugins are there."""
     report = project / "report.xml"
-    said = runs.run(["-m", "pytest", f"--junitxml={report}", *words], project, variables)
+    said = runs.run(["-m", "pytest", f"--junitxml={report}", *words], project, variables_of(project, beside=beside))
     outcomes = {}
     for case in ET.parse(report).iter("testcase"):
         outcomes[f"{case.get('classname')}.{case.get('name')}"] = next(
@@ -94,6 +111,16 @@ def test_a_timeout_names_where_the_users_code_was(project: Path, warm_runs: Warm
     _, said = run(warm_runs, project, "--fxbucket-plans=plans/hangs.toml", "--timeout=600", "-k", "audit")
     assert "Timeout (>600.0s) from pytest-timeout at mytrainer/hangs.py:6 in build\n" in said
     assert "Traceback" not in said
+
+
+@pytest.mark.parametrize("beside", [False, True])
+def test_torch_is_imported_before_the_clock_of_the_first_item_runs(beside: bool, project: Path) -> None:
+    """In a process of its own, since others have torch already."""
+    project.joinpath("conftest.py").write_text(ENDS_AT_THE_FIRST)
+    variables = variables_of(project, beside=beside)
+    words = [sys.executable, "-m", "pytest", "--fxbucket-plans=plans/net.toml", "-p", "no:cacheprovider"]
+    said = subprocess.run(words, cwd=project, env=variables, capture_output=True, text=True, check=False).stdout
+    assert f"torch and its compiler are there: {beside}" in said
 
 
 def test_a_plan_below_another_rootdir_finds_its_own_code(
