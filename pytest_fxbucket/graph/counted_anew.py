@@ -78,7 +78,7 @@ def _is_counted_anew(before: fx.Graph, after: fx.Graph) -> bool:
     old, new = _outside_buckets(before), _outside_buckets(after)
     was, now = _numbers(old), _numbers(new)
     changed = [numbers for word, numbers in now.items() if numbers != was.get(word)]
-    if not all(one < other for numbers in changed for one, other in pairwise(numbers)):
+    if not changed or not all(one < other for numbers in changed for one, other in pairwise(numbers)):
         return False
     known = _names_by_call(old)
     return any(len(names) == len(known.get(call, ())) and names != known[call] for call, names in _names_by_call(new).items())

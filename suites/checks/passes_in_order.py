@@ -43,7 +43,7 @@ def half_the_reductions(gm: fx.GraphModule, plans: Plans) -> fx.GraphModule:
 
 
 def unreadable(gm: fx.GraphModule, plans: Plans) -> fx.GraphModule:
-    """Nodes do not say of what shape they are."""
-    for node in gm.graph.nodes:
-        node.meta = {}
+    """A view asks for more elements than there are."""
+    view = next(node for node in gm.graph.nodes if node.target is torch.ops.aten.view.default)
+    view.args = (view.args[0], [1 << 20])
     return gm
