@@ -108,13 +108,11 @@ def _one_rank(old: fx.Graph, new: fx.Graph, seen: _Seen, rank: int) -> Iterator[
 
 
 def _said(old: fx.Graph, new: fx.Graph) -> fx.Graph:
-    """``new`` with the names of ``old``, and with values where it says none."""
-    named = with_names_of_before(old, new)
-    if all("val" in node.meta for node in new.nodes if node.op in ("placeholder", "call_function")):
-        return named
-    named = renamed(new, {}) if named is new else named  # it is the caller's
-    fill_in(named, old)
-    return named
+    """``new`` with values where it says none, then with the names of ``old``: nodes are told by shapes, too."""
+    if not all("val" in node.meta for node in new.nodes if node.op in ("placeholder", "call_function")):
+        new = renamed(new, {})  # it is the caller's
+        fill_in(new, old)
+    return with_names_of_before(old, new)
 
 
 def _by_rank(given: Any) -> dict[int, fx.Graph]:

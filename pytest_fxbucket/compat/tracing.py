@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any
 from unittest.mock import patch
@@ -175,6 +175,17 @@ def current_autograd_node() -> Any:
     import torch
 
     return torch._C._current_autograd_node()
+
+
+def nodes_behind(grad_fn: Any, known: Container[int] = ()) -> Iterator[Any]:
+    """The autograd node ``grad_fn`` and those that backward goes on to, but for those of ``known`` numbers and behind them."""
+    queue, met = [grad_fn], set[int]()
+    for node in queue:
+        number = autograd_number(node)
+        if number not in met and number not in known:
+            met.add(number)
+            yield node
+            queue += [one for one, _ in node.next_functions if one is not None]
 
 
 def autograd_number(grad_fn: Any) -> int:

@@ -67,7 +67,7 @@ class _Follower(TorchDispatchMode):
         self._missing: list[tuple[int | None, Divergence]] = []
         """Operators that the graph has not computed, in order; of one in forward the number of its autograd node."""
         self._ran: set[int] = set()
-        """Numbers of the autograd nodes that backward ran."""
+        """Numbers of the autograd nodes that backward runs, some of which, as those of sums, call no operator."""
         self._is_backward = False
         self._last = -1
 
@@ -90,7 +90,7 @@ class _Follower(TorchDispatchMode):
             return made
         if node is not None:
             self._is_backward = True
-            self._ran.add(node)
+            self._ran.update(map(tracing.autograd_number, tracing.nodes_behind(running, self._ran)))
         module = self._module(node, last)
         if module is not None and not self._has(made):
             self._missing.append((own, Divergence(module, str(func), "backward" if node is not None else "forward")))

@@ -312,4 +312,4 @@ def _gives_statistics(node: fx.Node, buffer: fx.Node) -> bool:
     """Whether ``node``, the backward of a BatchNorm in training, is only given its ``buffer``: it reads those of the batch."""
     if operator_name(node) != "aten::native_batch_norm_backward" or not argument(node, "train"):
         return False
-    return all(node.args[place] is not buffer for place in (0, 1, 2))
+    return all(argument(node, name) is not buffer for name in ("grad_out", "input", "weight"))

@@ -313,7 +313,7 @@ def writes_other_code(gm: fx.GraphModule) -> None:
 def is_called_otherwise(gm: fx.GraphModule, plans: Plans) -> fx.GraphModule:
     gm = manual_overlap_bucketing(gm, plans)
     called = type(gm).__call__
-    type(gm).__call__ = wraps(called)(lambda self, *args: called(self, *args))  # type: ignore[method-assign]
+    type(gm).__call__ = wraps(called)(lambda self, *args: called(self, *args))  # type: ignore[method-assign]  # that is the trick
     return gm
 
 
@@ -331,7 +331,7 @@ def keeps_what_is_computed_again(gm: fx.GraphModule, plans: Plans) -> fx.GraphMo
         if node.op != "call_function" or getattr(getattr(node.target, "_schema", None), "is_mutable", False):
             keys[node] = node.name
             continue
-        said = fx.node.map_arg((node.args, dict(node.kwargs)), lambda one: hash(keys[one]))  # type: ignore[arg-type, return-value]
+        said = fx.node.map_arg((node.args, dict(node.kwargs)), lambda one: hash(keys[one]))  # type: ignore[arg-type, return-value]  # any
         key = keys[node] = hash(f"{node.target} {said}")
         if not computes(node):
             continue
