@@ -27,6 +27,8 @@ class Verdict:
     """Where graphs, report and rank logs lie."""
     is_only_late: bool = False
     """Whether it failed only since ranks took too long, which may mean that they were slow and not that they hung."""
+    by_design: tuple[str, ...] = ()
+    """Words of ``[eager] rounds_otherwise`` that may be all that is wrong."""
 
     def __bool__(self) -> bool:
         return self.outcome == "passed"

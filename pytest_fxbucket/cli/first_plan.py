@@ -209,6 +209,8 @@ class PlanProblem:
     looks_at_values: bool = False
     where: str = ""
     """In which size or flavor of a model that has several."""
+    by_design: tuple[str, ...] = ()
+    """Words of ``[eager] rounds_otherwise`` that may be all that is wrong."""
 
     def of_size(self, where: str, folder: Path) -> PlanProblem:
         """The problem in one of several sizes, in words that do not name the temporary ``folder`` of the plan's module."""
@@ -238,7 +240,8 @@ def first_failure(
             for check in checks:
                 verdict = run.check(check)
                 if verdict.outcome == "failed":
-                    return PlanProblem(f"{check}: {'; '.join((verdict.summary, *verdict.lines[:3]))}")
+                    said = "; ".join((verdict.summary, *verdict.lines[:3]))
+                    return PlanProblem(f"{check}: {said}", by_design=verdict.by_design)
         except FxbucketError as error:
             found = _MODULE.search(str(error))
             looks = error.__cause__ is not None and bool(untraceable(error.__cause__))

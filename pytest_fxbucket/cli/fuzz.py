@@ -72,7 +72,8 @@ def run(options: Namespace) -> int:
     return 2
 
 
-def _run(options: Namespace, ctrl_c: CtrlC) -> int:
+def _refuse(options: Namespace) -> None:
+    """Raise FxbucketError for what cannot be searched."""
     refuse_no_pass(options.pass_name)
     if "," in options.pass_name:
         raise UsageError(f"--pass {options.pass_name}: fuzz tries one pass; name one of them")
@@ -82,6 +83,10 @@ def _run(options: Namespace, ctrl_c: CtrlC) -> int:
         raise UsageError(f"--ranks {options.ranks}: expected 2 to {_MOST_RANKS}")
     if find_spec("hypothesis") is None:
         raise FxbucketError("fxbucket fuzz needs hypothesis: pip install 'pytest-fxbucket[fuzz]'")
+
+
+def _run(options: Namespace, ctrl_c: CtrlC) -> int:
+    _refuse(options)
     hunt = _Hunt(options)
     progress = on_stderr(_SAY_EVERY_S)
     try:
@@ -91,9 +96,12 @@ def _run(options: Namespace, ctrl_c: CtrlC) -> int:
         hunt.ended = "stopped"
     except Exception as error:
         # Finds are told even if the search broke behind them; without any the error is all there is to say.
-        if isinstance(error, FxbucketError) and not hunt.again and not hunt.new:
+        if not isinstance(error, FxbucketError):
+            traceback.print_exc()
+        elif hunt.again or hunt.new:
+            print(f"fxbucket: {error}", file=sys.stderr)
+        else:
             raise
-        traceback.print_exc()
         hunt.ended = "broke"
     if options.json:
         print_json(hunt.document())
@@ -124,7 +132,7 @@ class _Hunt:
             ctrl_c.check()
         from hypothesis.configuration import set_hypothesis_home_dir
 
-        from pytest_fxbucket.fuzz.corpus import files_in, keep, replayed
+        from pytest_fxbucket.fuzz.corpus import files_in, keep, replayed, to_keep
         from pytest_fxbucket.fuzz.on_ranks import on_real_ranks
         from pytest_fxbucket.fuzz.search import Search
         from pytest_fxbucket.fuzz.tried_pass import subject_of
@@ -152,9 +160,11 @@ class _Hunt:
         set_hypothesis_home_dir(home.name)
         try:
             for trial, find in search.finds():
-                kept = keep(options.corpus, trial, find, options.pass_name)
-                # Counted as found before real ranks are asked, which may take long: Ctrl-C meanwhile does not lose the find.
+                kept = to_keep(options.corpus, trial, find, options.pass_name)
+                # Counted as found before it is written, which a full disk refuses, and before real ranks are asked, which may
+                # take long: Ctrl-C meanwhile does not lose the find.
                 self.new.append((kept, ""))
+                keep(kept)
                 say(f"on {options.ranks} real ranks: {find.kind}")
                 with ctrl_c.at_once():
                     self.new[-1] = kept, on_real_ranks(pools, trial, find, subject)
@@ -182,7 +192,7 @@ class _Hunt:
             yield f"new: {kept.path}: {kept.find.kind}: {kept.find.says}" + (f" ({real})" if real else "")
         found = f"{counted(len(self.new), 'new find')}, {len(self.again)} of the corpus still there, {len(self.mended)} mended"
         yield f"{self.options.pass_name}: {counted(self.tried, 'program')} tried; {found}{_ENDED[self.ended]}"
-        if self.new:
+        if any(kept.path.exists() for kept, _ in self.new):
             yield f"run them with: pytest {self.options.corpus}"
 
     def document(self) -> dict[str, Any]:

@@ -198,6 +198,31 @@ def own_hooks(module: nn.Module) -> Iterator[tuple[Any, int]]:
                 yield table, number
 
 
+# Sums of gradients within backward.
+
+
+def without_input_nodes(model: nn.Module) -> None:
+    """Have autograd add the gradients of values that units read in its own order, as without ``fully_shard``.
+
+    Around each unit ``fully_shard`` puts an autograd node that gives the unit's inputs on, to know when the unit's backward is
+    over; what the unit's own reads give is added there first. Without it gradients are reduced when all of backward is over.
+    """
+    for group in _groups_in(model):
+        group._register_post_backward_hook = _as_they_are
+
+
+def _as_they_are(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    return args, kwargs
+
+
+def _groups_in(model: nn.Module) -> Iterator[Any]:
+    from torch.distributed.fsdp import FSDPModule
+
+    states = {id(state): state for one in model.modules() if isinstance(one, FSDPModule) for state in [one._get_fsdp_state()]}
+    for state in states.values():
+        yield from _groups_of(state)
+
+
 # The dtype in which autograd makes gradients of parameters, which torch 2.15 changed.
 
 
@@ -213,14 +238,8 @@ def gradients_of_parameters(model: nn.Module) -> None:
 
     torch before 2.15 does so by itself, and nothing is changed there.
     """
-    from torch.distributed.fsdp import FSDPModule
-
-    if not makes_gradients_to_reduce():
-        return
-    states = {id(state): state for one in model.modules() if isinstance(one, FSDPModule) for state in [one._get_fsdp_state()]}
-    for state in states.values():
-        for group in _groups_of(state):
-            _of_parameters(group)
+    for group in _groups_in(model) if makes_gradients_to_reduce() else ():
+        _of_parameters(group)
 
 
 def _of_parameters(group: Any) -> None:

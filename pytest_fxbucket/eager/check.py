@@ -15,7 +15,7 @@ from pytest_fxbucket.checks.on_ranks import OnRanks, refuse_too_large, removed_s
 from pytest_fxbucket.checks.verdict import Verdict, failed, failed_on_ranks, passed, skipped
 from pytest_fxbucket.eager.divergence import moved
 from pytest_fxbucket.eager.job import EagerOutcome, EagerTask
-from pytest_fxbucket.eager.reasons import WORDS, gradients_alone, lacking, made_equal
+from pytest_fxbucket.eager.reasons import TRIED_OUT, WORDS, gradients_alone, lacking, made_equal
 from pytest_fxbucket.ranks.failure import RankFailure
 
 if TYPE_CHECKING:
@@ -61,16 +61,18 @@ class Eager(OnRanks):
         try:
             seen = self._run_ranks()
             lines = list(self._problems(seen))
-            step = judge.first_step(seen)
+            step, by_design = judge.first_step(seen), tuple[str, ...]()
             if step is not None:
                 lines += judge.difference_lines(seen, world.entry_of)
                 # Ranks run once more: only where a step differs are its bits followed, and does a reason need to be found.
                 followed = self._run_ranks(step)
-                lines += [*self._moved(seen), *self._divergence(followed), *self._by_design(seen, followed)]
+                by_design = tuple(self._by_design(seen, followed))
+                lines += [*self._moved(seen), *self._divergence(followed), *map(_said_of_design, by_design)]
         except RankFailure as failure:
             return failed_on_ranks("eager", failure)
         if lines:
-            return failed("eager", f"the bucketed step is not shown to be that of {self._torchs}", lines)
+            found = failed("eager", f"the bucketed step is not shown to be that of {self._torchs}", lines)
+            return replace(found, by_design=by_design)
         if cannot := next((one.cannot for one in seen if one.cannot), ""):
             return skipped("eager", f"{self._torchs} cannot step this model: {cannot}")
         return passed("eager", self._equal(seen))
@@ -144,10 +146,9 @@ class Eager(OnRanks):
 
     def _by_design(self, seen: Sequence[EagerOutcome], followed: Sequence[EagerOutcome]) -> Iterator[str]:
         for reason in dict.fromkeys(reason for one in followed for reason in one.reasons):
-            # Every plan of two dtypes has the reason gradient_dtype, but few have other bits by it: it is tried out here.
-            is_tried = reason == "gradient_dtype"
-            if reason not in self.world.plan.eager.rounds_otherwise and (not is_tried or self._goes_with(reason, seen)):
-                yield f'by design: {WORDS[reason]}; [eager] rounds_otherwise = ["{reason}"] holds everything else'
+            is_known = reason in self.world.plan.eager.rounds_otherwise
+            if not is_known and (reason not in TRIED_OUT or self._goes_with(reason, seen)):
+                yield reason
 
     def _goes_with(self, reason: str, seen: Sequence[EagerOutcome]) -> bool:
         """Whether gradients become equal in a run that has ``reason`` stated. It is run only where gradients alone differ."""
@@ -187,6 +188,10 @@ def _unread(whole: StepGraph) -> tuple[tuple[str, str], ...]:
     """
     places = zip(whole.inputs["joint"], whole.graphs["joint"].graph.find_nodes(op="placeholder"), strict=True)
     return tuple(value.key for value, node in places if value.role in ("param", "buffer") and not node.users)
+
+
+def _said_of_design(reason: str) -> str:
+    return f'by design: {WORDS[reason]}; [eager] rounds_otherwise = ["{reason}"] holds everything else'
 
 
 def _stopped(one: EagerOutcome) -> bool:

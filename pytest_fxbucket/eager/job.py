@@ -24,9 +24,10 @@ from pytest_fxbucket.compat.fsdp import makes_gradients_to_reduce
 from pytest_fxbucket.compat.modules import on_in_backward, uncompiled
 from pytest_fxbucket.eager.context_parallel import WholeSequence, parting_of
 from pytest_fxbucket.eager.divergence import Divergence, first_divergence, own_rows
-from pytest_fxbucket.eager.reasons import reasons_of, reused_units
+from pytest_fxbucket.eager.reasons import reasons_of
 from pytest_fxbucket.eager.step_reports import StepReporter
 from pytest_fxbucket.eager.trainer import EagerStep, Left, OtherModelError, TorchsOwn, Trainer
+from pytest_fxbucket.eager.unit_calls import UnitCalls, unit_calls
 from pytest_fxbucket.eager.wrapped import wrap
 from pytest_fxbucket.errors import FxbucketError
 from pytest_fxbucket.plan.factories import import_callable
@@ -247,19 +248,19 @@ def _torchs(task: EagerTask, data: Any, found: EagerOutcome) -> Trainer:
     _, _, loss = import_model(plan.model, graph.where)
     model = _built(task)
     split = split_of(model, data, plan.model.inputs)
-    reused = frozenset[str]()
-    # Calls are counted on another model, which is built and run for that: only where the answer is asked for.
-    if "reused_unit" in plan.eager.rounds_otherwise or task.localise_step is not None:
+    calls = UnitCalls()
+    # Another model is built and run for that: only where the answer is asked for.
+    if {"reused_unit", "shared_input"}.intersection(plan.eager.rounds_otherwise) or task.localise_step is not None:
         leaves, spec = pytree.tree_flatten(data)
         part = pytree.tree_unflatten(next(microbatches(leaves, plan.step.microbatches)), spec)
-        reused = reused_units(_built(task), plan, lambda one: split.call(one, part))
-    found.reasons = reasons_of(model, plan, reused, makes_gradients_to_reduce())
+        calls = unit_calls(_built(task), plan, lambda one: split.call(one, part))
+    found.reasons = reasons_of(model, plan, calls, makes_gradients_to_reduce())
     gradients = {value.fqn for value in graph.outputs if value.role == "grad"}
     wrapped = wrap(
         model,
         plan,
         graph.mesh,
-        reused=reused if "reused_unit" in plan.eager.rounds_otherwise else (),
+        reused=calls.reused if "reused_unit" in plan.eager.rounds_otherwise else (),
         without_gradient=any(one.trainable and one.fqn not in gradients for one in graph.parameters),
     )
     # Asked behind wrapping, since FSDP2 puts parameters of its own into the model, which optimizers must update.

@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Callable, Sequence
-from functools import partial
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-import torch
 from torch import nn
 
-from pytest_fxbucket.capture.names import units_of
 from pytest_fxbucket.capture.parallel.forwards import forwards_of
 from pytest_fxbucket.checks.bitwise.judge import RankComparison, first_step
 from pytest_fxbucket.graph.ops import dtype_name
@@ -18,6 +14,7 @@ from pytest_fxbucket.plan.factories import dtype_named
 
 if TYPE_CHECKING:
     from pytest_fxbucket.checks.bitwise.job import TensorDifference
+    from pytest_fxbucket.eager.unit_calls import UnitCalls
     from pytest_fxbucket.plan.schema import Plan
     from pytest_fxbucket.plan.selectors import Resolution
     from pytest_fxbucket.step.roles import StepGraph
@@ -35,11 +32,18 @@ WORDS = {
     "gradient_dtype": (
         "FSDP2 from torch 2.15 on has autograd make and add gradients in reduce_dtype, here they are made in param_dtype"
     ),
+    "shared_input": (
+        "a unit reads a value more than once that is read behind it, too: FSDP2 adds the gradients of the unit's reads first, "
+        "here autograd adds one after the other"
+    ),
 }
 
+TRIED_OUT = ("gradient_dtype", "shared_input")
+"""Reasons that many models have and few have other bits by: one is named where a run that has it stated is equal."""
 
-def reasons_of(model: nn.Module, plan: Plan, reused: frozenset[str], makes_gradients_to_reduce: bool) -> tuple[str, ...]:
-    """The reasons that hold for ``model``, not wrapped, under ``plan``; ``reused`` is of :func:`reused_units`.
+
+def reasons_of(model: nn.Module, plan: Plan, calls: UnitCalls, makes_gradients_to_reduce: bool) -> tuple[str, ...]:
+    """The reasons that hold for ``model``, not wrapped, under ``plan``; ``calls`` are those of a forward.
 
     ``makes_gradients_to_reduce`` is what :mod:`pytest_fxbucket.compat.fsdp` says of this torch.
     """
@@ -52,11 +56,12 @@ def reasons_of(model: nn.Module, plan: Plan, reused: frozenset[str], makes_gradi
     # A stated reason holds with an older torch, too, so that a plan means the same with each torch.
     follows = makes_gradients_to_reduce or "gradient_dtype" in plan.eager.rounds_otherwise
     found = {
-        "reused_unit": bool(reused) and is_late,
+        "reused_unit": bool(calls.reused) and is_late,
         "rowwise_bias": biases,
         "ddp_buckets": rings,
         "fused_rnn": rnns,
         "gradient_dtype": follows and _reduces_otherwise(model, plan),
+        "shared_input": calls.share_inputs and not is_ddp,
     }
     return tuple(name for name, there in found.items() if there)
 
@@ -89,20 +94,6 @@ def made_equal(seen: Sequence[RankComparison], stated: Sequence[RankComparison])
 def _first(seen: Sequence[RankComparison]) -> list[TensorDifference]:
     step = first_step(seen)
     return [one for each in seen for one in each.differences if one.step == step]
-
-
-def reused_units(model: nn.Module, plan: Plan, call: Callable[[nn.Module], object]) -> frozenset[str]:
-    """Modules of the plan's entries that ``call(model)``, one forward, calls more than once; hooks are left on ``model``."""
-    counts: Counter[str] = Counter()
-
-    def count(fqn: str, *_: object) -> None:
-        counts[fqn] += 1
-
-    for fqn in units_of(model, plan.bucket.plan):
-        model.get_submodule(fqn).register_forward_pre_hook(partial(count, fqn))
-    with torch.enable_grad():  # a loss may go backward within forward
-        call(model)
-    return frozenset(fqn for fqn, times in counts.items() if times > 1)
 
 
 # Plans for which torch has no eager step, or none that rounds alike. They are found before any rank is asked.

@@ -29,7 +29,7 @@ from torch.utils.checkpoint import checkpoint
 from pytest_fxbucket.capture.names import names_of
 from pytest_fxbucket.capture.parallel.forwards import Forwards, forwards_of
 from pytest_fxbucket.capture.parallel.sequence_parallel import SEQUENCE
-from pytest_fxbucket.compat.fsdp import gradients_of_parameters
+from pytest_fxbucket.compat.fsdp import gradients_of_parameters, without_input_nodes
 from pytest_fxbucket.compat.tracing import without_onednn
 from pytest_fxbucket.plan.factories import dtype_named
 from pytest_fxbucket.plan.pass_consistency import entries_of
@@ -80,6 +80,8 @@ def wrap(model: nn.Module, plan: Plan, mesh: Mesh, *, reused: Collection[str], w
     _shard(model, devices[tuple(name for name in sizes if name not in ("pp", "tp"))], plan, reused)
     if "gradient_dtype" in plan.eager.rounds_otherwise:
         gradients_of_parameters(model)
+    if "shared_input" in plan.eager.rounds_otherwise:
+        without_input_nodes(model)
     return ShardedModel(model, partial(_sharded_call, model))
 
 

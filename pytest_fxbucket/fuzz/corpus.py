@@ -58,17 +58,20 @@ def replayed(path: Path, subject: TriedPass) -> StoredFind | None:
     return None if find is None else StoredFind(path, path.read_text(encoding="utf-8"), find)
 
 
-def keep(folder: Path, trial: Trial, find: Find, name: str) -> StoredFind:
-    """Write the test of ``find`` against the pass ``name``. Raises FxbucketError if it cannot be written."""
+def to_keep(folder: Path, trial: Trial, find: Find, name: str) -> StoredFind:
+    """The test of ``find`` against the pass ``name``, to be written to ``folder``."""
     text = text_of_test(trial, find, name)
     number = hashlib.sha256(text.encode()).hexdigest()[:8]
-    path = folder / f"test_fuzz_{re.sub(r'[^a-z]+', '_', find.kind)}_{number}.py"
+    return StoredFind(folder / f"test_fuzz_{re.sub(r'[^a-z]+', '_', find.kind)}_{number}.py", text, find)
+
+
+def keep(found: StoredFind) -> None:
+    """Write it. Raises FxbucketError if it cannot be written."""
     try:
-        folder.mkdir(parents=True, exist_ok=True)
-        write_whole(path, text)
+        found.path.parent.mkdir(parents=True, exist_ok=True)
+        write_whole(found.path, found.text)
     except OSError as error:
-        raise FxbucketError(f"{path} cannot be written: {error.strerror or error}") from error
-    return StoredFind(path, text, find)
+        raise FxbucketError(f"{found.path} cannot be written: {error.strerror or error}") from error
 
 
 _HEAD = '''"""{kind}, found by fxbucket fuzz --pass {name}.

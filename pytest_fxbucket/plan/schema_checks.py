@@ -111,6 +111,7 @@ class Eager:
             "ddp_buckets",
             "fused_rnn",
             "gradient_dtype",
+            "shared_input",
         ),
     )
 

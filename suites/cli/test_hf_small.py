@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 
-from pytest_fxbucket.cli.hugging_face.command import has_memory
 from pytest_fxbucket.cli.hugging_face.small import merged, plain_range, small_sizes
 
 LLAMA = {
@@ -114,19 +113,3 @@ def test_a_model_that_refuses_narrow_layers_gets_wide_ones_and_fewer_at_last_onl
     assert first["hidden_size"] == 64
     assert "hidden_size" not in second
     assert (second["vocab_size"], third, last) == (256, {"num_hidden_layers": 2}, {})
-
-
-@pytest.mark.parametrize(
-    ("config", "expected"),
-    [
-        ({"is_encoder_decoder": True}, True),
-        ({"add_cross_attention": True}, True),
-        ({"text_config": {"is_decoder": True, "encoder_hidden_size": 768}}, True),
-        ({"is_decoder": True}, False),
-        ({"text_config": {"is_decoder": False, "encoder_hidden_size": 768}}, False),
-    ],
-)
-def test_a_decoder_that_reads_an_encoder_is_told_by_its_configuration_or_an_inner_one(
-    config: dict[str, Any], expected: bool
-) -> None:
-    assert has_memory(config) is expected

@@ -50,7 +50,7 @@ CONFIGS: dict[str, dict[str, Any]] = {
         model_type="whisper",
         d_model=128,
         encoder_layers=1,
-        decoder_layers=1,
+        decoder_layers=2,
         encoder_attention_heads=2,
         decoder_attention_heads=2,
         encoder_ffn_dim=256,
@@ -194,7 +194,13 @@ def test_small_sizes_are_written_for_people_to_change(folder: Path) -> None:
 
 def test_layers_that_are_dropped_at_random_stay_and_it_is_said(folder: Path) -> None:
     assert '"encoder_layerdrop": 0.0' in (folder / "whisper.py").read_text()
-    assert "The item eager is off: FSDP2 adds gradients" in (folder / "stdout.txt").read_text()
+
+
+def test_reasons_for_which_torch_rounds_otherwise_are_stated(folder: Path) -> None:
+    """Each layer of the decoder reads the encoder's output for its keys and its values; eager is on."""
+    _, small = rows(folder, "whisper")
+    assert (small.eager.rounds_otherwise, small.checks.eager) == (("shared_input",), True)
+    assert "eager goes the graph's way in shared_input" in (folder / "stdout.txt").read_text()
 
 
 def test_a_model_with_a_layer_that_looks_at_values_runs_as_init_wrote_it(

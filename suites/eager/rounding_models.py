@@ -35,6 +35,33 @@ class ReadTwice(nn.Module):
         return self.head(self.first(x))
 
 
+class Attending(nn.Module):
+    """Reads a memory for keys and for values, or once; each is one product."""
+
+    def __init__(self, reads: int) -> None:
+        super().__init__()
+        self.reads = nn.ModuleList(nn.Linear(8, 8) for _ in range(reads))
+
+    def forward(self, x: Tensor, memory: Tensor) -> Tensor:
+        for read in self.reads:
+            x = x * read(memory).tanh()
+        return x
+
+
+class Decoded(nn.Module):
+    """Layers that read what an encoder gives; ``reads`` says how often each of them does."""
+
+    def __init__(self, reads: tuple[int, ...] = (2, 2)) -> None:
+        super().__init__()
+        self.encoder, self.layers = nn.Linear(8, 8), nn.ModuleList(map(Attending, reads))
+
+    def forward(self, x: Tensor) -> Tensor:
+        memory = self.encoder(x)
+        for layer in self.layers:
+            x = layer(x, memory=memory)
+        return x
+
+
 class Parted(nn.Module):
     """An MLP with biases."""
 

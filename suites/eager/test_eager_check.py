@@ -11,6 +11,7 @@ from torch import fx
 
 from pytest_fxbucket.captured_plan import CapturedPlan
 from pytest_fxbucket.eager.reasons import lacking
+from pytest_fxbucket.eager.unit_calls import UnitCalls, unit_calls
 from pytest_fxbucket.pipeline.captured import StagedStep
 from pytest_fxbucket.plan.entries import parse_entries
 from pytest_fxbucket.plan.load import load_plans
@@ -21,6 +22,7 @@ from pytest_fxbucket.step.mesh import Mesh
 from pytest_fxbucket.step.roles import StepGraph
 from suites.eager.eager_net import ROOT, Run
 from suites.eager.eager_net import plan_of as small_plan
+from suites.eager.rounding_models import Decoded
 from suites.pipeline.wrong_splits import edited, place_of
 
 
@@ -56,6 +58,7 @@ BY_DESIGN = {
         "reduces what earlier microbatches gave it by itself",
     ),
     "rowwise_bias": ("Parted", '["up", "down"]', TP, "", "RowwiseParallel adds a bias to a part of the sum"),
+    "shared_input": ("Decoded", '["encoder", "layers.*"]', LATE, "", "FSDP2 adds the gradients of the unit's reads first"),
     "fused_rnn": ("Recurrent", '["rnn", "head"]', TWO, "", "eager runs oneDNN's recurrent layer"),
 }
 
@@ -72,6 +75,21 @@ def test_bits_that_part_by_design_are_red_with_the_reason_and_green_once_it_is_s
     stated = run(plan_of(model, plan, f"{tables}{key}\n", args))
     assert stated, stated
     assert words in stated.summary
+
+
+@pytest.mark.parametrize(
+    ("reads", "shares"), [((2, 2), True), ((2, 1), True), ((1, 2), False), ((1, 1, 1), False), ((2,), False)]
+)
+def test_three_gradients_that_two_orders_add_are_told_of_a_forward(reads: tuple[int, ...], shares: bool) -> None:
+    """What the last unit reads is added first in either order."""
+    model = Decoded(reads)
+    plan = small_plan(plan_of("Decoded", '["encoder", "layers.*"]', TWO))
+    assert unit_calls(model, plan, lambda one: one(torch.randn(2, 8))) == UnitCalls(frozenset(), shares)
+
+
+def test_a_reason_that_the_model_does_not_have_is_red(run: Run) -> None:
+    verdict = run(plan_of("Twice", LAYERS, f'{TWO}[eager]\nrounds_otherwise = ["shared_input"]\n', ", times = 2"))
+    assert verdict.lines == ('[eager] rounds_otherwise states "shared_input", but the model has no such thing; take it out',)
 
 
 def test_what_torch_compile_wraps_runs_as_it_is_on_both_sides(run: Run) -> None:

@@ -8,6 +8,7 @@ import pytest
 
 from pytest_fxbucket.checks.bitwise.job import TensorDifference
 from pytest_fxbucket.eager.reasons import gradients_alone, made_equal, reasons_of
+from pytest_fxbucket.eager.unit_calls import UnitCalls
 from pytest_fxbucket.plan.schema import Plan
 from suites.eager import eager_net
 
@@ -74,5 +75,5 @@ def test_a_plan_has_it_where_a_newer_torch_reduces_in_another_dtype(
 ) -> None:
     plan: Plan = eager_net.plan_of()
     plan = replace(plan, parallel=replace(plan.parallel, param_dtype=param, reduce_dtype=reduced))
-    found = reasons_of(eager_net.build(), plan, frozenset(), makes_gradients_to_reduce=is_newer)
+    found = reasons_of(eager_net.build(), plan, UnitCalls(), makes_gradients_to_reduce=is_newer)
     assert found == (("gradient_dtype",) if has_it else ())

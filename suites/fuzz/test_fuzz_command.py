@@ -166,6 +166,18 @@ def test_an_error_of_the_search_itself_loses_no_find(breaks_off: Callable[[Calla
 
 
 @pytest.mark.usefixtures("ctrl_c")
+def test_a_find_that_cannot_be_written_is_told_all_the_same(folder: Path, capsys: Capsys) -> None:
+    Path("mine.py").write_text(HEAD + BROKEN["exception"])
+    Path("fuzz-corpus").symlink_to("nowhere/corpus")
+    assert main(["fuzz", "--pass", "mine:broken", "--seconds", "90"]) == 2
+    told = capsys.readouterr()
+    assert "from pytest_fxbucket.fuzz import Program, Trial, problem" in told.out
+    assert re.search(r"^new: fuzz-corpus/test_fuzz_exception_\w+\.py: exception: ", told.out, re.MULTILINE)
+    assert re.fullmatch(r"fxbucket: fuzz-corpus/\S+ cannot be written: File exists", told.err.splitlines()[-1])
+    assert "Traceback" not in told.err
+    assert "run them with" not in told.out
+
+
 def test_a_ctrl_c_that_an_import_or_a_pass_swallows_ends_it_all_the_same(folder: Path, capsys: Capsys) -> None:
     passes = "broken = well\n", "\n\ndef broken(gm, plans):\n    swallow()\n    return well(gm, plans)\n"
     for text, where in zip((f"{SWALLOWS}{HEAD}swallow()\n{passes[0]}", f"{SWALLOWS}{HEAD}{passes[1]}"), (0, 1), strict=True):

@@ -118,7 +118,7 @@ def _needed(said: str) -> Iterator[str]:
         "Not traced",
         "Attention is",
         "The model makes no loss",
-        "The item eager is off",
+        "eager goes the graph's way",
     ):
         yield from (line for line in said.splitlines() if line.startswith(start))
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 import re
 import sys
 from argparse import Namespace
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import ExitStack, redirect_stdout
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from pytest_fxbucket.cli.first_entries import BlockNames, draft
 from pytest_fxbucket.cli.first_plan import said_of_overrides
@@ -53,8 +53,7 @@ def run(options: Namespace) -> int:
         modules = {fqn: type(module) for fqn, module in model.named_modules()}
         idle = may_be_idle(model, small.idle)
         plan = HfPlan(path.stem, described.model_class.__name__, draft(model).of_any_depth(modules), names.aliases, idle)
-        memory = has_memory(described.config.to_dict())
-        plan = replace(plan, param_dtype=_half(described.config.dtype), has_memory=memory)
+        plan = replace(plan, param_dtype=_half(described.config.dtype))
         del model
         trial = tried(small.written, plan, out, modules, progress.say)
     write_new(path, module_text(trial.written))
@@ -64,14 +63,6 @@ def run(options: Namespace) -> int:
     return 1 if trial.problem else 0
 
 
-def has_memory(config: Mapping[str, Any]) -> bool:
-    """Whether layers of a decoder read what an encoder gave: several read one value, which FSDP2 sums in another order."""
-    attends = config.get("add_cross_attention") or (config.get("is_decoder") and "encoder_hidden_size" in config)
-    return bool(config.get("is_encoder_decoder") or attends) or any(
-        has_memory(inner) for inner in config.values() if isinstance(inner, dict)
-    )
-
-
 def _half(dtype: object) -> str | None:
     """The dtype of the weights in a configuration, if it is bfloat16 or float16."""
     name = str(dtype).removeprefix("torch.")
@@ -79,6 +70,8 @@ def _half(dtype: object) -> str | None:
 
 
 def _summary(trial: TrialPlan, out: Path) -> Iterator[str]:
+    from pytest_fxbucket.eager.reasons import WORDS
+
     plan = trial.plan
     yield from said_of_ties(plan.ties)
     yield f"Wrote {trial.written.path} and {out}: {plan.bucket}."
@@ -90,8 +83,8 @@ def _summary(trial: TrialPlan, out: Path) -> Iterator[str]:
         yield f"Dropout is 0, by ALWAYS of {file}: what is overridden is called again in backward, and would draw anew."
     if not trial.written.fed.gives_loss:
         yield f"The model makes no loss of its batch that can be traced: loss() of {trial.written.path} is to be yours."
-    if plan.has_memory:
-        yield "The item eager is off: FSDP2 adds gradients of what an encoder gives to a decoder in another order, by design."
+    for reason in plan.rounds_otherwise:
+        yield f"eager goes the graph's way in {reason}, as [eager] rounds_otherwise says: {WORDS[reason]}."
     if trial.written.eager_attention:
         yield 'Attention is "eager" in the real size, too: the model\'s own default cannot be traced.'
     if trial.problem:

@@ -1,4 +1,4 @@
-"""Does the plan pass? Both sizes are traced, and the pass is run and checked as by pytest, but without ranks.
+"""Does the plan pass? Both sizes are traced, and the pass is run and checked as by pytest, with ranks that are threads.
 
 If not, changes of the plan and the module are tried; a problem that is left is told, with the way out.
 """
@@ -33,7 +33,7 @@ class TrialPlan:
 def tried(written: Written, plan: HfPlan, out: Path, modules: Mapping[str, type], say: Callable[[str], None]) -> TrialPlan:
     """``written`` and ``plan`` with what they need to pass: overrides of some of ``modules``, other attention, other dtypes."""
     # One change a round: an override of the module that looks at values, unless blocks are in it; one dtype where torch refuses
-    # two; plain attention in the real size, which the small one has anyway.
+    # two; reasons for which torch rounds otherwise; plain attention in the real size, which the small one has anyway.
 
     def changed(now: tuple[Written, HfPlan], problem: PlanProblem) -> tuple[Written, HfPlan] | None:
         written, plan = now
@@ -42,6 +42,8 @@ def tried(written: Written, plan: HfPlan, out: Path, modules: Mapping[str, type]
             return _dropping_nothing(written), replace(plan, overridden=(*plan.overridden, selector))
         if _TWO_DTYPES in problem.sentence and plan.param_dtype:
             return written, replace(plan, param_dtype=None)
+        if problem.by_design:
+            return written, replace(plan, rounds_otherwise=(*plan.rounds_otherwise, *problem.by_design))
         if problem.where == "real" and not written.eager_attention:
             return replace(written, eager_attention=True), plan
         return None
@@ -65,7 +67,7 @@ def _problem(written: Written, plan: HfPlan, out: Path, say: Callable[[str], Non
     """What is wrong, with the small size first, which takes less time."""
     with laid_out(written) as folder:
         real, small = parse_plans(plan_text(plan), folder / out.name)
-        for size, one, checks in (("small", small, ("audit",)), ("real", real, ("audit", "collectives"))):
+        for size, one, checks in (("small", small, ("audit", "eager")), ("real", real, ("audit", "collectives"))):
             if problem := first_failure(one, checks, say):
                 return problem.of_size(size, folder)
     return None
