@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch.optim.swa_utils import AveragedModel
 
 from pytest_fxbucket.errors import CaptureError
 from pytest_fxbucket.train_step import capture_step
@@ -75,6 +76,19 @@ def test_a_decision_by_a_value_is_told_at_its_line_and_with_the_module() -> None
     run.model[2] = Deciding()  # type: ignore[index]
     text = refused(lambda x, y: forward(run, x), run)
     assert text.startswith(f"tracing module 2 failed at {at(Deciding.forward, 'return')}: it decides by the value of a tensor")
+
+
+def test_an_average_of_weights_decides_by_its_counter_and_is_to_be_called_behind_the_step(run: Run) -> None:
+    average = AveragedModel(run.model)
+
+    def step(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        loss = forward(run, x)
+        average.update_parameters(run.model)
+        return loss
+
+    captured = capture_step(step, model={"model": run.model, "average": average}, optimizers=run.optimizers)
+    with pytest.raises(CaptureError, match=r"what is no part of the step \(an average of weights\) may be called behind it$"):
+        captured(*batch(0))
 
 
 def test_another_model_is_told_as_a_tensor_of_elsewhere() -> None:

@@ -68,7 +68,10 @@ class Recorder(TorchDispatchMode):
         if func is _ATEN.lift_fresh.default and not isinstance(args[0], FakeTensor):
             return self._constant(args[0])
         if func is _ATEN._local_scalar_dense.default:
-            raise CaptureError("it decides by the value of a tensor, which is known only when the step runs")
+            raise CaptureError(
+                "it decides by the value of a tensor, which is known only when the step runs; torch.where decides within the "
+                "graph, and what is no part of the step (an average of weights) may be called behind it"
+            )
         # An operator that only writes gives its arguments back: nothing needs to be computed, and they keep the node that they
         # have, since :func:`make_functional` finds the new values later.
         result = given_back(func, args, kwargs)
