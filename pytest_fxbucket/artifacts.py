@@ -135,7 +135,7 @@ def _instead_of(root: Path, why: str) -> Path:
 
 def _remove_unused(folder: Path) -> None:
     """Remove a temporary folder in which nothing is left to look at."""
-    if not any(one.name != ".gitignore" for one in folder.glob("*")):
+    if not any(one.is_file() and one.name != ".gitignore" for one in folder.rglob("*")):
         shutil.rmtree(folder, ignore_errors=True)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from argparse import ArgumentParser, Namespace
 from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
@@ -38,7 +39,8 @@ def comment(base: str, folder: Path) -> str:
     """
     # Repository.of looks in the folders above a file, which need not be there: any name in the folder will do.
     repository = Repository.of(folder / "*.txt", "BASE")
-    old = _then(repository, repository.commit(base), repository.path_of(folder))
+    # So the folder itself may be a link, too.
+    old = _then(repository, repository.commit(base), repository.path_of(folder / "*.txt").parent)
     new = _now(repository, folder)
     if not old and not new:
         raise UsageError(f"{folder} has no golden, neither now nor at {base}; say where goldens are")
@@ -57,8 +59,15 @@ def comment(base: str, folder: Path) -> str:
 
 def _then(repository: Repository, commit: Commit, folder: PurePosixPath) -> dict[str, str]:
     """Goldens at ``commit``, by path from the top."""
-    names = repository.git("ls-tree", "-r", "-z", "--name-only", commit.sha, "--", f"{folder}/").split("\0")
-    texts = {name: repository.git("show", f"{commit.sha}:{name}") for name in names if name.endswith(".txt")}
+    # A sparse checkout leaves files out that are as they were.
+    left_out = {line[2:] for line in repository.git("ls-files", "-t", "-z", "--", f"{folder}/").split("\0") if line[:2] == "S "}
+    lines = repository.git("ls-tree", "-r", "-z", commit.sha, "--", f"{folder}/").split("\0")
+    texts: dict[str, str] = {}
+    for line in filter(None, lines):
+        about, _, name = line.partition("\t")
+        if name.endswith(".txt") and name not in left_out:
+            # By its number, not by its name, which need not be text.
+            texts[name] = repository.git("cat-file", "blob", about.split()[2])
     # The folder may have other text files, too.
     return {name: text for name, text in texts.items() if text.startswith(HEADER)}
 
@@ -72,7 +81,9 @@ def _now(repository: Repository, folder: Path) -> dict[str, str]:
                 texts[path] = path.read_text(encoding="utf-8", errors="replace")
             except OSError as error:
                 texts[path] = f"{_UNREADABLE}{error.strerror}"
-    return {str(repository.path_of(path)): text for path, text in texts.items() if text.startswith(HEADER)}
+    found = {repository.path_of(path): text for path, text in texts.items() if text.startswith(HEADER)}
+    # As git's own output is read.
+    return {os.fsencode(path).decode("utf-8", "replace"): text for path, text in found.items()}
 
 
 def _part(path: str, old: str | None, new: str | None) -> Iterator[str]:

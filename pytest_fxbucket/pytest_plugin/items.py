@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from importlib.util import find_spec
 from pathlib import Path
@@ -13,10 +13,10 @@ import pytest
 
 from pytest_fxbucket.checks.verdict import passed
 from pytest_fxbucket.errors import FxbucketError, PlanError
+from pytest_fxbucket.pytest_plugin.broken_plan import BrokenPlan, InPlanFile
 from pytest_fxbucket.pytest_plugin.distributed_test.item import is_marked
-from pytest_fxbucket.pytest_plugin.pytest_internals import tell_by_text
 from pytest_fxbucket.pytest_plugin.session import fx_session, key_of
-from pytest_fxbucket.pytest_plugin.terminal import error_text, failure_lines, parts_of
+from pytest_fxbucket.pytest_plugin.terminal import error_text, failure_lines
 from pytest_fxbucket.words import nearest
 
 if TYPE_CHECKING:
@@ -81,30 +81,6 @@ class PlanFile(pytest.File):
     def _broken(self, name: str, error: FxbucketError) -> BrokenPlan:
         broken: BrokenPlan = BrokenPlan.from_parent(self, name=name, reason=str(error).replace(f"{self.config.rootpath}/", ""))
         return broken
-
-
-class InPlanFile(pytest.Item):
-    """An item that is headed with its plan file in failures."""
-
-    def __init__(self, **kwargs: Any) -> None:
-        super().__init__(**kwargs)
-        tell_by_text(self)
-
-    def reportinfo(self) -> tuple[Path, int, str]:
-        """Return file, line and heading; the line is 0, not None, which junit and xdist would trip over."""
-        return self.path, 0, f"{parts_of(self.nodeid)[0]}: {self.name}"
-
-
-class BrokenPlan(InPlanFile):
-    """The one item of a plan file, or of a row of it, that cannot be loaded, so that other plans still run."""
-
-    def __init__(self, *, reason: str, **kwargs: Any) -> None:
-        super().__init__(**kwargs)
-        self.reason = reason
-
-    def runtest(self) -> None:
-        """Fail with the sentence that says what is wrong with the file."""
-        pytest.fail(self.reason, pytrace=False)
 
 
 class OfPlan(InPlanFile):
@@ -401,3 +377,35 @@ def why_not(config: pytest.Config, benchmark: Any) -> str:
     if hasattr(config, "workerinput") or config.getoption("dist", "no") != "no" or "PYTEST_XDIST_WORKER" in os.environ:
         return "pytest-benchmark takes no samples in workers of pytest-xdist; run it with -n 0"
     return "pytest-benchmark takes no samples with --benchmark-disable"
+
+
+# Plan files that no argument of pytest can name, since a path ends there at ``[`` and at ``::``: collected beside arguments.
+
+
+class PlansBeside:
+    """Adds the items of plan files that no argument names, or can name, to those that pytest collects."""
+
+    def __init__(self, paths: Sequence[Path]) -> None:
+        self._paths = paths
+
+    @pytest.hookimpl(wrapper=True, tryfirst=True)
+    def pytest_collection_modifyitems(
+        self, session: pytest.Session, items: list[pytest.Item]
+    ) -> Generator[None, object, object]:
+        """Before others deselect."""
+        paths = [path for path in self._paths if not session.isinitpath(path)]
+        items += [item for path in paths for item in session.genitems(plan_collector(path, session))]
+        return (yield)
+
+
+def as_arguments(paths: Iterable[Path], base: Path) -> tuple[list[str], list[Path]]:
+    """``paths`` as arguments of pytest, started in ``base``, and those of them that no argument can name."""
+    # The bracket may be in the name of a folder above ``base``, which a relative path does not have.
+    shown = {path: str(path) if can_be_named(str(path)) else os.path.relpath(path, base) for path in paths}
+    odd = [path for path, text in shown.items() if not can_be_named(text)]
+    return [text for path, text in shown.items() if path not in odd], odd
+
+
+def can_be_named(nodeid: str) -> bool:
+    """Say whether an argument of pytest can name the file whose node id, or path, that is."""
+    return "[" not in nodeid and "::" not in nodeid

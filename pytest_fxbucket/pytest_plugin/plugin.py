@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -13,6 +13,7 @@ import pytest
 
 from pytest_fxbucket.errors import BenchmarkError, FxbucketError, without_our_frames
 from pytest_fxbucket.progress import Progress
+from pytest_fxbucket.pytest_plugin.broken_plan import AlwaysChosen
 from pytest_fxbucket.pytest_plugin.controller import Controller, WholeFiles
 from pytest_fxbucket.pytest_plugin.distributed_test import item as body
 from pytest_fxbucket.pytest_plugin.expectations.inline import Expectation, edits_of, expectation_of
@@ -21,6 +22,8 @@ from pytest_fxbucket.pytest_plugin.items import (
     OfPlan,
     PlanFile,
     PlanRef,
+    PlansBeside,
+    as_arguments,
     is_last_of_plan,
     measure_in,
     needs_ranks,
@@ -81,6 +84,7 @@ def pytest_configure(config: pytest.Config) -> None:
             config.args_source = pytest.Config.ArgsSource.ARGS
         if beside:
             config.pluginmanager.register(PlansBeside(beside), "fxbucket-plans-beside")
+    config.pluginmanager.register(AlwaysChosen(), "fxbucket-always-chosen")
     config.pluginmanager.register(WholeFiles(fx_session(config)), "fxbucket-whole-files")
     if not hasattr(config, "workerinput"):
         controller = Controller(fx_session(config))
@@ -386,32 +390,3 @@ def _marked(marker: pytest.Mark, rootdir: Path, nodeid: str) -> PlanRef:
             f"{nodeid}: expected @pytest.mark.{MARKER.partition(':')[0]}, got {marker.args} {marker.kwargs}"
         )
     return PlanRef(rootdir / given["path"], given.get("id"))
-
-
-# Plan files that no argument of pytest can name, since a path ends there at ``[`` and at ``::``: collected beside arguments.
-
-
-class PlansBeside:
-    """Adds the items of plan files that no argument names, or can name, to those that pytest collects."""
-
-    def __init__(self, paths: Sequence[Path]) -> None:
-        self._paths = paths
-
-    @pytest.hookimpl(tryfirst=True)
-    def pytest_collection_modifyitems(self, session: pytest.Session, items: list[pytest.Item]) -> None:
-        """Before others deselect."""
-        paths = [path for path in self._paths if not session.isinitpath(path)]
-        items += [item for path in paths for item in session.genitems(plan_collector(path, session))]
-
-
-def as_arguments(paths: Iterable[Path], base: Path) -> tuple[list[str], list[Path]]:
-    """``paths`` as arguments of pytest, started in ``base``, and those of them that no argument can name."""
-    # The bracket may be in the name of a folder above ``base``, which a relative path does not have.
-    shown = {path: str(path) if can_be_named(str(path)) else os.path.relpath(path, base) for path in paths}
-    odd = [path for path, text in shown.items() if not can_be_named(text)]
-    return [text for path, text in shown.items() if path not in odd], odd
-
-
-def can_be_named(nodeid: str) -> bool:
-    """Say whether an argument of pytest can name the file whose node id, or path, that is."""
-    return "[" not in nodeid and "::" not in nodeid

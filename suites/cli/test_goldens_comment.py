@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -64,6 +67,36 @@ def test_what_cannot_be_read_says_why_and_other_things_are_no_goldens(
     monkeypatch.setattr(Path, "read_text", unreadable)
     assert main(["goldens", "HEAD"]) == 0
     assert "**golden/plans/changed.txt** cannot be read: Permission denied\n" in capsys.readouterr().out
+
+
+def test_a_folder_that_is_a_link_and_what_a_sparse_checkout_leaves_out_are_as_before(
+    repository: SmallRepository, capsys: pytest.CaptureFixture[str]
+) -> None:
+    Path("golden").rename("reviewed")
+    Path("golden").symlink_to("reviewed")
+    repository.commit()
+    assert main(["goldens", "HEAD"]) == 0
+    assert capsys.readouterr().out == "Goldens are as before.\n"
+    repository.git("sparse-checkout", "set", "--no-cone", "/*", "!/reviewed/plans/gone.txt")
+    assert not Path("golden/plans/gone.txt").exists()
+    repository.write("golden/plans/changed.txt", render(OTHER))
+    assert main(["goldens", "HEAD"]) == 0
+    assert capsys.readouterr().out.startswith("1 golden of 2 changed.\n\n**reviewed/plans/changed.txt**\n")
+
+
+@pytest.mark.parametrize("encoding", ["utf-8", "ascii"])
+def test_names_need_not_be_text_of_any_encoding(repository: SmallRepository, encoding: str) -> None:
+    """Of files that are no goldens, and of goldens where Python takes names for ASCII."""
+    repository.write("golden/plans/größe.txt", render(BODY))
+    Path(os.fsdecode(b"golden/gr\xf6.txt")).write_text("no golden\n")
+    repository.commit()
+    repository.write("golden/plans/größe.txt", render(OTHER))
+    # Python reads how it is to take names when it starts.
+    own = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"} if encoding == "ascii" else {}
+    command = [sys.executable, "-m", "pytest_fxbucket.cli", "goldens", "HEAD"]
+    ran = subprocess.run(command, env={**os.environ, "PYTHONIOENCODING": "utf-8", **own}, capture_output=True, check=False)
+    assert ran.returncode == 0, ran.stderr
+    assert ran.stdout.decode().startswith("1 golden of 4 changed.\n\n**golden/plans/größe.txt**\n")
 
 
 def test_what_is_too_long_for_a_comment_is_counted(

@@ -149,6 +149,18 @@ def test_the_pre_commit_hook_is_red_for_a_golden_that_is_not_current(project: Pa
         golden.write_text(text, encoding="utf-8")
 
 
+def test_the_pre_commit_hook_is_red_for_a_plan_that_cannot_be_read(project: Path) -> None:
+    (hook,) = yaml.safe_load((ROOT / ".pre-commit-hooks.yaml").read_text(encoding="utf-8"))
+    merging = project / "plans" / "merging.toml"
+    merging.write_text(f"<<<<<<< HEAD\n{PLAN}=======\n{OTHER}>>>>>>> theirs\n", encoding="utf-8")
+    try:
+        said = bash(f"! {' '.join([hook['entry'], *hook['args']])}", project)
+    finally:
+        merging.unlink()
+    assert "plans/merging.toml:1: this is not TOML" in said
+    assert "1 failed, 1 passed, 1 deselected" in said
+
+
 def test_tox_runs_the_plans() -> None:
     ini = configparser.ConfigParser()
     ini.read(RECIPES / "tox.ini", encoding="utf-8")

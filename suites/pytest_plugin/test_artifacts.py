@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 import tempfile
 import unicodedata
 from dataclasses import replace
@@ -161,6 +164,19 @@ def test_a_file_of_that_name_stays_and_the_folder_lies_elsewhere(tmp_path: Path,
     root.write_text("mine")
     assert Folder(root, "a.toml", "audit").make().is_relative_to(temporary)
     assert root.read_text() == "mine"
+
+
+def test_a_temporary_folder_goes_unless_there_is_something_to_look_at(tmp_path: Path) -> None:
+    (tmp_path / ".fxbucket").write_text("mine")
+    (tmp_path / "tmp").mkdir()
+    made = (
+        "from pathlib import Path; from pytest_fxbucket.artifacts import Folder; f = Folder(Path('.fxbucket'), '{}', 'audit')"
+    )
+    for name, then in (("green", "f.make(); f.clear()"), ("red", "f.write('report.txt', 'x')")):
+        environment = {**os.environ, "TMPDIR": str(tmp_path / "tmp")}
+        subprocess.run([sys.executable, "-c", f"{made.format(name)}; {then}"], cwd=tmp_path, env=environment, check=True)
+    (left,) = (tmp_path / "tmp").iterdir()
+    assert [path.name for path in left.rglob("*.txt")] == ["report.txt"]
 
 
 def test_a_failure_says_where_its_files_are_and_why_there(tmp_path: Path, temporary: Path) -> None:
