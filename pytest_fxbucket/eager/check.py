@@ -164,9 +164,8 @@ class Eager(OnRanks):
         unknown = plan.eager.factory or (is_ddp and "ddp_buckets" not in plan.eager.rounds_otherwise)
         if plan.run.reduce != "ring" or unknown or plan.pipeline is not None:
             return
-        units = {entry.name: entry.parameters for entry in world.resolution.entries} | {"the root": world.resolution.unplanned}
         differing = {one.fqn for each in seen for one in each.differences if one.what == "gradient"}
-        if line := moved(world.final(0)["joint"].reading, units, differing, self._torchs):
+        if line := moved(world.final(0)["joint"].reading, seen[0].units, differing, self._torchs):
             yield line
 
     def _equal(self, seen: Sequence[EagerOutcome]) -> str:

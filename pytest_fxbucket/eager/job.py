@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
@@ -85,6 +85,8 @@ class EagerOutcome:
     """What is wrong with a trainer of the user's own, a clause."""
     reasons: tuple[str, ...] = ()
     """Those reasons for other bits by design that hold for the model."""
+    units: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    """Parameters that torch reduces together, as its wrapper says; empty for a trainer of the user's own."""
     divergence: Divergence | None = None
 
 
@@ -253,7 +255,7 @@ def _torchs(task: EagerTask, data: Any, found: EagerOutcome) -> Trainer:
     if {"reused_unit", "shared_input"}.intersection(plan.eager.rounds_otherwise) or task.localise_step is not None:
         leaves, spec = pytree.tree_flatten(data)
         part = pytree.tree_unflatten(next(microbatches(leaves, plan.step.microbatches)), spec)
-        calls = unit_calls(_built(task), plan, lambda one: split.call(one, part))
+        calls = unit_calls(_built(task), plan, lambda one: split.loss(loss, split.call(one, part), part))
     found.reasons = reasons_of(model, plan, calls, makes_gradients_to_reduce())
     gradients = {value.fqn for value in graph.outputs if value.role == "grad"}
     wrapped = wrap(
@@ -263,6 +265,7 @@ def _torchs(task: EagerTask, data: Any, found: EagerOutcome) -> Trainer:
         reused=calls.reused if "reused_unit" in plan.eager.rounds_otherwise else (),
         without_gradient=any(one.trainable and one.fqn not in gradients for one in graph.parameters),
     )
+    found.units = wrapped.units
     # Asked behind wrapping, since FSDP2 puts parameters of its own into the model, which optimizers must update.
     named = dict(wrapped.model.named_parameters())
     return TorchsOwn(wrapped, split, loss, plan.step, graph.optimizing.build(named) if graph.optimizing is not None else [])

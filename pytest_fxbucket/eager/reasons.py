@@ -33,8 +33,8 @@ WORDS = {
         "FSDP2 from torch 2.15 on has autograd make and add gradients in reduce_dtype, here they are made in param_dtype"
     ),
     "shared_input": (
-        "a unit reads a value more than once that is read behind it, too: FSDP2 adds the gradients of the unit's reads first, "
-        "here autograd adds one after the other"
+        "a unit reads a value more than once that is read behind it, too, or is given one more than once: FSDP2 adds the "
+        "gradients of the unit's reads first, in the order of its inputs, here autograd adds one after the other"
     ),
 }
 

@@ -3,22 +3,25 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
+from torch.autograd.graph import Node, get_gradient_edge
 
 from pytest_fxbucket.capture.names import units_of
-from pytest_fxbucket.compat import pytree, tracing
+from pytest_fxbucket.compat import tracing
+from pytest_fxbucket.compat.modules import each_tensor
 
 if TYPE_CHECKING:
     from pytest_fxbucket.plan.schema import Plan
 
-_Value = tuple[int, int]
-"""Number of the autograd node that made a tensor, and the place among its outputs."""
+
+_Value = tuple[Node, int]
+"""The autograd node that a tensor's gradient goes to, and the place among its inputs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +31,10 @@ class UnitCalls:
     reused: frozenset[str] = frozenset()
     """Modules that are called more than once."""
     share_inputs: bool = False
-    """Whether a module reads a value more than once that is read behind it, too: three gradients, that two orders add."""
+    """Whether a module's reads of a value may be added in another order than one after the other.
+
+    It reads the value more than once, and others do behind it: three gradients. Or it is given the value more than once.
+    """
 
 
 @dataclass(slots=True)
@@ -41,15 +47,14 @@ class _Call:
 
 
 def unit_calls(model: nn.Module, plan: Plan, call: Callable[[nn.Module], object]) -> UnitCalls:
-    """What ``call(model)``, one forward, does; hooks are left on ``model``."""
+    """What ``call(model)``, which gives the loss, does; hooks are left on ``model``."""
     counts: Counter[str] = Counter()
     calls: dict[str, _Call] = {}
     found: list[_Call] = []
 
     def begin(fqn: str, _: nn.Module, args: object, kwargs: object) -> None:
         counts[fqn] += 1
-        given = [(tracing.autograd_number(one.grad_fn), one.output_nr) for one in _with_gradient((args, kwargs))]
-        calls[fqn] = _Call(given, tracing.next_autograd_number())
+        calls[fqn] = _Call(_values_in((args, kwargs)), tracing.next_autograd_number())
         found.append(calls[fqn])
 
     def end(fqn: str, *_: object) -> None:
@@ -59,9 +64,9 @@ def unit_calls(model: nn.Module, plan: Plan, call: Callable[[nn.Module], object]
         model.get_submodule(fqn).register_forward_pre_hook(partial(begin, fqn), with_kwargs=True)
         model.get_submodule(fqn).register_forward_hook(partial(end, fqn))
     with torch.enable_grad():  # a loss may go backward within forward
-        made = call(model)
-    readers = _readers(made)
-    shares = any(_is_shared(one, readers[value]) for one in found for value in one.given)
+        loss = call(model)
+    readers = _readers(_values_in(loss))
+    shares = any(one.given.count(value) > 1 or _is_shared(one, readers[value]) for one in found for value in one.given)
     return UnitCalls(frozenset(fqn for fqn, times in counts.items() if times > 1), shares)
 
 
@@ -70,20 +75,27 @@ def _is_shared(call: _Call, readers: list[int]) -> bool:
     return within > 1 and any(one >= call.end for one in readers)
 
 
-def _readers(made: object) -> defaultdict[_Value, list[int]]:
+def _readers(made: list[_Value]) -> defaultdict[_Value, list[int]]:
     """Numbers of the autograd nodes that read a value, each as often as it does, for all values behind ``made``."""
     found: defaultdict[_Value, list[int]] = defaultdict(list)
     known: set[int] = set()
-    for one in _with_gradient(made):
-        for node in tracing.nodes_behind(one.grad_fn, known):
+    for last, _ in made:
+        for node in tracing.nodes_behind(last, known):
             known.add(tracing.autograd_number(node))
             for read, place in node.next_functions:
                 if read is not None:
-                    found[tracing.autograd_number(read), place].append(tracing.autograd_number(node))
+                    found[read, place].append(tracing.autograd_number(node))
     return found
 
 
-def _with_gradient(values: object) -> Iterator[Any]:
-    for one in pytree.tree_leaves(values):
-        if isinstance(one, torch.Tensor) and one.grad_fn is not None:
-            yield one
+def _values_in(given: object) -> list[_Value]:
+    """Those of the tensors with gradients in ``given``, parameters too."""
+    found: list[_Value] = []
+
+    def note(tensor: Any) -> Any:
+        if tensor.requires_grad:
+            found.append((get_gradient_edge(tensor).node, tensor.output_nr))
+        return tensor
+
+    each_tensor(note, given)
+    return found

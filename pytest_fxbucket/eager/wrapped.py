@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
@@ -51,6 +51,8 @@ class ShardedModel:
     model: nn.Module
     call: Callable[[bool], Callable[..., Any]]
     """Takes whether it is the step's last microbatch, which reduces gradients, and gives what is called like the model."""
+    units: Mapping[str, tuple[str, ...]]
+    """FQNs of the parameters whose gradients are reduced together, by entry or "the root"; in registration order."""
 
 
 def wrap(model: nn.Module, plan: Plan, mesh: Mesh, *, reused: Collection[str], without_gradient: bool) -> ShardedModel:
@@ -77,12 +79,14 @@ def wrap(model: nn.Module, plan: Plan, mesh: Mesh, *, reused: Collection[str], w
         module.forward = partial(checkpoint, module.forward, use_reentrant=False)
     if mode == "replicate":
         return _replicated(model, devices.get_group(along), plan, without_gradient)
-    _shard(model, devices[tuple(name for name in sizes if name not in ("pp", "tp"))], plan, reused)
+    fqns = list(dict.fromkeys(names_of(model).values()))  # before torch puts parameters of its own in their place
+    kept = _shard(model, devices[tuple(name for name in sizes if name not in ("pp", "tp"))], plan, reused)
     if "gradient_dtype" in plan.eager.rounds_otherwise:
         gradients_of_parameters(model)
     if "shared_input" in plan.eager.rounds_otherwise:
         without_input_nodes(model)
-    return ShardedModel(model, partial(_sharded_call, model))
+    theirs = {fqn for held in kept.values() for fqn in held}
+    return ShardedModel(model, partial(_sharded_call, model), {**kept, "the root": tuple(f for f in fqns if f not in theirs)})
 
 
 def _sharded_call(model: nn.Module, last: bool) -> Callable[..., Any]:
@@ -93,6 +97,7 @@ def _sharded_call(model: nn.Module, last: bool) -> Callable[..., Any]:
 
 def _replicated(model: nn.Module, group: dist.ProcessGroup, plan: Plan, without_gradient: bool) -> ShardedModel:
     is_planned = "ddp_buckets" in plan.eager.rounds_otherwise
+    entries = {entry.name: entry.parameters for entry in _entries(model, plan)}
     # buffers stay each rank's own, as under FSDP2 and in the graph
     parallel = DistributedDataParallel(
         model,
@@ -104,7 +109,7 @@ def _replicated(model: nn.Module, group: dist.ProcessGroup, plan: Plan, without_
     # One bucket of a dtype comes to the hook, which reduces the entries' gradients one entry at a time.
     if is_planned:
         named = dict(model.named_parameters())
-        units = [[named[fqn] for fqn in entry.parameters] for entry in _entries(model, plan)]
+        units = [[named[fqn] for fqn in held] for held in entries.values()]
         # a lambda has no annotations: torch checks a hook's, and takes none that are text
         parallel.register_comm_hook(None, lambda state, bucket: _reduce_by_unit(units, group, bucket))
 
@@ -115,7 +120,7 @@ def _replicated(model: nn.Module, group: dist.ProcessGroup, plan: Plan, without_
 
         return run
 
-    return ShardedModel(model, call)
+    return ShardedModel(model, call, entries)
 
 
 def _reduce_by_unit(
@@ -139,23 +144,26 @@ def _entries(model: nn.Module, plan: Plan) -> Sequence[ResolvedEntry]:
     return entries_of(plan, names_of(model), [fqn for fqn, _ in model.named_modules()]).entries
 
 
-def _shard(model: nn.Module, devices: DeviceMesh, plan: Plan, left_out: Collection[str]) -> None:
+def _shard(model: nn.Module, devices: DeviceMesh, plan: Plan, left_out: Collection[str]) -> dict[str, tuple[str, ...]]:
+    """Returns the parameters of each entry that is a unit."""
     parallel, entries = plan.parallel, _entries(model, plan)
     policy = MixedPrecisionPolicy(dtype_named(parallel.param_dtype), dtype_named(parallel.reduce_dtype))
     asked = parallel.reshard_after_forward
     reshard = asked if isinstance(asked, bool) else None  # a table by entry makes no difference to bits
     # What no other entry has is torch's root's, too: no module's, were one of that name.
-    for modules in units(model, [entry for entry in entries if entry.name != plan.bucket.root], left_out):
+    found = units(model, [entry for entry in entries if entry.name != plan.bucket.root], left_out)
+    for modules in found.values():
         fully_shard(modules, mesh=devices, mp_policy=policy, reshard_after_forward=reshard)
     # Last, since the root takes all parameters that no unit has taken.
     fully_shard(model, mesh=devices, mp_policy=policy, reshard_after_forward=reshard)
+    return {entry.name: entry.parameters for entry in entries if entry.name in found}
 
 
 # Modules of a plan's entries, as ``fully_shard`` takes them: each entry one unit, and the rest with the root.
 
 
-def units(model: nn.Module, entries: Sequence[ResolvedEntry], left_out: Collection[str] = ()) -> list[list[nn.Module]]:
-    """The modules of each entry that can be a unit of its own; modules named in ``left_out`` belong to the root.
+def units(model: nn.Module, entries: Sequence[ResolvedEntry], left_out: Collection[str] = ()) -> dict[str, list[nn.Module]]:
+    """The modules of each entry, by its name, that can be a unit of its own; modules named in ``left_out`` belong to the root.
 
     For a container the modules in it count, since the container itself is not called. If two entries share a parameter, both
     are the root's, whose parameters all of the step can read. An entry that names a parameter alone has no module.
@@ -173,7 +181,7 @@ def units(model: nn.Module, entries: Sequence[ResolvedEntry], left_out: Collecti
         for parameter in module.parameters(recurse=False):
             holders.setdefault(id(parameter), set()).add(inside.get(id(module), ""))
     shared = {name for names in holders.values() if len(names) > 1 for name in names}
-    return [modules for name, modules in found.items() if name not in shared]
+    return {name: modules for name, modules in found.items() if name not in shared}
 
 
 def _called(module: nn.Module) -> Iterator[nn.Module]:

@@ -39,6 +39,13 @@ def tied(dim: int = 16) -> nn.Module:
     return nn.Sequential(*(Tied(dim) for _ in range(2)))
 
 
+def shared(dim: int = 16) -> nn.Module:
+    """As :func:`build`, and a layer more that shares a weight with the first: FSDP2 has both layers with the root."""
+    model = nn.Sequential(*(Layer(dim) for _ in range(3)))
+    model[2].first.weight = model[0].first.weight  # type: ignore[union-attr,assignment]  # Module.__getattr__ is typed
+    return model
+
+
 def batch(rank: int, step: int) -> tuple[Tensor, Tensor]:
     """Two inputs of 4 rows, of which the second is what is wanted."""
     generator = torch.Generator().manual_seed(1000 * step + rank)

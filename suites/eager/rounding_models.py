@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Mapping
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
@@ -56,10 +57,91 @@ class Decoded(nn.Module):
         self.encoder, self.layers = nn.Linear(8, 8), nn.ModuleList(map(Attending, reads))
 
     def forward(self, x: Tensor) -> Tensor:
-        memory = self.encoder(x)
+        memory = self.encoded(x)
         for layer in self.layers:
             x = layer(x, memory=memory)
         return x
+
+    def encoded(self, x: Tensor) -> Tensor:
+        made: Tensor = self.encoder(x)
+        return made
+
+
+class Learned(Decoded):
+    """The memory is a parameter, which no unit has."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        del self.encoder
+        self.memory = nn.Parameter(torch.linspace(-1, 1, 8))
+
+    def encoded(self, x: Tensor) -> Tensor:
+        return self.memory
+
+
+@dataclass
+class Pair:
+    """What a layer is given."""
+
+    x: Tensor
+    memory: Tensor
+
+
+class OfPair(Attending):
+    """Is given a dataclass."""
+
+    def forward(self, pair: Pair) -> Tensor:  # type: ignore[override]  # called as the model below calls it
+        return super().forward(pair.x, pair.memory)
+
+
+class InPairs(Decoded):
+    """Values go to layers in a dataclass."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(OfPair(2) for _ in range(2))
+
+    def forward(self, x: Tensor) -> Tensor:
+        memory = self.encoded(x)
+        for layer in self.layers:
+            x = layer(Pair(x, memory))
+        return x
+
+
+class Mixing(nn.Module):
+    """Reads three values, one product of each."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.q, self.k, self.v = (nn.Linear(8, 8) for _ in range(3))
+
+    def forward(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        made: Tensor = self.q(q) * self.k(k).tanh() * self.v(v).tanh()
+        return made
+
+
+class GivenThrice(Decoded):
+    """A layer is given one value three times, and nobody else reads it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList([Mixing()])
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.encoded(x)
+        made: Tensor = self.layers[0](x, x, x)
+        return made
+
+
+class ReadByLoss(Decoded):
+    """The loss reads the memory, too, which the only layer reads twice."""
+
+    def __init__(self) -> None:
+        super().__init__((2,))
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:  # type: ignore[override]  # the loss takes both
+        memory = self.encoded(x)
+        return self.layers[0](x, memory=memory), memory
 
 
 class Parted(nn.Module):
@@ -168,5 +250,6 @@ def batch(rank: int, step: int) -> dict[str, Tensor]:
     return {"x": torch.randn(4, 6, 8, generator=torch.Generator().manual_seed(100 * rank + step))}
 
 
-def loss(output: Tensor, batch: Mapping[str, Tensor]) -> Tensor:
-    return (output - batch["x"]).square().mean()
+def loss(output: Tensor | tuple[Tensor, ...], batch: Mapping[str, Tensor]) -> Tensor:
+    outputs = output if isinstance(output, tuple) else (output,)
+    return torch.stack([(one - batch["x"]).square().mean() for one in outputs]).sum()

@@ -58,14 +58,24 @@ BY_DESIGN = {
         "reduces what earlier microbatches gave it by itself",
     ),
     "rowwise_bias": ("Parted", '["up", "down"]', TP, "", "RowwiseParallel adds a bias to a part of the sum"),
-    "shared_input": ("Decoded", '["encoder", "layers.*"]', LATE, "", "FSDP2 adds the gradients of the unit's reads first"),
+    **{
+        f"shared_input {model}": (model, plan, tables, "", "FSDP2 adds the gradients of the unit's reads first")
+        for model, plan, tables in (
+            ("Decoded", '["encoder", "layers.*"]', LATE),
+            ("Learned", '["memory", "layers.*"]', TWO),
+            ("InPairs", '["encoder", "layers.*"]', TWO),
+            ("GivenThrice", '["encoder", "layers.*"]', TWO),
+            ("ReadByLoss", '["encoder", "layers.*"]', TWO),
+        )
+    },
     "fused_rnn": ("Recurrent", '["rnn", "head"]', TWO, "", "eager runs oneDNN's recurrent layer"),
 }
 
 
-@pytest.mark.parametrize("reason", BY_DESIGN)
-def test_bits_that_part_by_design_are_red_with_the_reason_and_green_once_it_is_stated(reason: str, run: Run) -> None:
-    model, plan, tables, args, words = BY_DESIGN[reason]
+@pytest.mark.parametrize("case", BY_DESIGN)
+def test_bits_that_part_by_design_are_red_with_the_reason_and_green_once_it_is_stated(case: str, run: Run) -> None:
+    model, plan, tables, args, words = BY_DESIGN[case]
+    reason = case.split()[0]
     verdict = run(plan_of(model, plan, tables, args))
     assert verdict.outcome == "failed"
     assert verdict.lines[-1].startswith("by design: ")

@@ -64,6 +64,16 @@ def test_another_order_of_bytes_is_red_round_a_ring(run: Run) -> None:
     )
 
 
+def test_entries_that_are_no_units_of_fsdp2_are_red_with_the_first_member_that_moved(run: Run) -> None:
+    text = plan("dp_shard = 3", "registration", "ring").replace("ringed:build", "ringed:shared")
+    found = run(text.replace('plan = ["0", "1"]', 'plan = ["0", "1"]\nunplanned = "root"'))
+    assert found.outcome == "failed"
+    (line,) = [line for line in found.lines if "moved" in line]
+    assert line.startswith(
+        "reduce_scatter of the root: its first member that moved is 2.last.weight, at byte 0 of a rank's part, and"
+    )
+
+
 def test_ddps_own_buckets_are_a_reason_that_then_holds_everything_else(run: Run) -> None:
     parallel, stated = f"{DDP} 3", '"ddp_buckets"'
     own = run(plan(parallel, "registration", "ring"))

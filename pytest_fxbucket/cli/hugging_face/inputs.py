@@ -31,7 +31,7 @@ _CLASSES = {
     "ForSemanticSegmentation": ("(image[0], *image[2:])", ("classes",)),
 }
 """By the end of a model's name: the shape of its labels, and the sizes that drawing them needs."""
-_TOKENS = ("LM", "LMHeadModel", "LMHead", "ForConditionalGeneration", "ForPreTraining", "ForSpeechToText")
+_TOKENS = ("MTModel", "LM", "LMHeadModel", "LMHead", "ForConditionalGeneration", "ForPreTraining", "ForSpeechToText")
 
 Sizes = dict[str, Any]
 """Keyword arguments of the function that draws: numbers, and shapes."""
