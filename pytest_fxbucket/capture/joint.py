@@ -246,7 +246,7 @@ class JointStep:
         with ExitStack() as inside:
             inside.enter_context(without_fake_caches(self.model))
             inside.enter_context(checkpoints_traced(reader.summed_separately))
-            inside.enter_context(read_by(self.model, self.own, reader.read))
+            inside.enter_context(read_by(self.model, self.own, partial(self._read, reader)))
             inside.enter_context(self.dense)
             inside.enter_context(uncompiled())
             inside.enter_context(self.anchors.in_place())
@@ -260,6 +260,10 @@ class JointStep:
             yield
             if attention is not None:
                 attention.refuse_unused()
+
+    def _read(self, reader: Reader, fqn: str) -> torch.Tensor:
+        self.forwards.refuse_read(fqn)
+        return reader.read(fqn)
 
     def _microbatches(
         self, leaves: Sequence[Any], shards: Mapping[str, torch.Tensor]

@@ -93,11 +93,21 @@ def fake_twin(mode: FakeTensorMode, real: torch.Tensor) -> torch.Tensor:
     for name, value in vars(real).items():
         if not hasattr(twin, name):
             setattr(twin, name, value)
+    take_hooks(twin, real)
+    return twin
+
+
+def take_hooks(twin: torch.Tensor, real: torch.Tensor) -> None:
+    """Give ``twin`` the hooks of the parameter ``real``."""
     for hook in (real._backward_hooks or {}).values():
         twin.register_hook(hook)
-    for hook in (getattr(real, "_post_accumulate_grad_hooks", None) or {}).values():
+    for hook in hooks_behind_gradient(real):
         twin.register_post_accumulate_grad_hook(hook)
-    return twin
+
+
+def hooks_behind_gradient(real: torch.Tensor) -> list[Callable[[torch.Tensor], None]]:
+    """What ``register_post_accumulate_grad_hook`` was given."""
+    return list((getattr(real, "_post_accumulate_grad_hooks", None) or {}).values())
 
 
 def fake_twins(model: nn.Module, mode: FakeTensorMode) -> dict[int, torch.Tensor]:

@@ -5,15 +5,17 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from pytest_fxbucket.capture.model import fake_twin, in_modules
+from pytest_fxbucket.capture.model import fake_twin, hooks_behind_gradient, in_modules, take_hooks
 from pytest_fxbucket.compat.dtensors import is_dtensor, local_of, of_local, placed_as, spec_of
 from pytest_fxbucket.compat.fake_tensors import FakeTensorMode
+from pytest_fxbucket.compat.fsdp import Shard
 from pytest_fxbucket.errors import CaptureError
 from pytest_fxbucket.step.roles import Role, Value
 from pytest_fxbucket.train_step.guards import PLAIN, Arguments, plain_values
@@ -51,6 +53,10 @@ class Inputs:
             self.stored[fqn] = self.twins[id(held["param"][fqn])]
             self.updated[fqn] = self._without_padding(self.stored[fqn], local_of(tensor))
             self.twins[id(tensor)] = _placed(self.updated[fqn], tensor)
+            if fqn in live.sharding.travelling:
+                _take_hooks_of_fsdp(self.twins[id(tensor)], tensor, live.sharding.travelling[fqn].shard)
+            elif is_dtensor(tensor):
+                take_hooks(self.twins[id(tensor)], tensor)
         for fqn, buffer in live.buffers.items():
             self.twins[id(buffer)] = of_local(self.twins[id(held["buffer"][fqn])], spec_of(buffer))
         self.parameters = {fqn: self.twins[id(tensor)] for fqn, tensor in live.params.items()}
@@ -111,6 +117,17 @@ def _placed(local: torch.Tensor, real: torch.Tensor) -> torch.Tensor:
         if not hasattr(twin, name):
             setattr(twin, name, value)
     return twin
+
+
+def _take_hooks_of_fsdp(twin: torch.Tensor, real: torch.Tensor, shard: Shard) -> None:
+    """Give ``twin`` those hooks of ``real`` that FSDP2 runs: none of its gradient's, and others where that is reduced."""
+
+    def where_reduced(hook: Callable[[torch.Tensor], None], parameter: torch.Tensor) -> None:
+        if shard.is_reduced:
+            hook(parameter)
+
+    for hook in hooks_behind_gradient(real):
+        twin.register_post_accumulate_grad_hook(partial(where_reduced, hook))
 
 
 def refuse_other_kinds(live: Live) -> None:

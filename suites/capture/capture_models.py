@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 WIDTH = 8
 
@@ -262,13 +263,43 @@ class Rows(nn.Module):
 class Routed(nn.Module):
     """Gives its experts the batch once for each of ``seen``."""
 
-    def __init__(self, experts: int = 4, biases: int = 4, seen: int = 4) -> None:
+    def __init__(self, experts: int = 4, biases: int = 4, seen: int = 4, noted: bool = False) -> None:
         super().__init__()
         self.seen = seen
         self.experts = Rows(experts, biases)
+        if noted:
+            self.experts.register_buffer("scales", torch.ones(experts))
 
     def forward(self, x: Tensor) -> Tensor:
         return self.experts(x.expand(self.seen, *x.shape))
+
+
+class RoutedByMethod(Routed):
+    """Does not call the module of experts, but a method of its class."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return Rows.forward(self.experts, x.expand(self.seen, *x.shape))
+
+
+class RoutedAndPenalised(Routed):
+    """Reads the weight of all experts, too."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x) + self.experts.weight.square().sum()
+
+
+class RoutedTwice(Routed):
+    """What experts compute is computed again in backward, by a function within their forward."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.experts = Again(4, 4)
+
+
+class Again(Rows):
+    def forward(self, x: Tensor) -> Tensor:
+        made: Tensor = checkpoint(super().forward, x, use_reentrant=False)
+        return made
 
 
 def two_blocks() -> nn.Module:

@@ -149,6 +149,20 @@ SAID: dict[str, tuple[dict[str, Any], str]] = {
         {"factory": "Routed", "args": {"biases": 1}, **EXPERTS},
         "ep_plan parts experts by the first dimension of its parameters, one row an expert, but weight has 4 rows and bias 1",
     ),
+    "a buffer of experts": (
+        {"factory": "Routed", "args": {"noted": True}, **EXPERTS},
+        "ep_plan parts experts by the first dimension of its parameters, one row an expert, and its buffer scales has 4 rows, "
+        "too, of which each rank has all; make it a parameter with requires_grad=False",
+    ),
+    "experts that are not called": (
+        {"factory": "RoutedByMethod", **EXPERTS},
+        "ep_plan parts experts, whose tokens travel where it is called, and experts.weight is read elsewhere, where a rank has "
+        "some of its experts alone; call the module itself, and read its parameters in its forward",
+    ),
+    "experts that are read behind their call": (
+        {"factory": "RoutedAndPenalised", **EXPERTS},
+        "ep_plan parts experts, whose tokens travel where it is called, and experts.weight is read ... in its forward",
+    ),
     "input of other rows": (
         {"factory": "Routed", "args": {"seen": 1}, **EXPERTS},
         "ep_plan parts experts, whose parameters have 4 rows, so its input must be (experts = 4, capacity, ...), "
@@ -248,6 +262,14 @@ SAID: dict[str, tuple[dict[str, Any], str]] = {
     },
 }
 """By case what is asked and what is said; `` ... `` stands for anything."""
+
+
+def test_experts_may_compute_again_in_backward_what_their_forward_computed() -> None:
+    plan = plan_of("RoutedTwice", **EXPERTS)
+    (graph,) = capture_plan(plan, mesh_of(plan), 0).graphs.values()
+    assert (
+        sum("all_to_all" in str(node.target) for node in graph.graph.nodes) == 3
+    )  # there and back; no gradient goes to the batch
 
 
 @pytest.mark.parametrize(("plan", "said"), SAID.values(), ids=SAID.keys())

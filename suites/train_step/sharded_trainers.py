@@ -74,6 +74,15 @@ def over_tp(data: int, sequence: bool = False, dtype: torch.dtype | None = None)
     return model
 
 
+def hooked(model: nn.Module) -> nn.Module:
+    """With hooks that take the sign away: of gradients, which FSDP2 does not run, and behind them, which it does."""
+    for parameter in model[1].parameters():  # type: ignore[index]  # a Sequential, which FSDP2 makes another class of
+        parameter.register_hook(torch.abs)
+    for parameter in model[2].parameters():  # type: ignore[index]
+        parameter.register_post_accumulate_grad_hook(lambda held: [held.grad.abs_()].clear())
+    return model
+
+
 def ddp(**options: Any) -> nn.Module:
     return DistributedDataParallel(net(), **options)
 
@@ -130,7 +139,9 @@ WAYS: dict[str, tuple[Callable[[], nn.Module], Any, tuple[Any, ...]]] = {
     "computed again": (fsdp, trainer(saved=False), ()),
     "two microbatches, bucketed": (fsdp, trainer(microbatches=2), (bucketed,)),
     "two microbatches, the last reduces": (fsdp, trainer(microbatches=2, synced=False), ()),
-    "tp": (lambda: over_tp(1), trainer(clip=False), ()),
+    "hooks, two microbatches": (lambda: hooked(fsdp()), trainer(microbatches=2), ()),
+    "hooks, two microbatches, the last reduces": (lambda: hooked(fsdp()), trainer(microbatches=2, synced=False), ()),
+    "tp": (lambda: hooked(over_tp(1)), trainer(clip=False), ()),
     "bfloat16 over tp, norms by rows": (
         lambda: over_tp(2, sequence=True, dtype=torch.bfloat16),
         trainer(clip=False),

@@ -10,19 +10,19 @@ from typing import Any, cast
 import torch
 from torch import nn
 
-from pytest_fxbucket.capture.backward import with_gradient
 from pytest_fxbucket.capture.model import forward_instead
 from pytest_fxbucket.capture.names import NodeNamer, names_of, single_selectors, units_of
+from pytest_fxbucket.capture.parallel.experts import count_of_experts, experts_forward
 from pytest_fxbucket.capture.parallel.sequence_parallel import SequenceModules
 from pytest_fxbucket.capture.parallel.tensor_parallel import parted_forward, refuse_unpartable
 from pytest_fxbucket.capture.reshard import Resharding, resharding_of
-from pytest_fxbucket.compat.c10d import collective
+from pytest_fxbucket.compat.tracing import current_autograd_node
 from pytest_fxbucket.errors import CaptureError, PlanError
 from pytest_fxbucket.plan.entries import Entry, parse_entries
 from pytest_fxbucket.plan.schema import Plan
 from pytest_fxbucket.plan.selectors import resolve
 from pytest_fxbucket.plan.table_rules import SEQUENCE_STYLES
-from pytest_fxbucket.step.mesh import Group, Mesh
+from pytest_fxbucket.step.mesh import Mesh
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,13 +34,15 @@ class Forwards:
     sequences: SequenceModules
     """Modules between which activations are parted along the sequence over tp."""
     experts: Mapping[str, int]
-    """Modules of experts, and how many experts each has in all."""
+    """Modules of experts parted over ep, and how many experts each has in all."""
     recomputed: Sequence[str]
     units: Sequence[str] = ()
     """Modules that entries name, whose inputs are cast to param_dtype."""
     resharding: Resharding = field(default_factory=lambda: Resharding(True))
     cp_form: str = ""
     """How attention sees the whole of a sequence that is parted over cp (``cp_form``); empty: no sequence is parted."""
+    running: list[str] = field(default_factory=list)
+    """Modules of :attr:`experts` whose tokens are away at present; changed while a step is traced."""
 
     @property
     def index_dimensions(self) -> tuple[str, ...]:
@@ -52,6 +54,16 @@ class Forwards:
         return frozenset(
             fqn for fqn, _ in model.named_parameters() if any(fqn.startswith(f"{module}.") for module in self.experts)
         )
+
+    def refuse_read(self, fqn: str) -> None:
+        """Raise :class:`CaptureError` for a read of an expert's parameter ``fqn`` where no tokens have travelled to it."""
+        module = next((one for one in self.experts if fqn.startswith(f"{one}.")), None)
+        # What a module computes again in backward it has read in forward.
+        if module is not None and not self.running and current_autograd_node() is None:
+            raise CaptureError(
+                f"ep_plan parts {module}, whose tokens travel where it is called, and {fqn} is read elsewhere, where a rank "
+                "has some of its experts alone; call the module itself, and read its parameters in its forward"
+            )
 
 
 def forwards_of(model: nn.Module, plan: Plan) -> Forwards:
@@ -119,7 +131,7 @@ def other_forwards(
         for fqn, forward in forwards.sequences.forwards(model, mesh.group("tp"), places.get("tp")).items():
             change(fqn, forward)
         for fqn, count in forwards.experts.items():
-            change(fqn, experts_forward(fqn, model.get_submodule(fqn), count, mesh.group("ep")))
+            change(fqn, experts_forward(fqn, model.get_submodule(fqn), count, mesh.group("ep"), forwards.running))
         for fqn in forwards.recomputed:
             change(fqn, _recomputed(model.get_submodule(fqn).forward, fqn, namer))
         yield
@@ -135,53 +147,3 @@ def _recomputed(forward: Callable[..., Any], fqn: str, namer: NodeNamer) -> Call
             return forward(*args, **kwargs)
 
     return lambda *args, **kwargs: checkpoint(named, *args, use_reentrant=False, **kwargs)
-
-
-# Experts parted over ep: tokens travel to the rank of their expert and back, by two all-to-alls (GShard, arXiv 2006.16668).
-
-
-def experts_forward(fqn: str, module: nn.Module, experts: int, group: Group) -> Callable[[torch.Tensor], torch.Tensor]:
-    """What is to be called instead of ``module.forward``, which computes with this rank's part of all ``experts``.
-
-    It takes this rank's tokens by expert, (experts, capacity, ...), and gives what the experts made of them, in that order.
-    """
-    own = experts // group.size
-    whole = module.forward
-
-    def forward(tokens: torch.Tensor) -> torch.Tensor:
-        if tokens.dim() < 2 or tokens.shape[0] != experts:
-            raise CaptureError(
-                f"ep_plan parts {fqn}, whose parameters have {experts} rows, so its input must be (experts = {experts}, "
-                f"capacity, ...), but has the shape {tuple(tokens.shape)}"
-            )
-        # Tokens go to the ranks of their experts. There the tokens of each expert lie one part for each sending rank. They are
-        # put side by side, (own experts, ranks * capacity, ...), for the module, and apart again for the way back.
-        there = _exchanged(tokens, group)
-        by_rank = there.view(group.size, own, *tokens.shape[1:])
-        made = whole(by_rank.transpose(0, 1).flatten(1, 2))
-        back = made.unflatten(1, (group.size, -1)).transpose(0, 1).flatten(0, 1)
-        return _exchanged(back, group)
-
-    return forward
-
-
-def count_of_experts(fqn: str, module: nn.Module) -> int:
-    """Rows of each of ``module``'s parameters, one row an expert. Raises :class:`CaptureError` if parameters differ in them."""
-    rows = {name: parameter.shape[0] if parameter.dim() else 1 for name, parameter in module.named_parameters()}
-    counts = set(rows.values())
-    if len(counts) > 1:
-        (a, m), (b, n) = next((x, y) for x in rows.items() for y in rows.items() if x[1] != y[1])
-        raise CaptureError(
-            f"ep_plan parts {fqn} by the first dimension of its parameters, one row an expert, but {a} has {m} rows and {b} {n}"
-        )
-    return counts.pop()
-
-
-def _exchanged(tokens: torch.Tensor, group: Group) -> torch.Tensor:
-    """Rank i's j-th part of dimension 0 becomes rank j's i-th; so does its gradient."""
-    splits = [tokens.shape[0] // group.size] * group.size
-
-    def exchange(x: torch.Tensor) -> torch.Tensor:
-        return collective("all_to_all_single", x.contiguous(), splits, splits, group.name)
-
-    return with_gradient(tokens, exchange, exchange)

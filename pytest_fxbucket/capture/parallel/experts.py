@@ -1,0 +1,76 @@
+"""Experts parted over ep: tokens travel to the rank of their expert and back, by two all-to-alls (GShard, arXiv 2006.16668)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import nn
+
+from pytest_fxbucket.capture.backward import with_gradient
+from pytest_fxbucket.compat.c10d import collective
+from pytest_fxbucket.errors import CaptureError
+from pytest_fxbucket.step.mesh import Group
+
+
+def experts_forward(
+    fqn: str, module: nn.Module, experts: int, group: Group, running: list[str]
+) -> Callable[[torch.Tensor], torch.Tensor]:
+    """What is to be called instead of ``module.forward``, which computes with this rank's part of all ``experts``.
+
+    It takes this rank's tokens by expert, (experts, capacity, ...), and gives what the experts made of them, in that order.
+    Meanwhile ``fqn`` is in ``running``.
+    """
+    own = experts // group.size
+    whole = module.forward
+
+    def forward(tokens: torch.Tensor) -> torch.Tensor:
+        if tokens.dim() < 2 or tokens.shape[0] != experts:
+            raise CaptureError(
+                f"ep_plan parts {fqn}, whose parameters have {experts} rows, so its input must be (experts = {experts}, "
+                f"capacity, ...), but has the shape {tuple(tokens.shape)}"
+            )
+        # Tokens go to the ranks of their experts. There the tokens of each expert lie one part for each sending rank. They are
+        # put side by side, (own experts, ranks * capacity, ...), for the module, and apart again for the way back.
+        there = _exchanged(tokens, group)
+        by_rank = there.view(group.size, own, *tokens.shape[1:])
+        running.append(fqn)
+        try:
+            made = whole(by_rank.transpose(0, 1).flatten(1, 2))
+        finally:
+            running.pop()
+        back = made.unflatten(1, (group.size, -1)).transpose(0, 1).flatten(0, 1)
+        return _exchanged(back, group)
+
+    return forward
+
+
+def count_of_experts(fqn: str, module: nn.Module) -> int:
+    """Rows of each of ``module``'s parameters, one row an expert.
+
+    Raises :class:`CaptureError` if parameters differ in them, or if a buffer has as many: it would not be parted.
+    """
+    rows = {name: parameter.shape[0] if parameter.dim() else 1 for name, parameter in module.named_parameters()}
+    counts = set(rows.values())
+    if len(counts) > 1:
+        (a, m), (b, n) = next((x, y) for x in rows.items() for y in rows.items() if x[1] != y[1])
+        raise CaptureError(
+            f"ep_plan parts {fqn} by the first dimension of its parameters, one row an expert, but {a} has {m} rows and {b} {n}"
+        )
+    (count,) = counts
+    if name := next((name for name, buffer in module.named_buffers() if buffer.dim() and buffer.shape[0] == count), ""):
+        raise CaptureError(
+            f"ep_plan parts {fqn} by the first dimension of its parameters, one row an expert, and its buffer {name} has "
+            f"{count} rows, too, of which each rank has all; make it a parameter with requires_grad=False"
+        )
+    return count
+
+
+def _exchanged(tokens: torch.Tensor, group: Group) -> torch.Tensor:
+    """Rank i's j-th part of dimension 0 becomes rank j's i-th; so does its gradient."""
+    splits = [tokens.shape[0] // group.size] * group.size
+
+    def exchange(x: torch.Tensor) -> torch.Tensor:
+        return collective("all_to_all_single", x.contiguous(), splits, splits, group.name)
+
+    return with_gradient(tokens, exchange, exchange)
