@@ -32,6 +32,7 @@ from pytest_fxbucket.eager.wrapped import wrap
 from pytest_fxbucket.errors import FxbucketError
 from pytest_fxbucket.plan.factories import import_callable
 from pytest_fxbucket.plan.schema_checks import Ring as Asked
+from pytest_fxbucket.process.torch_settings import add_in_one_order
 from pytest_fxbucket.ranks import device, mark
 from pytest_fxbucket.ranks.process_groups import sums
 from pytest_fxbucket.ranks.process_groups.sums import RingOrder
@@ -100,6 +101,7 @@ def run(rank: int, world: int, task: EagerTask) -> EagerOutcome:
     Learning rates follow their schedules, or shrink as in bitwise, so that the rate of a wrong step or group shows.
     """
     graph, asked = task.graph, task.plan.run
+    add_in_one_order()
     if asked.reduce == "ring":
         ring = asked.ring or Asked()
         sums.add_by(RingOrder(ring.channels, ring.chunk_bytes, world // ring.nodes))

@@ -96,3 +96,13 @@ OF_THREAD = (
     ),
 )
 """Those that each thread has for itself."""
+
+
+def add_in_one_order() -> None:
+    """Have kernels add in the same order in each run, however many threads they have, until settings are put back.
+
+    On the CPU ``index_put_`` adds in the order in which its threads come, and so does the backward of an index.
+    """
+    if torch.get_deterministic_debug_mode() == 0:  # on a GPU other orders are an error by now
+        torch.set_deterministic_debug_mode("warn")
+        setattr(_DETERMINISTIC, _FILL, False)  # what nobody writes is to differ still

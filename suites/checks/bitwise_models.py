@@ -37,6 +37,32 @@ class Mlp(nn.Module):
         return out
 
 
+class Rows(nn.Module):
+    """Each of a few rows is read often; gradients of the reads are added by ``index_put_``."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.linspace(-1, 1, 8 * 180).view(8, 180))
+        draw = torch.Generator().manual_seed(1)
+        self.register_buffer("places", torch.randint(0, 8, (4096,), generator=draw))
+        self.register_buffer("factors", torch.randn(4096, 180, generator=draw))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.weight[self.places] * self.factors + x.mean()
+
+
+class Picking(nn.Module):
+    """Reads rows."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.rows, self.scale = Rows(), Scale()
+
+    def forward(self, x: Tensor) -> Tensor:
+        made: Tensor = self.rows(self.scale(x))
+        return made
+
+
 def build(used: float = 1.0) -> Mlp:
     return Mlp(used)
 

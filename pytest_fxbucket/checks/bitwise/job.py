@@ -17,6 +17,7 @@ from pytest_fxbucket.checks.devices import place
 from pytest_fxbucket.graph.groups import ensure_twins
 from pytest_fxbucket.pipeline.running import PipelinedRun, PipelinedTask
 from pytest_fxbucket.process import collector
+from pytest_fxbucket.process.torch_settings import add_in_one_order
 from pytest_fxbucket.ranks import device
 from pytest_fxbucket.ranks.process_groups.nccl import record
 from pytest_fxbucket.step.decoded import DecodedGraphs
@@ -130,6 +131,7 @@ def run(rank: int, world: int, task: BitwiseTask) -> BitwiseOutcome:
     rates without a schedule shrink from step to step, each by a factor of its own: an update that used the rate of another step
     or group would show.
     """
+    add_in_one_order()
     graphs, digests, numbers = graphs_of(rank, task, {"unbucketed": task.unbucketed})
     outcome = BitwiseOutcome(digests)
     outcome.ran_on = record(task.backend)
