@@ -74,13 +74,19 @@ def over_tp(data: int, sequence: bool = False, dtype: torch.dtype | None = None)
     return model
 
 
-def hooked(model: nn.Module) -> nn.Module:
+def hooked(model: Any) -> nn.Module:
     """With hooks that take the sign away: of gradients, which FSDP2 does not run, and behind them, which it does."""
-    for parameter in model[1].parameters():  # type: ignore[index]  # a Sequential, which FSDP2 makes another class of
+
+    def behind(parameter: torch.Tensor) -> None:
+        assert parameter.grad is not None
+        parameter.grad.abs_()
+
+    for parameter in model[1].parameters():
         parameter.register_hook(torch.abs)
-    for parameter in model[2].parameters():  # type: ignore[index]
-        parameter.register_post_accumulate_grad_hook(lambda held: [held.grad.abs_()].clear())
-    return model
+    for parameter in model[2].parameters():
+        parameter.register_post_accumulate_grad_hook(behind)
+    made: nn.Module = model
+    return made
 
 
 def ddp(**options: Any) -> nn.Module:
