@@ -81,8 +81,10 @@ class Eager(OnRanks):
     def _torchs(self) -> str:
         if self.world.plan.eager.factory:
             return f"the trainer {self.world.plan.eager.factory}"
-        tp = " over parallelize_module" if self.world.plan.parallel.tp > 1 else ""
-        return f"torch's {_OF_MODE[self.world.plan.parallel.mode]}{tp}"
+        parallel = self.world.plan.parallel
+        tp = " over parallelize_module" if parallel.tp > 1 else ""
+        ep = " with tokens sent by all_to_all_single" if parallel.ep > 1 else ""
+        return f"torch's {_OF_MODE[parallel.mode]}{tp}{ep}"
 
     def _run_ranks(self, localise: int | None = None, stated: tuple[str, ...] = ()) -> list[EagerOutcome]:
         """Have ranks run. ``localise`` is a step to follow module by module; ``stated`` are reasons to add to the plan's."""
@@ -173,9 +175,8 @@ class Eager(OnRanks):
         tensors = min(one.compared for one in seen) // steps_of(world)
         notes = "".join(f"; {WORDS[reason]}" for reason in plan.eager.rounds_otherwise)
         ring = "; sums round a ring" if plan.run.reduce == "ring" else ""
-        unasked = next(
-            (f"; not asked whether parts of sequences give what wholes do: {one.unasked}" for one in seen if one.unasked), ""
-        )
+        parts = "parts of sequences give what wholes do" if plan.parallel.cp > 1 else "some experts give what they do among all"
+        unasked = next((f"; not asked whether {parts}: {one.unasked}" for one in seen if one.unasked), "")
         what = f"{tensors} tensors a step (loss, gradients, parameters, buffers, state) are those of {self._torchs} bit for bit"
         return f"{what} on {world.size} ranks in {steps_of(world)} steps over {self.over}{ring}{notes}{unasked}"
 

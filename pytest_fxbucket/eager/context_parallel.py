@@ -6,26 +6,17 @@ torch's kernel for a CPU.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from math import isfinite
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 
-from pytest_fxbucket.compat import pytree
 from pytest_fxbucket.compat.context_parallel import ring_attention, ring_attention_backward
-from pytest_fxbucket.compat.fake_tensors import TorchDispatchMode
 from pytest_fxbucket.compat.modules import TorchFunctionMode
-from pytest_fxbucket.errors import FxbucketError
-from pytest_fxbucket.process.state import ProcessState
-from pytest_fxbucket.user_frame import at_user_frame
 
 _flash = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
 _flash_backward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
-_SAME = 1e-4
-"""How far values of parts may lie from those of wholes, relative to the largest: float32 sums in another order."""
 
 
 class WholeSequence(TorchFunctionMode):
@@ -137,88 +128,3 @@ class _FromAll(torch.autograd.Function):
         summed = torch.empty_like(parts[0])
         dist.reduce_scatter(summed, parts, group=ctx.group)
         return summed, None
-
-
-class SequenceParting(NamedTuple):
-    """Does a model give of a part of each sequence what it gives of the whole?"""
-
-    wrong: str = ""
-    """What it gives otherwise, a clause."""
-    unasked: str = ""
-    """Why that cannot be told, a clause."""
-
-
-class PartError(FxbucketError):
-    """A model that takes whole sequences raises of a part."""
-
-
-def parting_of(call: Callable[[Any], Any], whole: Any, part: Any, group: dist.ProcessGroup) -> SequenceParting:
-    """Compare what ``call``, which calls a model, gives of ``part``, this rank's part of each sequence, with that of ``whole``.
-
-    An unasked answer makes nothing green by itself: the step, which calls the model with parts alone, is still compared bit for
-    bit. It leaves open whether that step is one of whole sequences, and the summary says so. Raises :class:`PartError`.
-    """
-    with torch.no_grad(), _Coarsest() as seen:
-        before = ProcessState.take()
-        try:
-            wholes = _tensors(call(whole))
-        except Exception as error:
-            # There is nothing to compare parts with. Ranks along cp have the same wholes, so all of them are here, or none.
-            return SequenceParting(unasked=f"in float32 the model raises {type(error).__name__}: {_brief(error)}")
-        has_drawn = before.has_drawn()
-        try:
-            with WholeSequence(group):
-                parts = _tensors(call(part))
-        except Exception as error:
-            # Wholes ran in float32, eval() and no_grad(), too, so the part is the cause. Other ranks may wait for this one's
-            # keys and never come to the exchange of clauses, so the job is ended instead.
-            raise PartError(
-                f"the model, in float32 and eval(), takes whole sequences but raises {type(error).__name__} of a part"
-                f"{at_user_frame(error)}: {_brief(error)}; let it take sequences of any length, or leave cp out"
-            ) from error
-    if seen.is_half:  # rounding may be as large as the difference that a wrong position makes
-        return SequenceParting(unasked="the model computes in 16 bits by itself, whose rounding would hide it")
-    if has_drawn:  # ranks along cp have drawn alike: all of them say this
-        return SequenceParting(unasked="in eval() the model draws random numbers, and of a part it draws others")
-    cut = [
-        (number, own, all_of_it)
-        for number, (own, all_of_it) in enumerate(zip(parts, wholes, strict=False))
-        # Divided with a remainder the size is a fraction, which no size equals.
-        if own.dim() > 1 and own.shape == (all_of_it.shape[0], all_of_it.shape[1] / group.size(), *all_of_it.shape[2:])
-    ]
-    if not cut:  # such as a loss alone: the loss of a part is no part of the whole's loss
-        return SequenceParting(unasked="no output of the model has the sequence in dimension 1")
-    if not all(bool(all_of_it.isfinite().all()) for _, _, all_of_it in cut):  # NaN is near nothing, right or wrong
-        return SequenceParting(unasked="of whole sequences the model gives numbers that are not finite")
-    for number, own, all_of_it in cut:
-        off = (own - all_of_it.chunk(group.size(), 1)[group.rank()]).abs().amax([at for at in range(own.dim()) if at != 1])
-        # Negated, so that a difference of NaN counts as wrong.
-        if bool((wrong := ~(off <= _SAME * all_of_it.abs().max())).any()):
-            share = float(off.max() / all_of_it.abs().max())
-            by = f"by {share:.1%} of the largest" if isfinite(share) else "not finite ones"
-            which = f" of output {number}" if len(parts) > 1 else ""
-            place = int(wrong.nonzero()[0])
-            return SequenceParting(
-                f"of a part of the sequence the model gives other values than of the whole, {by}, first at place {place} of a "
-                f"part{which}; if it counts positions by itself, let the batch give them: cp cuts them as it cuts tokens"
-            )
-    return SequenceParting()
-
-
-def _brief(error: Exception) -> str:
-    return " ".join(str(error).split())[:200]
-
-
-def _tensors(output: Any) -> list[torch.Tensor]:
-    return [one for one in pytree.tree_leaves(output) if isinstance(one, torch.Tensor) and one.is_floating_point()]
-
-
-class _Coarsest(TorchDispatchMode):
-    """Notes whether anything is computed in 16 bits while inside."""
-
-    is_half = False
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        result = func(*args, **(kwargs or {}))
-        self.is_half |= any(one.itemsize == 2 for one in _tensors(result))
-        return result

@@ -199,6 +199,7 @@ def own_rows(tensor: torch.Tensor, fqn: str, rank: int, task: BitwiseTask) -> to
         return tensor
     rows = owner.local_shape[0] if owner.local_shape else 1
     # Without elements, only for the sizes. There may be fewer chunks than ranks: the last ranks have no rows then.
-    chunks = torch.empty(rows, 0).chunk(task.mesh.degree(task.mesh.data_parallel("dp_shard")))
-    at = task.mesh.at(rank, task.mesh.data_parallel("dp_shard"))
+    along = "dp_shard_mod_ep" if owner.is_expert else task.mesh.data_parallel("dp_shard")
+    chunks = torch.empty(rows, 0).chunk(task.mesh.degree(along))
+    at = task.mesh.at(rank, along)
     return tensor[: len(chunks[at]) if at < len(chunks) else 0]

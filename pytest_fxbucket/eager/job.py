@@ -15,6 +15,7 @@ from torch import Tensor
 from pytest_fxbucket.capture.batch import batch_of, microbatches, split_of
 from pytest_fxbucket.capture.from_plan import import_model
 from pytest_fxbucket.capture.parallel.context_parallel import cut_sequences
+from pytest_fxbucket.capture.parallel.forwards import forwards_of
 from pytest_fxbucket.checks.bitwise.job import BitwiseTask, TensorDifference, compare, final_run, graphs_of, what_of
 from pytest_fxbucket.checks.bitwise.judge import difference_line
 from pytest_fxbucket.checks.bitwise.localise import bits_digest, run_with_digests
@@ -22,8 +23,9 @@ from pytest_fxbucket.compat import pytree
 from pytest_fxbucket.compat.c10d import group_called
 from pytest_fxbucket.compat.fsdp import makes_gradients_to_reduce
 from pytest_fxbucket.compat.modules import on_in_backward, uncompiled
-from pytest_fxbucket.eager.context_parallel import WholeSequence, parting_of
+from pytest_fxbucket.eager.context_parallel import WholeSequence
 from pytest_fxbucket.eager.divergence import Divergence, first_divergence, own_rows
+from pytest_fxbucket.eager.parting import parting_of_experts, parting_of_sequences
 from pytest_fxbucket.eager.reasons import reasons_of
 from pytest_fxbucket.eager.step_reports import StepReporter
 from pytest_fxbucket.eager.trainer import EagerStep, Left, OtherModelError, TorchsOwn, Trainer
@@ -79,7 +81,7 @@ class EagerOutcome:
     compared: int = 0
     """How many tensors were compared, in all steps."""
     unasked: str = ""
-    """Why it is not known whether the model gives of parts of sequences what it gives of wholes; empty if it is known."""
+    """Why it is not known whether the model gives of parts what it gives of wholes; empty if it is known."""
     cannot: str = ""
     """What torch raised where it cannot step the model."""
     wrong: str = ""
@@ -183,10 +185,11 @@ class _Reference:
             step = EagerStep(trainer, updates=bool(plan.optimizer))
             if plan.eager.factory:
                 step.begin({key: one for key, one in _whole(_built(task)).items() if plan.pipeline is None or key in held})
+        if (plan.parallel.cp > 1 or plan.parallel.ep > 1) and not plan.eager.factory:
+            found.unasked = _refuse_parting(task, rank, data)
         attention: Callable[[], AbstractContextManager[Any]] = nullcontext
         if plan.parallel.cp > 1 and not plan.eager.factory:
             group = group_called(graph.mesh.group("cp").name)
-            found.unasked = _refuse_parting(task, rank, data, group)
             attention = partial(on_in_backward, WholeSequence(group, plan.parallel.cp_form))
         return cls(step, graph, *pytree.tree_flatten(data), attention)
 
@@ -221,18 +224,23 @@ def _built(task: EagerTask) -> nn.Module:
     return model.to(device())
 
 
-def _refuse_parting(task: EagerTask, rank: int, data: Any, group: dist.ProcessGroup) -> str:
-    """Raise :class:`OtherModelError` for a model that does not give of parts of sequences what it gives of wholes.
+def _refuse_parting(task: EagerTask, rank: int, data: Any) -> str:
+    """Raise :class:`OtherModelError` for a model that does not give of parts what it gives of wholes, along cp or ep.
 
     Returns why that is not known; empty if it is known.
     """
-    assert task.plan.model is not None
+    plan, mesh = task.plan, task.graph.mesh
+    assert plan.model is not None
     # Without dropout, and in float32, values of a part differ from those of the whole by rounding alone.
     model = _built(task).float().eval()
-    split = split_of(model, data, task.plan.model.inputs)
+    split = split_of(model, data, plan.model.inputs)
     with uncompiled():
-        part = cut_sequences(data, task.graph.mesh, rank)
-        own = parting_of(lambda batch: split.call(model, batch), data, part, group)
+        if plan.parallel.cp > 1:
+            part, group = cut_sequences(data, mesh, rank), group_called(mesh.group("cp").name)
+            own = parting_of_sequences(lambda batch: split.call(model, batch), data, part, group)
+        else:
+            experts = {fqn: model.get_submodule(fqn) for fqn in forwards_of(model, plan).experts}
+            own = parting_of_experts(lambda: split.call(model, data), experts, plan.parallel.ep)
     said = [own] * dist.get_world_size()
     dist.all_gather_object(said, own)  # a rank that went on alone would wait for ever
     if wrong := next((one.wrong for one in said if one.wrong), ""):

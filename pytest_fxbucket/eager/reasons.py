@@ -124,16 +124,14 @@ def _lacking_mode(plan: Plan) -> str | None:
     parallel = plan.parallel
     if parallel.mode not in _MODES:
         return f"torch has no eager step for mode {parallel.mode}"
-    if parallel.ep > 1:
-        return "torch has no eager step for experts that are parted over ep"
     if parallel.mode == "replicate" and parallel.tp > 1:
         return "DistributedDataParallel takes no parameters that are parted over tp"
     if parallel.mode == "replicate" and (parallel.param_dtype or parallel.reduce_dtype):
         return "DistributedDataParallel has no param_dtype and no reduce_dtype"
     if parallel.reduce_order != "scatter_first":
         return f'FSDP2 scatters first, and reduce_order is "{parallel.reduce_order}"'
-    if plan.step.clip_norm and parallel.tp > 1:
-        return "clip_grad_norm_ takes no parameters of two meshes, as clip_norm with tp needs"
+    if plan.step.clip_norm and (along := next((name for name in ("tp", "ep") if getattr(parallel, name) > 1), "")):
+        return f"clip_grad_norm_ takes no parameters of two meshes, as clip_norm with {along} needs"
     return None
 
 

@@ -75,6 +75,7 @@ class TorchsOwn:
             loss = loss / count if count > 1 else loss
             loss.backward()
             losses.append(loss.detach().clone())
+        self._wrapped.finish()
         total: Tensor = reduce(torch.add, losses)
         return total
 

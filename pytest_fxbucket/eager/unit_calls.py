@@ -13,6 +13,7 @@ from torch import nn
 from torch.autograd.graph import Node, get_gradient_edge
 
 from pytest_fxbucket.capture.names import units_of
+from pytest_fxbucket.capture.parallel.forwards import forwards_of
 from pytest_fxbucket.compat import tracing
 from pytest_fxbucket.compat.modules import each_tensor
 
@@ -60,7 +61,8 @@ def unit_calls(model: nn.Module, plan: Plan, call: Callable[[nn.Module], object]
     def end(fqn: str, *_: object) -> None:
         calls[fqn].end = tracing.next_autograd_number()
 
-    for fqn in units_of(model, plan.bucket.plan):
+    # FSDP2 makes a unit of each module of experts, too.
+    for fqn in dict.fromkeys((*units_of(model, plan.bucket.plan), *forwards_of(model, plan).experts)):
         model.get_submodule(fqn).register_forward_pre_hook(partial(begin, fqn), with_kwargs=True)
         model.get_submodule(fqn).register_forward_hook(partial(end, fqn))
     with torch.enable_grad():  # a loss may go backward within forward

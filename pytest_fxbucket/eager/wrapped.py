@@ -29,8 +29,10 @@ from torch.utils.checkpoint import checkpoint
 from pytest_fxbucket.capture.names import names_of
 from pytest_fxbucket.capture.parallel.forwards import Forwards, forwards_of
 from pytest_fxbucket.capture.parallel.sequence_parallel import SEQUENCE
+from pytest_fxbucket.compat.c10d import group_called
 from pytest_fxbucket.compat.fsdp import gradients_of_parameters, without_input_nodes
 from pytest_fxbucket.compat.tracing import without_onednn
+from pytest_fxbucket.eager.expert_parallel import divide_over, part_experts
 from pytest_fxbucket.plan.factories import dtype_named
 from pytest_fxbucket.plan.pass_consistency import entries_of
 from pytest_fxbucket.plan.selectors import ResolvedEntry
@@ -44,6 +46,9 @@ _ALL = 1 << 30
 """Size in MB of a bucket that holds all gradients."""
 
 
+def _nothing() -> None: ...
+
+
 @dataclass(frozen=True, slots=True)
 class ShardedModel:
     """A model whose parameters are this rank's parts, as torch deals them."""
@@ -53,6 +58,8 @@ class ShardedModel:
     """Takes whether it is the step's last microbatch, which reduces gradients, and gives what is called like the model."""
     units: Mapping[str, tuple[str, ...]]
     """FQNs of the parameters whose gradients are reduced together, by entry or "the root"; in registration order."""
+    finish: Callable[[], None] = _nothing
+    """What is done to gradients when backward of the last microbatch is over."""
 
 
 def wrap(model: nn.Module, plan: Plan, mesh: Mesh, *, reused: Collection[str], without_gradient: bool) -> ShardedModel:
@@ -74,19 +81,29 @@ def wrap(model: nn.Module, plan: Plan, mesh: Mesh, *, reused: Collection[str], w
     for module in model.modules() if "fused_rnn" in plan.eager.rounds_otherwise else ():
         if isinstance(module, nn.RNNBase):
             module.forward = without_onednn()(module.forward)
+    if forwards.experts:
+        part_experts(map(model.get_submodule, forwards.experts), group_called(mesh.group("ep").name))
     for fqn in forwards.recomputed:
         module = model.get_submodule(fqn)
         module.forward = partial(checkpoint, module.forward, use_reentrant=False)
     if mode == "replicate":
         return _replicated(model, devices.get_group(along), plan, without_gradient)
     fqns = list(dict.fromkeys(names_of(model).values()))  # before torch puts parameters of its own in their place
-    kept = _shard(model, devices[tuple(name for name in sizes if name not in ("pp", "tp"))], plan, reused)
+    experts = _shard_experts(model, plan, mesh, forwards)
+    kept = _shard(model, devices[tuple(name for name in sizes if name not in ("pp", "tp"))], plan, {*reused, *forwards.experts})
     if "gradient_dtype" in plan.eager.rounds_otherwise:
         gradients_of_parameters(model)
     if "shared_input" in plan.eager.rounds_otherwise:
         without_input_nodes(model)
-    theirs = {fqn for held in kept.values() for fqn in held}
-    return ShardedModel(model, partial(_sharded_call, model), {**kept, "the root": tuple(f for f in fqns if f not in theirs)})
+    of_experts = {fqn for held in experts.values() for fqn in held}
+    kept = {name: tuple(fqn for fqn in held if fqn not in of_experts) for name, held in kept.items()}
+    theirs = {fqn for held in kept.values() for fqn in held} | of_experts
+    kept["the root"] = tuple(fqn for fqn in fqns if fqn not in theirs)
+    # FSDP2 averages over the ranks that share out an expert's rows, each of which has the tokens of all ranks of ep.
+    reduced = dtype_named(plan.parallel.reduce_dtype or plan.parallel.param_dtype)
+    averaged = [parameter for fqn, parameter in model.named_parameters() if fqn in of_experts]
+    finish = partial(divide_over, averaged, mesh.degree("ep"), reduced)
+    return ShardedModel(model, partial(_sharded_call, model), {**kept, **experts}, finish)
 
 
 def _sharded_call(model: nn.Module, last: bool) -> Callable[..., Any]:
@@ -157,6 +174,32 @@ def _shard(model: nn.Module, devices: DeviceMesh, plan: Plan, left_out: Collecti
     # Last, since the root takes all parameters that no unit has taken.
     fully_shard(model, mesh=devices, mp_policy=policy, reshard_after_forward=reshard)
     return {entry.name: entry.parameters for entry in entries if entry.name in found}
+
+
+def _shard_experts(model: nn.Module, plan: Plan, mesh: Mesh, forwards: Forwards) -> dict[str, tuple[str, ...]]:
+    """Make units of the modules that are parted over ep, those of an entry one; returns the parameters of each.
+
+    They are sharded over what ep leaves of ``dp_shard``, and over the copies of ``hybrid_shard``.
+    """
+    if not forwards.experts:
+        return {}
+    dims = ("pp", "dp_replicate", "dp_shard_mod_ep", "ep", "tp")
+    sizes = {name: mesh.degree(name) for name in dims if name == "dp_shard_mod_ep" or mesh.degree(name) > 1}
+    devices = init_device_mesh(torch.device(device()).type, tuple(sizes.values()), mesh_dim_names=tuple(sizes))
+    over = devices[tuple(name for name in sizes if name in ("dp_replicate", "dp_shard_mod_ep"))]
+    parallel, fqns = plan.parallel, forwards.expert_parameters(model)
+    entry_of = {fqn: entry.name for entry in _entries(model, plan) for fqn in entry.parameters}
+    held: dict[str, dict[str, tuple[str, ...]]] = {}
+    for module in forwards.experts:
+        own = tuple(fqn for fqn in dict.fromkeys(names_of(model).values()) if fqn in fqns and fqn.startswith(f"{module}."))
+        held.setdefault(entry_of.get(own[0], "the root"), {})[module] = own
+    for entry, modules in held.items():
+        # The captured step casts what is given to modules that entries name.
+        casts = set(modules) <= set(entry.split("+"))
+        dtypes = dtype_named(parallel.param_dtype), dtype_named(parallel.reduce_dtype)
+        policy = MixedPrecisionPolicy(*dtypes, cast_forward_inputs=casts)
+        fully_shard([model.get_submodule(module) for module in modules], mesh=over, mp_policy=policy)
+    return {f"the experts of {entry}": tuple(fqn for own in modules.values() for fqn in own) for entry, modules in held.items()}
 
 
 # Modules of a plan's entries, as ``fully_shard`` takes them: each entry one unit, and the rest with the root.

@@ -49,8 +49,10 @@ class ProcessState:
     def has_drawn(self) -> bool:
         """Whether anybody has drawn random numbers since, in this process, or set what they begin with."""
         now = ProcessState.take()
-        # NumPy's state holds an array, for which == gives no single answer.
-        if self.python_random != now.python_random or repr(self.numpy_random) != repr(now.numpy_random):
+        if self.python_random != now.python_random:
+            return True
+        # NumPy's state holds an array, for which == gives no single answer. Who imports it since has drawn nothing yet.
+        if self.numpy_random is not None and repr(self.numpy_random) != repr(now.numpy_random):
             return True
         pairs = zip(self.generators or (), now.generators or (), strict=False)
         return any(not bool((one == other).all()) for one, other in pairs)

@@ -95,8 +95,7 @@ def _named(selector: str, step: StepGraph) -> list[str]:
 
 def by_hand(plan: Plan, *averages: str, share: tuple[int, int, Sequence[int]] | None) -> dict[str, Any]:
     """Further keys of ``by_hand_steps``: gradients averaged along the dimensions ``averages`` in turn."""
-    found = {"averages": [partition(plan, name) for name in averages], "share": share}
-    return found | {"experts": [], "expert_averages": [], "expert_share": None}
+    return {"averages": [partition(plan, name) for name in averages], "share": share}
 
 
 def partition(plan: Plan, *along: str) -> list[list[int]]:

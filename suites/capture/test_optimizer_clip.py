@@ -39,7 +39,7 @@ def test_what_is_not_sharded_counts_once_and_each_bit_is_torchs(pools: Pools) ->
         assert result["reductions"] == 2
 
 
-# Whole steps, where eager torch has no twin: its clip_grad_norm_ raises over parameters of two meshes, and it parts no experts.
+# Whole steps, where eager torch has no twin: its clip_grad_norm_ raises over parameters of two meshes.
 NORM = 0.05
 
 

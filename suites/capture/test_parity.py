@@ -10,7 +10,7 @@ import torch
 from pytest_fxbucket.plan.schema import Plan
 from pytest_fxbucket.ranks.pools import Pools
 from suites.capture.override_plans import CALLABLES, override, plan_of
-from suites.capture.parity import PLANS, assert_same, by_hand, differences, differing, payload_of, run, small, step_of
+from suites.capture.parity import PLANS, assert_same, by_hand, differences, payload_of, run, small, step_of
 
 
 def test_a_mode_of_the_users_own_that_divides_before_it_adds_is_the_step_that_fully_shard_takes(pools: Pools) -> None:
@@ -18,31 +18,11 @@ def test_a_mode_of_the_users_own_that_divides_before_it_adds_is_the_step_that_fu
     assert_same(pools, payload_of(plan, step_of(plan)), "by_torch:fsdp2_steps")
 
 
-def experts_by_hand(plan: Plan) -> dict[str, object]:
-    """Further keys of ``by_hand_steps`` for a mixture of experts on 4 ranks."""
-    parallel = plan.parallel
-    shards = parallel.dp_shard // parallel.ep  # of one expert, beside each other in the last but one dimension
-    ranks = torch.arange(4).view(parallel.dp_replicate, shards, parallel.ep)
-    averages = ["dp_shard", "dp_replicate"][: 1 + (parallel.dp_replicate > 1)]
-    share = (0, parallel.dp_shard, [rank % parallel.dp_shard for rank in range(4)])
-    return by_hand(plan, *averages, share=share) | {
-        "experts": ["layers.0.experts"],
-        "expert_ranks": ranks.flatten(0, 1).tolist(),
-        "expert_averages": [ranks.transpose(1, 2).flatten(0, 1).tolist(), ranks.flatten(1).T.tolist()],
-        "expert_share": (0, shards, [rank // parallel.ep % shards for rank in range(4)]),
-    }
-
-
 LAST = small("buckets", mode="own_modes:LastDimension", param_dtype=None, reduce_dtype=None)
 OVER_TP = small("tp.replicate")
-EXPERTS = {
-    "experts": small("moe"),
-    "copies of experts, one rank for each": small("moe", mode="hybrid_shard", dp_replicate=2, dp_shard=2),
-}
 BY_HAND = {
     "copies parted over tp": (OVER_TP, by_hand(OVER_TP, "dp_replicate", share=None)),
     "shards of the last dimension": (LAST, by_hand(LAST, "dp_shard", share=(-1, 4, range(4)))),
-    **{name: (plan, experts_by_hand(plan)) for name, plan in EXPERTS.items()},
 }
 
 
@@ -63,22 +43,6 @@ def test_gradients_averaged_over_copies_first_are_those_of_two_averages_by_hand(
     found = list(differences(ours, run(pools, "fixtures.reference.by_torch:fsdp2_steps", payload)))
     assert not [one for one in found if one.startswith("step 0") and "gradient" not in one], "losses before the first reduction"
     assert [one for one in found if one.startswith("step 0") and "gradient" in one], "the order can be seen"
-
-
-def test_parting_experts_changes_in_the_first_step_the_rounding_of_their_gradients_and_nothing_else(pools: Pools) -> None:
-    """With ep = 2 one product sums over the tokens of two ranks; without, each rank sums its own and the reduction adds them.
-
-    So bits part at the experts' gradients of step 0, and everywhere from the first update on.
-    """
-    plan, whole = (small("moe", param_dtype=None, reduce_dtype=None, **more) for more in ({}, {"ep": 1, "ep_plan": ()}))
-    parted = run(pools, "parity_jobs:graph_steps", payload_of(plan, step_of(plan), steps=1))
-    torchs = run(pools, "fixtures.reference.by_torch:fsdp2_steps", payload_of(whole, step_of(whole), steps=1))
-    for rank, (mine, theirs) in enumerate(zip(parted, torchs, strict=True)):
-        a, b = mine["steps"][0], theirs["steps"][0]
-        assert differing({"loss": a["loss"]}, {"loss": b["loss"]}) == []
-        expert = rank % 2 * 2 + rank // 2  # of which this rank has the row; without ep it is rank's
-        experts = {name: torchs[expert]["steps"][0]["gradients"][name] for name in b["gradients"] if "experts" in name}
-        assert differing(a["gradients"], b["gradients"] | experts) == list(experts)
 
 
 def test_a_parameter_that_a_subgraph_does_not_read_is_one_that_fully_shard_gives_no_gradient(pools: Pools) -> None:

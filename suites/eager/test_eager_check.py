@@ -206,7 +206,6 @@ def test_an_eager_step_that_does_not_end_says_which(run: Run) -> None:
 LACKING = {
     "[graph]": ("fixtures/plans/traced.toml", None, "a [graph] comes without the model that it was traced from"),
     "a mode of one's own": ("fixtures/plans/mode.toml", None, "torch has no eager step for mode fixtures.modes:predivided"),
-    "experts": ("fixtures/plans/moe.toml", None, "torch has no eager step for experts that are parted over ep"),
     "copies parted over tp": ("fixtures/plans/tp.toml", "replicate", "takes no parameters that are parted over tp"),
     "all-reduced first": ("fixtures/plans/hybrid.toml", "replicate_first", "FSDP2 scatters first"),
     "clipped over two meshes": ("fixtures/plans/whole.toml", "clipped", "clip_grad_norm_ takes no parameters of two meshes"),

@@ -8,9 +8,10 @@ import random
 import signal
 import sys
 import warnings
+from dataclasses import replace
 from pathlib import Path
 
-import numpy
+import numpy.random
 import pytest
 import torch
 
@@ -105,6 +106,13 @@ def everything() -> list[object]:
     limits = [sys.getrecursionlimit(), umask(), torch.get_num_threads(), list(warnings.filters)]
     alarm = [signal.getsignal(signal.SIGALRM), signal.getitimer(signal.ITIMER_REAL)[0] > 0]
     return [torch_settings_now(), generators, state.python_random, numbers, files, limits, alarm]
+
+
+def test_who_imports_numpy_has_drawn_nothing_yet() -> None:
+    before = ProcessState.take()
+    assert not replace(before, numpy_random=None).has_drawn()
+    numpy.random.random()
+    assert before.has_drawn()
 
 
 @pytest.mark.parametrize("kind", LEAVES)
