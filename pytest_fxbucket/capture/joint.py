@@ -28,6 +28,7 @@ from pytest_fxbucket.capture.override.anchors import Anchors
 from pytest_fxbucket.capture.override.expand import expand
 from pytest_fxbucket.capture.override.overrides import NONE, Overrides
 from pytest_fxbucket.capture.parallel.context_parallel import AttentionToAll
+from pytest_fxbucket.capture.parallel.experts import ExpertReads
 from pytest_fxbucket.capture.parallel.forwards import Forwards, other_forwards
 from pytest_fxbucket.capture.parallel.parts import ParameterShards, describe_parameters
 from pytest_fxbucket.capture.parallel.sequence_parallel import place_name
@@ -172,8 +173,10 @@ class JointStep:
         self.anchors = Anchors(overrides, fake_mode, self.param_dtype)
         states = {fqn: fake_mode.from_tensor(tensor) for fqn, tensor in overrides.first_state.items()}
         self.anchors.states = states
+        experts = forwards.expert_parameters(model)
+        self.expert_reads = ExpertReads(experts)
         with fake_mode:
-            self.parameters = describe_parameters(model, parts, forwards.parted, forwards.expert_parameters(model))
+            self.parameters = describe_parameters(model, parts, forwards.parted, experts)
         reduce_dtype, mode = dtype_named(parts.parallel.reduce_dtype), parts.parallel.mode
         summed, tp = forwards.sequences.summed(model), parts.mesh.group("tp")
         self.travels = {
@@ -250,7 +253,8 @@ class JointStep:
             inside.enter_context(self.dense)
             inside.enter_context(uncompiled())
             inside.enter_context(self.anchors.in_place())
-            inside.enter_context(other_forwards(self.model, self.forwards, self.parts.mesh, self.namer, self.places))
+            given = self.model, self.forwards, self.parts.mesh, self.namer, self.places, self.expert_reads
+            inside.enter_context(other_forwards(*given))
             inside.enter_context(inputs_cast(self.model, self.forwards.units, self.param_dtype, self.namer))
             inside.enter_context(self.namer.watching(self.model))
             form = self.forwards.cp_form
@@ -262,7 +266,7 @@ class JointStep:
                 attention.refuse_unused()
 
     def _read(self, reader: Reader, fqn: str) -> torch.Tensor:
-        self.forwards.refuse_read(fqn)
+        self.expert_reads.refuse(fqn)
         return reader.read(fqn)
 
     def _microbatches(

@@ -252,8 +252,14 @@ def parallelize(model: nn.Module, forwards: Forwards, devices: DeviceMesh, *, bi
     for fqn, style in sequences.styles.items():
         found[fqn] = _STYLES[style]
     found |= dict.fromkeys(sequences.alone, partial(SequenceParallel, sequence_dim=SEQUENCE, use_local_output=True))
+    names = names_of(model)
     if found:
         parallelize_module(model, devices, {fqn: style() for fqn, style in found.items()})
+    # Each module was given a parameter of its own; those that were one are tied again.
+    for name, first in names.items():
+        if name != first:
+            owner, _, last = name.rpartition(".")
+            setattr(model.get_submodule(owner), last, model.get_parameter(first))
     for fqn, style in forwards.parted.items():
         module = model.get_submodule(fqn)
         if style == "rowwise" and module.bias is not None and bias_last:

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
 from fixtures.models import moe
 from pytest_fxbucket.plan.entries import parse_entries
@@ -184,16 +184,47 @@ class Draws(moe.Experts):
 
 
 def experts_of(kind: str) -> moe.Moe:
-    model = moe.build(layers=1, dim=16)
-    model.layers[0].experts = globals()[kind](moe.MoeShape(dim=16))
+    """Two layers, whose experts are one module."""
+    model = moe.build(layers=2, dim=16)
+    for layer in model.layers:
+        layer.experts = globals()[kind](moe.MoeShape(dim=16)) if layer is model.layers[0] else model.layers[0].experts
     return model
 
 
-def with_experts(kind: str) -> Plan:
-    text = MOE.partition("[bucket]")[0].replace("fixtures.models.moe:build", f"{__name__}:experts_of")
-    text = text.replace("{ layers = 2, dim = 16, experts = 6, capacity = 6 }", f'{{ kind = "{kind}" }}')
-    (plan,) = parse_plans(f'{text}[bucket]\nplan = ["layers.0"]\nunplanned = "root"\n[run]\nsteps = 1\n', Path("plan.toml"))
+def plan_with(factory: str, args: str, parallel: str) -> Plan:
+    model = f'factory = "{__name__}:{factory}"\nargs = {args}\nbatch = "fixtures.models.moe:batch"\n'
+    loss = 'loss = "fixtures.models.moe:loss"\n'
+    text = f'[model]\n{model}{loss}[parallel]\n{parallel}\n[bucket]\nunplanned = "root"\n[run]\nsteps = 1\n'
+    (plan,) = parse_plans(text, Path("plan.toml"))
     return plan
+
+
+def with_experts(kind: str) -> Plan:
+    return plan_with("experts_of", f'{{ kind = "{kind}" }}', 'dp_shard = 4\nep = 2\nep_plan = ["layers.*.experts"]')
+
+
+class Pairs(nn.Module):
+    """Two pairs of linears: the first of each is one module, the second of each have one weight."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed, self.up = nn.Embedding(moe.VOCAB, 8), nn.Linear(8, 12)
+        self.layers = nn.ModuleList(nn.ModuleList([self.up, nn.Linear(12, 8, bias=False)]) for _ in range(2))
+        self.layers[1][1].weight = self.layers[0][1].weight
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        x: Tensor = self.embed(tokens)
+        for up, down in self.layers:
+            x = x + down(F.gelu(up(x)))
+        return x @ self.embed.weight.T
+
+
+def test_what_tp_parts_under_two_names_is_one(checked: Callable[..., Any]) -> None:
+    styles = '{ "layers.*.0" = "colwise", "layers.*.1" = "rowwise" }'
+    plan = plan_with("Pairs", "{}", f"dp_shard = 2\ntp = 2\ntp_plan = {styles}")
+    verdict = checked(plan, "eager", backend="local")
+    assert verdict.outcome == "passed", verdict
+    assert verdict.summary.startswith("9 tensors a step"), "a loss, and of four parameters gradients and themselves"
 
 
 def test_experts_that_know_their_place_are_another_step(checked: Callable[..., Any]) -> None:

@@ -2,24 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 
 import torch
 from torch import nn
 
 from pytest_fxbucket.capture.backward import with_gradient
 from pytest_fxbucket.compat.c10d import collective
+from pytest_fxbucket.compat.tracing import current_autograd_node
 from pytest_fxbucket.errors import CaptureError
 from pytest_fxbucket.step.mesh import Group
 
 
 def experts_forward(
-    fqn: str, module: nn.Module, experts: int, group: Group, running: list[str]
+    fqn: str, module: nn.Module, experts: int, group: Group, reads: ExpertReads
 ) -> Callable[[torch.Tensor], torch.Tensor]:
     """What is to be called instead of ``module.forward``, which computes with this rank's part of all ``experts``.
 
     It takes this rank's tokens by expert, (experts, capacity, ...), and gives what the experts made of them, in that order.
-    Meanwhile ``fqn`` is in ``running``.
+    ``reads`` is told when tokens are there.
     """
     own = experts // group.size
     whole = module.forward
@@ -34,15 +36,39 @@ def experts_forward(
         # put side by side, (own experts, ranks * capacity, ...), for the module, and apart again for the way back.
         there = _exchanged(tokens, group)
         by_rank = there.view(group.size, own, *tokens.shape[1:])
-        running.append(fqn)
-        try:
+        with reads.allowed():
             made = whole(by_rank.transpose(0, 1).flatten(1, 2))
-        finally:
-            running.pop()
         back = made.unflatten(1, (group.size, -1)).transpose(0, 1).flatten(0, 1)
         return _exchanged(back, group)
 
     return forward
+
+
+class ExpertReads:
+    """Follows a trace: experts' parameters are read where tokens have travelled to them, and nowhere else."""
+
+    def __init__(self, modules: Mapping[str, str]) -> None:
+        """``modules`` has the module of each expert's parameter, by FQNs."""
+        self._modules, self._depth = modules, 0
+
+    @contextmanager
+    def allowed(self) -> Iterator[None]:
+        """While inside, tokens are there."""
+        self._depth += 1
+        try:
+            yield
+        finally:
+            self._depth -= 1
+
+    def refuse(self, fqn: str) -> None:
+        """Raise :class:`CaptureError` for a read of the parameter ``fqn`` of experts to which no tokens have travelled."""
+        module = self._modules.get(fqn)
+        # What a module computes again in backward it has read in forward.
+        if module is not None and not self._depth and current_autograd_node() is None:
+            raise CaptureError(
+                f"ep_plan parts {module}, whose tokens travel where it is called, and {fqn} is read elsewhere, where a rank "
+                "has some of its experts alone; call the module itself, and read its parameters in its forward"
+            )
 
 
 def count_of_experts(fqn: str, module: nn.Module) -> int:

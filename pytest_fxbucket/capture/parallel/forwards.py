@@ -11,13 +11,12 @@ import torch
 from torch import nn
 
 from pytest_fxbucket.capture.model import forward_instead
-from pytest_fxbucket.capture.names import NodeNamer, names_of, single_selectors, units_of
-from pytest_fxbucket.capture.parallel.experts import count_of_experts, experts_forward
+from pytest_fxbucket.capture.names import NodeNamer, first_names, names_of, single_selectors, units_of
+from pytest_fxbucket.capture.parallel.experts import ExpertReads, count_of_experts, experts_forward
 from pytest_fxbucket.capture.parallel.sequence_parallel import SequenceModules
 from pytest_fxbucket.capture.parallel.tensor_parallel import parted_forward, refuse_unpartable
 from pytest_fxbucket.capture.reshard import Resharding, resharding_of
-from pytest_fxbucket.compat.tracing import current_autograd_node
-from pytest_fxbucket.errors import CaptureError, PlanError
+from pytest_fxbucket.errors import PlanError
 from pytest_fxbucket.plan.entries import Entry, parse_entries
 from pytest_fxbucket.plan.schema import Plan
 from pytest_fxbucket.plan.selectors import resolve
@@ -41,29 +40,16 @@ class Forwards:
     resharding: Resharding = field(default_factory=lambda: Resharding(True))
     cp_form: str = ""
     """How attention sees the whole of a sequence that is parted over cp (``cp_form``); empty: no sequence is parted."""
-    running: list[str] = field(default_factory=list)
-    """Modules of :attr:`experts` whose tokens are away at present; changed while a step is traced."""
 
     @property
     def index_dimensions(self) -> tuple[str, ...]:
         """Mesh dimensions along which a rank's index is an input of the step."""
         return (*(("cp",) if self.cp_form else ()), *(("tp",) if self.sequences.styles else ()))
 
-    def expert_parameters(self, model: nn.Module) -> frozenset[str]:
-        """FQNs of the experts' parameters."""
-        return frozenset(
-            fqn for fqn, _ in model.named_parameters() if any(fqn.startswith(f"{module}.") for module in self.experts)
-        )
-
-    def refuse_read(self, fqn: str) -> None:
-        """Raise :class:`CaptureError` for a read of an expert's parameter ``fqn`` where no tokens have travelled to it."""
-        module = next((one for one in self.experts if fqn.startswith(f"{one}.")), None)
-        # What a module computes again in backward it has read in forward.
-        if module is not None and not self.running and current_autograd_node() is None:
-            raise CaptureError(
-                f"ep_plan parts {module}, whose tokens travel where it is called, and {fqn} is read elsewhere, where a rank "
-                "has some of its experts alone; call the module itself, and read its parameters in its forward"
-            )
+    def expert_parameters(self, model: nn.Module) -> dict[str, str]:
+        """The module in :attr:`experts` of each of their parameters, by the parameter's first FQN."""
+        fqn_of = {id(parameter): fqn for fqn, parameter in model.named_parameters()}
+        return {fqn_of[id(one)]: module for module in self.experts for one in model.get_submodule(module).parameters()}
 
 
 def forwards_of(model: nn.Module, plan: Plan) -> Forwards:
@@ -93,16 +79,16 @@ def forwards_of(model: nn.Module, plan: Plan) -> Forwards:
 
 
 def modules_named(entries: Sequence[Entry], model: nn.Module, where: str) -> list[str]:
-    """FQN of each module that ``entries`` name, ``*`` written out. Raises PlanError, beginning with ``where``."""
-    modules = [fqn for fqn, _ in model.named_modules()]
-    names = names_of(model)
-    resolved = resolve(single_selectors(entries), names, modules, aliases=names, unplanned="allow", where=where)
+    """First FQN of each module that ``entries`` name, ``*`` written out. Raises PlanError, beginning with ``where``."""
+    modules = first_names(model)
+    # Without aliases: a module of two names, or of tied parameters, is not held by two.
+    resolved = resolve(single_selectors(entries), list(names_of(model)), list(modules), unplanned="allow", where=where)
     found = [entry.name for entry in resolved.entries]
     if foreign := next((name for name in found if name not in modules), None):
         raise PlanError(
             f'{where}: "{foreign}" is a parameter, where a module is expected; name {foreign.rpartition(".")[0] or "one"}'
         )
-    return found
+    return list(dict.fromkeys(modules[name] for name in found))
 
 
 def modules_called(entries: Sequence[Entry], model: nn.Module, where: str) -> list[str]:
@@ -116,7 +102,12 @@ def modules_called(entries: Sequence[Entry], model: nn.Module, where: str) -> li
 
 @contextmanager
 def other_forwards(
-    model: nn.Module, forwards: Forwards, mesh: Mesh, namer: NodeNamer, places: Mapping[str, torch.Tensor]
+    model: nn.Module,
+    forwards: Forwards,
+    mesh: Mesh,
+    namer: NodeNamer,
+    places: Mapping[str, torch.Tensor],
+    reads: ExpertReads,
 ) -> Iterator[None]:
     """While inside, modules of ``model`` compute as ``forwards`` says; ``places`` are this rank's indices along dimensions."""
     with ExitStack() as inside:
@@ -131,7 +122,7 @@ def other_forwards(
         for fqn, forward in forwards.sequences.forwards(model, mesh.group("tp"), places.get("tp")).items():
             change(fqn, forward)
         for fqn, count in forwards.experts.items():
-            change(fqn, experts_forward(fqn, model.get_submodule(fqn), count, mesh.group("ep"), forwards.running))
+            change(fqn, experts_forward(fqn, model.get_submodule(fqn), count, mesh.group("ep"), reads))
         for fqn in forwards.recomputed:
             change(fqn, _recomputed(model.get_submodule(fqn).forward, fqn, namer))
         yield

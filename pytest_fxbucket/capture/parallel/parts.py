@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from pytest_fxbucket.capture.clip import Clip, NormDim
-from pytest_fxbucket.capture.names import names_of
+from pytest_fxbucket.capture.names import first_names, names_of
 from pytest_fxbucket.capture.parallel.modes import ParallelMode, modes_of
 from pytest_fxbucket.capture.parallel.tensor_parallel import parted_dim
 from pytest_fxbucket.errors import CaptureError
@@ -74,14 +74,14 @@ class ParameterShards:
 
 
 def describe_parameters(
-    model: nn.Module, parts: ParameterShards, parted: Mapping[str, str], experts: frozenset[str]
+    model: nn.Module, parts: ParameterShards, parted: Mapping[str, str], experts: Container[str]
 ) -> list[Parameter]:
     """Parameters of ``model`` in registration order.
 
     ``parted`` says of modules how their parameters are parted over tp, ``experts`` are the FQNs of those that are parted over
     ep. Raises :class:`CaptureError` for one that cannot be parted so.
     """
-    names = names_of(model)
+    names, first = names_of(model), first_names(model)
     places = {name: place for place, name in enumerate(names)}
     described = []
     for fqn, parameter in model.named_parameters():
@@ -97,7 +97,8 @@ def describe_parameters(
         aliases = tuple(alias for alias, first in names.items() if first == fqn != alias)
         owners = {name: name.rpartition(".") for name in (fqn, *aliases)}
         dims = {
-            name: parted_dim(parted[module], last) if module in parted else None for name, (module, _, last) in owners.items()
+            name: parted_dim(parted[first[module]], last) if first[module] in parted else None
+            for name, (module, _, last) in owners.items()
         }
         for alias, dim in dims.items():
             if dim != dims[fqn]:
