@@ -139,6 +139,11 @@ class Eager(OnRanks):
                 "each module computes the same bits in both directions: they part outside of modules, in a sum over "
                 "microbatches, a reduction, clipping, an update or a write"
             )
+            if hooked := seen[0].hooked:
+                yield (
+                    f"parameter {hooked} has a hook of register_hook, which runs on its gradient here, as under DDP, and which "
+                    "FSDP2 drops; an [eager] factory of yours may do what it does"
+                )
             parallel = self.world.plan.parallel
             if parallel.param_dtype and not parallel.reduce_dtype:
                 yield (

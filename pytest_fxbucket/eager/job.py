@@ -16,6 +16,7 @@ from pytest_fxbucket.capture.batch import batch_of, microbatches, split_of
 from pytest_fxbucket.capture.from_plan import import_model
 from pytest_fxbucket.capture.parallel.context_parallel import cut_sequences
 from pytest_fxbucket.capture.parallel.forwards import forwards_of
+from pytest_fxbucket.capture.parallel.unshard import hooks_of
 from pytest_fxbucket.checks.bitwise.job import BitwiseTask, TensorDifference, compare, final_run, graphs_of, what_of
 from pytest_fxbucket.checks.bitwise.judge import difference_line
 from pytest_fxbucket.checks.bitwise.localise import bits_digest, run_with_digests
@@ -88,6 +89,8 @@ class EagerOutcome:
     """What is wrong with a trainer of the user's own, a clause."""
     reasons: tuple[str, ...] = ()
     """Those reasons for other bits by design that hold for the model."""
+    hooked: str = ""
+    """A parameter with a hook of ``register_hook``, which FSDP2 puts aside with the parameter; empty if there is none."""
     units: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     """Parameters that torch reduces together, as its wrapper says; empty for a trainer of the user's own."""
     divergence: Divergence | None = None
@@ -267,6 +270,7 @@ def _torchs(task: EagerTask, data: Any, found: EagerOutcome) -> Trainer:
         part = pytree.tree_unflatten(next(microbatches(leaves, plan.step.microbatches)), spec)
         calls = unit_calls(_built(task), plan, lambda one: split.loss(loss, split.call(one, part), part))
     found.reasons = reasons_of(model, plan, calls, makes_gradients_to_reduce())
+    found.hooked = next(iter(hooks_of(model)), "") if plan.parallel.mode != "replicate" else ""
     gradients = {value.fqn for value in graph.outputs if value.role == "grad"}
     wrapped = wrap(
         model,

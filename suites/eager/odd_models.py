@@ -34,6 +34,14 @@ class Named(nn.Module):
         return out
 
 
+class Hooked(Named):
+    """Halves one gradient, by a hook."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.module.weight.register_hook(lambda gradient: gradient / 2)
+
+
 def batch(rank: int, step: int) -> Tensor:
     """Rows (4, DIM)."""
     return torch.randn(4, DIM, generator=torch.Generator().manual_seed(100 * step + rank))

@@ -250,9 +250,20 @@ def test_what_torch_has_no_step_for_is_skipped_by_name(case: str, run: Run) -> N
     assert words in verdict.summary
 
 
+def odd(name: str, mesh: str) -> str:
+    of = "suites.eager.odd_models"
+    model = f'[model]\nfactory = "{of}:{name}"\nbatch = "{of}:batch"\nloss = "{of}:loss"\n[parallel]\n{mesh}\n'
+    return f'{model}[bucket]\nplan = []\nunplanned = "root"\n'
+
+
 @pytest.mark.parametrize("name", ["HandsOn", "Named"])
 def test_buffers_that_hand_values_on_and_names_of_wrappers_are_torchs(name: str, run: Run) -> None:
-    of = "suites.eager.odd_models"
-    model = f'[model]\nfactory = "{of}:{name}"\nbatch = "{of}:batch"\nloss = "{of}:loss"\n[parallel]\ndp_shard = 2\n'
-    verdict = run(f'{model}[bucket]\nplan = []\nunplanned = "root"\n')
+    verdict = run(odd(name, "dp_shard = 2"))
     assert verdict, verdict
+
+
+def test_a_hook_that_fsdp2_drops_is_named_and_ddp_runs_it(run: Run) -> None:
+    verdict = run(odd("Hooked", "dp_shard = 2"))
+    assert verdict.outcome == "failed"
+    assert [line for line in verdict.lines if line.startswith("parameter module.weight has a hook of register_hook")]
+    assert run(odd("Hooked", 'mode = "replicate"\ndp_replicate = 2'))
