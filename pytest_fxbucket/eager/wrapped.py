@@ -32,7 +32,7 @@ from pytest_fxbucket.capture.parallel.sequence_parallel import SEQUENCE
 from pytest_fxbucket.compat.c10d import group_called
 from pytest_fxbucket.compat.fsdp import gradients_of_parameters, without_input_nodes
 from pytest_fxbucket.compat.tracing import without_onednn
-from pytest_fxbucket.eager.expert_parallel import divide_over, part_experts
+from pytest_fxbucket.eager.expert_parallel import divide_over, part_experts, units_of_experts
 from pytest_fxbucket.plan.factories import dtype_named
 from pytest_fxbucket.plan.pass_consistency import entries_of
 from pytest_fxbucket.plan.selectors import ResolvedEntry
@@ -90,7 +90,7 @@ def wrap(model: nn.Module, plan: Plan, mesh: Mesh, *, reused: Collection[str], w
         return _replicated(model, devices.get_group(along), plan, without_gradient)
     fqns = list(dict.fromkeys(names_of(model).values()))  # before torch puts parameters of its own in their place
     experts = _shard_experts(model, plan, mesh, forwards)
-    kept = _shard(model, devices[tuple(name for name in sizes if name not in ("pp", "tp"))], plan, {*reused, *forwards.experts})
+    kept = _shard(model, devices[tuple(name for name in sizes if name not in ("pp", "tp"))], plan, reused)
     if "gradient_dtype" in plan.eager.rounds_otherwise:
         gradients_of_parameters(model)
     if "shared_input" in plan.eager.rounds_otherwise:
@@ -177,29 +177,20 @@ def _shard(model: nn.Module, devices: DeviceMesh, plan: Plan, left_out: Collecti
 
 
 def _shard_experts(model: nn.Module, plan: Plan, mesh: Mesh, forwards: Forwards) -> dict[str, tuple[str, ...]]:
-    """Make units of the modules that are parted over ep, those of an entry one; returns the parameters of each.
-
-    They are sharded over what ep leaves of ``dp_shard``, and over the copies of ``hybrid_shard``.
-    """
+    """Shard modules of experts over what ep leaves of ``dp_shard``, and over the copies of ``hybrid_shard``."""
     if not forwards.experts:
         return {}
     dims = ("pp", "dp_replicate", "dp_shard_mod_ep", "ep", "tp")
     sizes = {name: mesh.degree(name) for name in dims if name == "dp_shard_mod_ep" or mesh.degree(name) > 1}
     devices = init_device_mesh(torch.device(device()).type, tuple(sizes.values()), mesh_dim_names=tuple(sizes))
     over = devices[tuple(name for name in sizes if name in ("dp_replicate", "dp_shard_mod_ep"))]
-    parallel, fqns = plan.parallel, forwards.expert_parameters(model)
-    entry_of = {fqn: entry.name for entry in _entries(model, plan) for fqn in entry.parameters}
-    held: dict[str, dict[str, tuple[str, ...]]] = {}
-    for module in forwards.experts:
-        own = tuple(fqn for fqn in dict.fromkeys(names_of(model).values()) if fqn in fqns and fqn.startswith(f"{module}."))
-        held.setdefault(entry_of.get(own[0], "the root"), {})[module] = own
-    for entry, modules in held.items():
+    dtypes = dtype_named(plan.parallel.param_dtype), dtype_named(plan.parallel.reduce_dtype)
+    found = units_of_experts(model, forwards.experts, _entries(model, plan))
+    for unit in found.values():
         # The captured step casts what is given to modules that entries name.
-        casts = set(modules) <= set(entry.split("+"))
-        dtypes = dtype_named(parallel.param_dtype), dtype_named(parallel.reduce_dtype)
-        policy = MixedPrecisionPolicy(*dtypes, cast_forward_inputs=casts)
-        fully_shard([model.get_submodule(module) for module in modules], mesh=over, mp_policy=policy)
-    return {f"the experts of {entry}": tuple(fqn for own in modules.values() for fqn in own) for entry, modules in held.items()}
+        policy = MixedPrecisionPolicy(*dtypes, cast_forward_inputs=set(unit.modules) <= set(forwards.units))
+        fully_shard([model.get_submodule(fqn) for fqn in unit.modules], mesh=over, mp_policy=policy)
+    return {name: unit.parameters for name, unit in found.items()}
 
 
 # Modules of a plan's entries, as ``fully_shard`` takes them: each entry one unit, and the rest with the root.
@@ -208,14 +199,16 @@ def _shard_experts(model: nn.Module, plan: Plan, mesh: Mesh, forwards: Forwards)
 def units(model: nn.Module, entries: Sequence[ResolvedEntry], left_out: Collection[str] = ()) -> dict[str, list[nn.Module]]:
     """The modules of each entry, by its name, that can be a unit of its own; modules named in ``left_out`` belong to the root.
 
+    What is sharded already, as experts are, is left as it is.
     For a container the modules in it count, since the container itself is not called. If two entries share a parameter, both
     are the root's, whose parameters all of the step can read. An entry that names a parameter alone has no module.
     """
     named = dict(model.named_modules())
     holders: dict[int, set[str]] = {}
     found: dict[str, list[nn.Module]] = {}
+    sharded = {inner for module in model.modules() if isinstance(module, FSDPModule) for inner in module.modules()}
     for entry in entries:
-        modules = [named[fqn] for fqn in entry.name.split("+") if fqn in named and fqn]
+        modules = [named[fqn] for fqn in entry.name.split("+") if fqn in named and fqn and named[fqn] not in sharded]
         if modules and not any(fqn in left_out for fqn in entry.name.split("+")):
             found[entry.name] = [one for module in modules for one in _called(module)]
     # Which unit's modules hold each parameter: by two units, or by one and the root, it is shared.

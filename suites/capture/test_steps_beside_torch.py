@@ -183,6 +183,30 @@ class Draws(moe.Experts):
         return F.dropout(super().forward(x), 0.5, training=True)
 
 
+class Weights(nn.Module):
+    """One matrix an expert."""
+
+    def __init__(self, inner: int, outer: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(4, inner, outer) / 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.bmm(x, self.weight)
+
+
+class Nested(nn.Module):
+    """Gated experts of several modules, and a bias of their own."""
+
+    def __init__(self, shape: moe.MoeShape) -> None:
+        super().__init__()
+        self.gate, self.up, self.down = Weights(16, 24), Weights(16, 24), Weights(24, 16)
+        self.bias = nn.Parameter(torch.randn(4, 1, 16))
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.down(F.silu(self.gate(x)) * self.up(x)) + self.bias
+        return out
+
+
 def experts_of(kind: str) -> moe.Moe:
     """Two layers, whose experts are one module."""
     model = moe.build(layers=2, dim=16)
@@ -225,6 +249,18 @@ def test_what_tp_parts_under_two_names_is_one(checked: Callable[..., Any]) -> No
     verdict = checked(plan, "eager", backend="local")
     assert verdict.outcome == "passed", verdict
     assert verdict.summary.startswith("9 tensors a step"), "a loss, and of four parameters gradients and themselves"
+
+
+def test_entries_within_experts_are_units_where_a_ring_adds(checked: Callable[..., Any]) -> None:
+    """Of three ranks, so that the order of a sum depends on where it lies in its bucket."""
+    plan = with_experts("Nested")
+    parallel, entries = replace(plan.parallel, dp_shard=6), ["layers.0.experts.gate", "layers.0.experts.down+embed"]
+    bucket = replace(plan.bucket, plan=parse_entries(entries, "plan"))
+    verdict = checked(
+        replace(plan, parallel=parallel, bucket=bucket, run=replace(plan.run, reduce="ring")), "eager", backend="local"
+    )
+    assert verdict.outcome == "passed", verdict
+    assert "; sums round a ring" in verdict.summary
 
 
 def test_experts_that_know_their_place_are_another_step(checked: Callable[..., Any]) -> None:
