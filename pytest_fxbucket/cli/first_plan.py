@@ -34,6 +34,8 @@ class PlanSource:
     loss: str | None
     inputs: tuple[str | int, ...] = ()
     overridden: tuple[str, ...] = ()
+    rounds_otherwise: tuple[str, ...] = ()
+    """Reasons for which torch's own step rounds otherwise, as ``[eager]`` names them."""
 
     @property
     def placeholder(self) -> str:
@@ -82,6 +84,7 @@ def _lines(source: PlanSource, bucket: Draft, stages: StagesDraft | None) -> Ite
         yield f"schedule = {to_toml(stages.schedule)}"
         yield from ("", "[step]", f"microbatches = {stages.microbatches or stages.count}")
     yield from ("", *bucket.lines({}))
+    yield from eager_lines(source.rounds_otherwise)
 
 
 def written_model_lines(module: str) -> Iterator[str]:
@@ -101,6 +104,21 @@ def said_of_overrides(selectors: Sequence[str]) -> Iterator[str]:
     """What the user is told of overrides."""
     if selectors:
         yield f"Not traced, since they look at values: {', '.join(selectors)}; [override] calls them as they are."
+
+
+def eager_lines(reasons: Sequence[str]) -> Iterator[str]:
+    """``[eager]`` with ``reasons``; nothing if there are none."""
+    if reasons:
+        yield from ("", "[eager]  # where torch's own step rounds otherwise by design, and goes the graph's way")
+        yield f"rounds_otherwise = {to_toml(list(reasons))}"
+
+
+def said_of_rounding(reasons: Sequence[str]) -> Iterator[str]:
+    """What the user is told of reasons."""
+    from pytest_fxbucket.eager.reasons import WORDS
+
+    for reason in reasons:
+        yield f"eager goes the graph's way in {reason}, as [eager] rounds_otherwise says: {WORDS[reason]}."
 
 
 def parallel_lines(ranks: int) -> Iterator[str]:
@@ -140,9 +158,11 @@ def said_of(draft: StagesDraft) -> Iterator[str]:
         yield f"Its schedule is {draft.schedule}, since {few}: {show('1F1B')} needs {draft.count}."
 
 
-# Does a first plan pass? Its step is traced, the pass is run and looked at, as pytest would; ranks are not started.
+# Does a first plan pass? Its step is traced, the pass is run and looked at, as pytest would; ranks are threads, if any are.
 
 
+_MOST_ON_RANKS = 2**26
+"""Bytes of the parameters of the largest model that ranks step: each of them has it twice, with gradients."""
 _INPUTS: Sequence[tuple[str | int, ...]] = ((0,), ("0.*",))
 """Values of ``[model] inputs`` to try if the model does not take the whole batch: its first item, or the items in that."""
 
@@ -155,22 +175,31 @@ class TriedPlan:
     problem: PlanProblem | None = None
 
 
-def tried(source: PlanSource, bucket: Draft, out: Path, modules: Mapping[str, type], say: Callable[[str], None]) -> TriedPlan:
-    """``source`` with what it needs to pass, if that is ``inputs`` or overrides of some of ``modules``."""
+def tried(
+    source: PlanSource, bucket: Draft, out: Path, modules: Mapping[str, type], nbytes: int, say: Callable[[str], None]
+) -> TriedPlan:
+    """``source`` with what it needs to pass: ``inputs``, overrides of some of ``modules``, reasons to round otherwise.
+
+    ``nbytes`` are those of the model's parameters. A large model is traced alone.
+    """
+    checks = ("audit", "collectives", *(("eager",) if nbytes <= _MOST_ON_RANKS else ()))
 
     def problem_of(now: PlanSource) -> PlanProblem | None:
         (plan,) = parse_plans(plan_text(now, bucket), out.resolve())
-        return first_failure(plan, ("audit", "collectives"), say, Path.cwd())
+        return first_failure(plan, checks, say, Path.cwd())
 
-    def overriding(now: PlanSource, problem: PlanProblem) -> PlanSource | None:
-        selector = problem.to_override(modules, now.overridden)
-        return replace(now, overridden=(*now.overridden, selector)) if selector else None
+    def changed(now: PlanSource, problem: PlanProblem) -> PlanSource | None:
+        if selector := problem.to_override(modules, now.overridden):
+            return replace(now, overridden=(*now.overridden, selector))
+        if problem.by_design:
+            return replace(now, rounds_otherwise=(*now.rounds_otherwise, *problem.by_design))
+        return None
 
-    first = TriedPlan(*changed_until_right(source, problem_of, overriding))
+    first = TriedPlan(*changed_until_right(source, problem_of, changed))
     # With the overrides found so far. If that does not help either, the problem told is that of the whole batch.
     if first.problem:
         for inputs in _INPUTS:
-            other = TriedPlan(*changed_until_right(replace(first.source, inputs=inputs), problem_of, overriding))
+            other = TriedPlan(*changed_until_right(replace(first.source, inputs=inputs), problem_of, changed))
             if not other.problem:
                 return other
     return first

@@ -10,7 +10,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pytest_fxbucket.cli.first_entries import BlockNames, Draft, draft
-from pytest_fxbucket.cli.first_plan import PlanSource, TriedPlan, plan_text, said_of, said_of_overrides, stages_draft, tried
+from pytest_fxbucket.cli.first_plan import (
+    PlanSource,
+    TriedPlan,
+    plan_text,
+    said_of,
+    said_of_overrides,
+    said_of_rounding,
+    stages_draft,
+    tried,
+)
 from pytest_fxbucket.cli.module_tree import module_tree, said_of_ties
 from pytest_fxbucket.cli.written_files import refuse_present, write_new
 from pytest_fxbucket.errors import PlanError, UsageError
@@ -64,6 +73,7 @@ def run(options: Namespace) -> int:
     bucket = draft(model)
     modules = {fqn: type(module) for fqn, module in model.named_modules()}
     parse_plans(plan_text(source, bucket), out)  # what init writes must load
+    nbytes = sum(one.numel() * one.itemsize for one in model.parameters())
     lines = [*module_tree(model), "", *said_of_ties(BlockNames.of(model).aliases)]
     missing = [] if source.batch else list(_batch_to_write(source, model, out))
     # The trial builds the model again: of a factory that needs real memory there would be two.
@@ -71,7 +81,7 @@ def run(options: Namespace) -> int:
     result, progress, stages = TriedPlan(source), on_stderr(), None
     if not missing:
         with redirect_stdout(sys.stderr), progress.watching(str(out)):
-            result = tried(source, bucket, out, modules, progress.say)
+            result = tried(source, bucket, out, modules, nbytes, progress.say)
     if options.stages is not None:
         with redirect_stdout(sys.stderr), progress.watching(str(out)):
             stages = stages_draft(result.source, bucket, out, options.stages, progress.say)
@@ -137,6 +147,7 @@ def _summary(out: Path, result: TriedPlan, bucket: Draft) -> Iterator[str]:
         what = "the first item" if source.inputs == (0,) else "what is in the first item"
         yield f"The model is given {what} of a batch, and the loss the rest, as [model] inputs says."
     yield from said_of_overrides(source.overridden)
+    yield from said_of_rounding(source.rounds_otherwise)
     if source.loss is None:
         yield "There is no loss beside the factory: the loss in the model's output is used, or the output itself."
     if result.problem:

@@ -9,8 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from pytest_fxbucket.cli import first_plan
 from pytest_fxbucket.cli.__main__ import main
-from pytest_fxbucket.cli.first_entries import BlockNames, draft
+from pytest_fxbucket.cli.first_entries import BlockNames, Draft, draft
 from pytest_fxbucket.cli.first_plan import PlanProblem, PlanSource, changed_until_right, plan_text, said_of, stages_draft
 from pytest_fxbucket.plan import Plan, Resolution, load_plans, parse_entries, parse_plans, resolve
 from pytest_fxbucket.plan.toml_text import from_toml, to_toml
@@ -186,6 +187,21 @@ def test_the_first_plan_passes_and_says_what_it_needed_for_that(net: str, capsys
     assert "Not traced, since they look at values: layers.*.up.0; [override] calls them as they are." in said
     assert resolved(plan).entries[0].parameters[0] == "embed.weight"
     assert "out.weight is tied to embed.weight" in said
+
+
+def test_why_torchs_own_step_rounds_otherwise_is_written_and_said(tmp_path: Path, capsys: Capsys) -> None:
+    assert main(["init", "fixtures.models.t5:build", "--out", str(tmp_path / "t5.toml")]) == 0
+    assert load(str(tmp_path / "t5.toml")).eager.rounds_otherwise == ("shared_input",)
+    assert "eager goes the graph's way in shared_input, as [eager] rounds_otherwise says: a unit" in capsys.readouterr().out
+
+
+def test_a_model_that_is_large_is_not_stepped(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[tuple[str, ...]] = []
+    monkeypatch.setattr(first_plan, "first_failure", lambda plan, checks, *_: asked.append(checks))
+    source, bucket = PlanSource("m:build", {}, "m:batch", None), Draft(("root",), "root")
+    for nbytes in (2**26, 2**26 + 1):
+        assert first_plan.tried(source, bucket, Path("p.toml"), {}, nbytes, print) == first_plan.TriedPlan(source)
+    assert asked == [("audit", "collectives", "eager"), ("audit", "collectives")]
 
 
 @pytest.mark.parametrize("needed", [0, 8, 9])

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pytest_fxbucket.cli.first_entries import BlockNames, draft
-from pytest_fxbucket.cli.first_plan import said_of_overrides
+from pytest_fxbucket.cli.first_plan import said_of_overrides, said_of_rounding
 from pytest_fxbucket.cli.hugging_face.module_and_plan import HfPlan, module_text, plan_text
 from pytest_fxbucket.cli.hugging_face.read_config import described_by
 from pytest_fxbucket.cli.hugging_face.rehearsal import loaded, may_be_idle, rehearsed
@@ -70,8 +70,6 @@ def _half(dtype: object) -> str | None:
 
 
 def _summary(trial: TrialPlan, out: Path) -> Iterator[str]:
-    from pytest_fxbucket.eager.reasons import WORDS
-
     plan = trial.plan
     yield from said_of_ties(plan.ties)
     yield f"Wrote {trial.written.path} and {out}: {plan.bucket}."
@@ -83,8 +81,7 @@ def _summary(trial: TrialPlan, out: Path) -> Iterator[str]:
         yield f"Dropout is 0, by ALWAYS of {file}: what is overridden is called again in backward, and would draw anew."
     if not trial.written.fed.gives_loss:
         yield f"The model makes no loss of its batch that can be traced: loss() of {trial.written.path} is to be yours."
-    for reason in plan.rounds_otherwise:
-        yield f"eager goes the graph's way in {reason}, as [eager] rounds_otherwise says: {WORDS[reason]}."
+    yield from said_of_rounding(plan.rounds_otherwise)
     if trial.written.eager_attention:
         yield 'Attention is "eager" in the real size, too: the model\'s own default cannot be traced.'
     if trial.problem:

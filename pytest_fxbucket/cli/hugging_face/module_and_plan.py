@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from pytest_fxbucket.cli.first_entries import Draft
-from pytest_fxbucket.cli.first_plan import DP_SHARD, RUN_SHARD, override_lines, parallel_lines, written_model_lines
+from pytest_fxbucket.cli.first_plan import DP_SHARD, RUN_SHARD, eager_lines, override_lines, parallel_lines, written_model_lines
 from pytest_fxbucket.cli.hugging_face.inputs import BatchSource, keys_of
 from pytest_fxbucket.cli.hugging_face.read_config import DescribedModel
 from pytest_fxbucket.plan.toml_text import to_toml
@@ -215,9 +215,7 @@ def _lines(plan: HfPlan) -> Iterator[str]:
         yield f'param_dtype = "{plan.param_dtype}"  # as the configuration has it'
         yield 'reduce_dtype = "float32"'
     yield from ("", *plan.bucket.lines(plan.ties))
-    if plan.rounds_otherwise:
-        yield from ("", "[eager]  # where torch's own step rounds otherwise by design, and goes the graph's way")
-        yield f"rounds_otherwise = {to_toml(list(plan.rounds_otherwise))}"
+    yield from eager_lines(plan.rounds_otherwise)
     yield from ("", "[checks]  # the real size is traced, and never in memory", "bitwise = false", "eager = false")
     yield from ("", "[[matrix]]", 'id = "small"  # what ranks run', "model.args = { small = true }")
     yield f'model.batch = "{plan.module}:small_batch"'
