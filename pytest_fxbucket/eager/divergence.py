@@ -56,6 +56,26 @@ def first_divergence(model: nn.Module, known: Collection[str], take: Callable[[]
     return follower.first()
 
 
+@dataclass(slots=True)
+class _Missing:
+    """An operator that the graph has not computed."""
+
+    first: Divergence
+    node: int | None = None
+    """Number of its autograd node, if it is one of forward's that has one."""
+    is_read: bool = True
+    """Whether what it made goes into something that counts; where there is an autograd node, backward says it instead."""
+    made_of: Sequence[_Missing] = ()
+    """Those without an autograd node that it reads."""
+
+    def mark_read(self) -> None:
+        """It counts, and so do those that it is made of."""
+        if not self.is_read:
+            self.is_read = True
+            for one in self.made_of:
+                one.mark_read()
+
+
 class _Follower(TorchDispatchMode):
     """Sees every operator; ``inside`` are the FQNs of the modules whose forwards run."""
 
@@ -64,8 +84,10 @@ class _Follower(TorchDispatchMode):
         self.inside: list[str] = []
         self._known = known
         self._module_of: dict[int, str] = {}
-        self._missing: list[tuple[int | None, Divergence]] = []
-        """Operators that the graph has not computed, in order; of one in forward the number of its autograd node."""
+        self._missing: list[_Missing] = []
+        """In order."""
+        self._unread: dict[int, tuple[torch.Tensor, _Missing]] = {}
+        """Tensors that the graph has not computed and autograd does not follow, by identity, and what made them."""
         self._ran: set[int] = set()
         """Numbers of the autograd nodes that backward runs, some of which, as those of sums, call no operator."""
         self._is_backward = False
@@ -74,9 +96,10 @@ class _Follower(TorchDispatchMode):
     def first(self) -> Divergence:
         """The first operator that the graph has not computed.
 
-        What backward passes by is left out: nobody reads it, so a graph need not compute it.
+        What backward passes by, or no other such operator reads, is left out: a graph need not compute it.
         """
-        return next((one for number, one in self._missing if number is None or number in self._ran), Divergence())
+        counts = (one for one in self._missing if (one.is_read if one.node is None else one.node in self._ran))
+        return next((one.first for one in counts), Divergence())
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         made = func(*args, **(kwargs or {}))
@@ -86,14 +109,26 @@ class _Follower(TorchDispatchMode):
         # if it has a node at all: that of the one before is not.
         last = tracing.next_autograd_number() - 1
         own, self._last = (last if last != self._last and node is None else None), last
+        read = [self._unread[id(one)][1] for one in _tensors((args, kwargs)) if id(one) in self._unread]
         if func._schema.name.startswith(_UNDEFINED) or _is_wrappers(in_backward=node is not None):
+            for one in read:
+                one.mark_read()
             return made
         if node is not None:
             self._is_backward = True
             self._ran.update(map(tracing.autograd_number, tracing.nodes_behind(running, self._ran)))
         module = self._module(node, last)
-        if module is not None and not self._has(made):
-            self._missing.append((own, Divergence(module, str(func), "backward" if node is not None else "forward")))
+        lacks = [one for one in _tensors(made) if one.numel() and bits_digest([local(one)]) not in self._known]
+        if module is not None and lacks:
+            # What autograd follows counts by itself, and what writes to a tensor that does.
+            writes = func._schema.is_mutable and id(args[0] if args else None) not in self._unread
+            counts = own is not None or node is not None or writes
+            found = Divergence(module, str(func), "backward" if node is not None else "forward")
+            self._missing.append(missing := _Missing(found, own, False, read))
+            if counts:
+                missing.mark_read()
+            else:
+                self._unread |= {id(one): (one, missing) for one in lacks}
         return made
 
     def _module(self, node: int | None, last: int) -> str | None:
@@ -110,9 +145,9 @@ class _Follower(TorchDispatchMode):
         self._module_of[last] = module
         return module
 
-    def _has(self, made: Any) -> bool:
-        tensors = [local(one) for one in pytree.tree_leaves(made) if isinstance(one, torch.Tensor)]
-        return all(bits_digest([one]) in self._known for one in tensors if one.numel())
+
+def _tensors(values: Any) -> list[torch.Tensor]:
+    return [one for one in pytree.tree_leaves(values) if isinstance(one, torch.Tensor)]
 
 
 def _is_wrappers(*, in_backward: bool) -> bool:

@@ -331,13 +331,32 @@ class _Reader:
 def _forward_nodes(
     graph: fx.Graph, inputs: Sequence[Value], outputs: Sequence[Value], updated_before: Collection[fx.Node]
 ) -> set[fx.Node]:
-    """Nodes that the loss depends on, up to what was ``updated_before``; without a loss, nodes that autograd did not make."""
+    """Nodes that the loss and buffers depend on, up to what was ``updated_before``; without a loss, what autograd did not make.
+
+    A module that is computed again in backward writes its buffers again. That is no forward, though the next microbatch reads
+    them.
+    """
     if losses := _returned_as("loss", graph, outputs):
-        return made_of(losses, writers_in(graph), updated_before)
+        writers, places = writers_in(graph), zip(graph.find_nodes(op="placeholder"), inputs, strict=True)
+        written = {one for node, value in places if value.role == "buffer" for one in writers.get(node, ())}
+        late = _behind_backward(graph, written)
+        again = written & late
+        kept = {storage: [one for one in found if one not in again] for storage, found in writers.items()}
+        ends = written - late if late else set()
+        return made_of([*losses, *ends], kept, {*updated_before, *again})
     # A graph that takes carried inputs and gives no loss only finishes the call before: it has no forward.
     if any(value.role == "carried" for value in inputs) or _is_backward(graph, inputs, outputs):
         return set()
     return {node for node in graph.nodes if not node.meta.get("autograd_backward")}
+
+
+def _behind_backward(graph: fx.Graph, written: Collection[fx.Node]) -> set[fx.Node]:
+    """What autograd made, by the tracer's marks, and all that reads it, but for what reads a buffer that is ``written``."""
+    found: set[fx.Node] = set()
+    for node in graph.nodes:
+        if node.meta.get("autograd_backward") or any(one in found and one not in written for one in node.all_input_nodes):
+            found.add(node)
+    return found
 
 
 def _is_backward(graph: fx.Graph, inputs: Sequence[Value], outputs: Sequence[Value]) -> bool:

@@ -281,6 +281,13 @@ class RoutedByMethod(Routed):
         return Rows.forward(self.experts, x.expand(self.seen, *x.shape))
 
 
+class RoutedWithWeights(Routed):
+    """Gives its experts weights beside the tokens, as those of transformers get them."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.experts(x.expand(self.seen, *x.shape), x.sum(-1))
+
+
 class RoutedAndPenalised(Routed):
     """Reads the weight of all experts, too."""
 

@@ -163,6 +163,11 @@ SAID: dict[str, tuple[dict[str, Any], str]] = {
         {"factory": "RoutedAndPenalised", **EXPERTS},
         "ep_plan parts experts, whose tokens travel where it is called, and experts.weight is read ... in its forward",
     ),
+    "experts that are given more than tokens": (
+        {"factory": "RoutedWithWeights", **EXPERTS},
+        "ep_plan parts experts, which is called with 2 arguments; it must be given its tokens alone, (experts = 4, capacity, "
+        "...): let the module around it send tokens to places of experts",
+    ),
     "input of other rows": (
         {"factory": "Routed", "args": {"seen": 1}, **EXPERTS},
         "ep_plan parts experts, whose parameters have 4 rows, so its input must be (experts = 4, capacity, ...), "

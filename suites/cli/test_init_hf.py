@@ -15,7 +15,7 @@ import pytest
 
 from pytest_fxbucket.cli.__main__ import main
 from pytest_fxbucket.cli.first_plan import PlanProblem
-from pytest_fxbucket.cli.hugging_face.trial import way_out
+from pytest_fxbucket.cli.hugging_face.trial import around_blocks, way_out
 from pytest_fxbucket.plan import Plan, load_plans
 from suites.docs.blocks import ROOT
 from suites.warm.runs import WarmRuns
@@ -232,11 +232,20 @@ def test_a_model_that_cannot_be_traced_is_told_with_module_and_way_out(
         "It does not pass yet, in the small size: tracing module model.visual failed at transformers/vision_utils.py:LINE in "
         "get_vision_position_ids: it asks for the value of a tensor (item(), bool(), tolist(), numpy()), which does not exist "
         "while tracing; keep it a tensor (torch.where instead of if), or leave it out of the step; "
-        '[[override]] module = ["model.visual"] calls it as it is when the step runs. '
+        "an override of model.visual would leave nothing of its blocks to bucket. "
         "The sizes of its images are values (image_grid_thw): leave the images out of draw() of hf_qwen2_vl.py, and the text "
         "is traced."
     )
     assert load_plans(Path("hf_qwen2_vl.toml"))
+
+
+def test_a_module_around_blocks_is_not_told_to_be_overridden() -> None:
+    """As the encoders of LED and Longformer, which ask whether any token attends to all."""
+    problem = around_blocks(PlanProblem('it asks; [[override]] module = ["encoder"] calls it as it is', "encoder", True))
+    assert problem.sentence == "it asks; an override of encoder would leave nothing of its blocks to bucket"
+    written = SimpleNamespace(path=Path("a.py"), fed=SimpleNamespace(lines=()))
+    out = way_out(SimpleNamespace(written=written, problem=problem))
+    assert out == " Let build() of a.py make a constant of what it looks at, or give the blocks alone."
 
 
 @pytest.mark.parametrize(

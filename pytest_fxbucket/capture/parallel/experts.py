@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 from torch import nn
@@ -13,11 +14,10 @@ from pytest_fxbucket.compat.c10d import collective
 from pytest_fxbucket.compat.tracing import current_autograd_node
 from pytest_fxbucket.errors import CaptureError
 from pytest_fxbucket.step.mesh import Group
+from pytest_fxbucket.words import counted
 
 
-def experts_forward(
-    fqn: str, module: nn.Module, experts: int, group: Group, reads: ExpertReads
-) -> Callable[[torch.Tensor], torch.Tensor]:
+def experts_forward(fqn: str, module: nn.Module, experts: int, group: Group, reads: ExpertReads) -> Callable[..., torch.Tensor]:
     """What is to be called instead of ``module.forward``, which computes with this rank's part of all ``experts``.
 
     It takes this rank's tokens by expert, (experts, capacity, ...), and gives what the experts made of them, in that order.
@@ -26,7 +26,14 @@ def experts_forward(
     own = experts // group.size
     whole = module.forward
 
-    def forward(tokens: torch.Tensor) -> torch.Tensor:
+    def forward(*given: Any, **named: Any) -> torch.Tensor:
+        values = (*given, *named.values())
+        if len(values) != 1 or not isinstance(values[0], torch.Tensor):
+            raise CaptureError(
+                f"ep_plan parts {fqn}, which is called with {counted(len(values), 'argument')}; it must be given its tokens "
+                f"alone, (experts = {experts}, capacity, ...): let the module around it send tokens to places of experts"
+            )
+        tokens = values[0]
         if tokens.dim() < 2 or tokens.shape[0] != experts:
             raise CaptureError(
                 f"ep_plan parts {fqn}, whose parameters have {experts} rows, so its input must be (experts = {experts}, "

@@ -49,7 +49,15 @@ def tried(written: Written, plan: HfPlan, out: Path, modules: Mapping[str, type]
         return None
 
     (written, plan), problem = changed_until_right((written, plan), lambda now: _problem(*now, out, say), changed)
+    if problem and problem.looks_at_values and _holds_an_entry(problem.module, plan):
+        problem = around_blocks(problem)
     return TrialPlan(written, plan, problem)
+
+
+def around_blocks(problem: PlanProblem) -> PlanProblem:
+    """``problem`` of a module with blocks in it, of which an override would leave nothing to bucket."""
+    looked = problem.sentence.partition("; [[override]]")[0]
+    return replace(problem, sentence=f"{looked}; an override of {problem.module} would leave nothing of its blocks to bucket")
 
 
 def _dropping_nothing(written: Written) -> Written:
@@ -106,4 +114,6 @@ def _of_module(problem: PlanProblem, file: str) -> str:
             f' Experts are chosen by values here: experts_implementation = "batched_mm" in build() of {file} chooses them '
             "without, where the model has it; so does a router of your own with fixed places."
         )
+    if problem.looks_at_values and "would leave nothing of its blocks" in problem.sentence:
+        return f" Let build() of {file} make a constant of what it looks at, or give the blocks alone."
     return ""
