@@ -183,6 +183,10 @@ class Repository:
         known = set(self._names("ls-files", "-z", "--recurse-submodules"))
         return [file for file in files if file in known]
 
+    def left_out(self, below: PurePosixPath | str) -> set[str]:
+        """Paths from the top, ``below`` one or it itself, of what a sparse checkout leaves out: it is as it was."""
+        return {line[2:] for line in self._names("ls-files", "-t", "-z", "--", str(below)) if line.startswith("S ")}
+
     def _near(self, path: PurePosixPath, commit: Commit) -> str:
         """The file there that is nearest: of the same name, else one that is spelled alike."""
         there = [PurePosixPath(name) for name in self._names("ls-tree", "-r", "-z", "--name-only", commit.sha)]

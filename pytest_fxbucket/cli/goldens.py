@@ -59,8 +59,7 @@ def comment(base: str, folder: Path) -> str:
 
 def _then(repository: Repository, commit: Commit, folder: PurePosixPath) -> dict[str, str]:
     """Goldens at ``commit``, by path from the top."""
-    # A sparse checkout leaves files out that are as they were.
-    left_out = {line[2:] for line in repository.git("ls-files", "-t", "-z", "--", f"{folder}/").split("\0") if line[:2] == "S "}
+    left_out = repository.left_out(f"{folder}/")
     lines = repository.git("ls-tree", "-r", "-z", commit.sha, "--", f"{folder}/").split("\0")
     texts: dict[str, str] = {}
     for line in filter(None, lines):

@@ -12,6 +12,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from pytest_fxbucket.commit import Repository
 from pytest_fxbucket.errors import FxbucketError, GoldenError
 from pytest_fxbucket.files import Snapshot, files_below, locked, not_written, obstacle, settle, sweep, write_whole
 from pytest_fxbucket.golden.store import FORMAT, GoldenStore, check_not_newer, format_of, parse
@@ -178,24 +179,32 @@ class GoldenOwners:
         orphans, has_seen_all = [], True
         for path in goldens_below(self.store.root):
             reason = None if path in self.compared or path in self.asked else self._lacking(path)
-            if reason is not None:
+            if reason is not None and not any(map(_is_left_out, self._owners(path))):
                 orphans.append(Orphan(path, reason))
             elif path not in self.compared:
                 has_seen_all = False
         return FolderScan(tuple(orphans), has_seen_all)
+
+    def _owners(self, golden: Path) -> Iterator[Path]:
+        """Plan files and the test file that ``golden`` could belong to, on disk or not."""
+        yield from (plan for plan, _ in self.store.candidates(golden))
+        yield self._test_file(golden)
+
+    def _test_file(self, golden: Path) -> Path:
+        folder = self.store.source_folder(golden)
+        return folder.with_name(f"{folder.name}.py")  # whose own name may have dots
 
     def _lacking(self, golden: Path) -> str | None:
         """Return why nobody owns ``golden``; None if somebody does."""
         reasons = list(self._of_plans(golden))
         if None in reasons:
             return None
-        folder = self.store.source_folder(golden)
-        test = folder.with_name(f"{folder.name}.py")  # whose own name may have dots
+        test = self._test_file(golden)
         if test.is_file():
             if not self.has_run_whole(test):
                 return None
             reasons.append(f"no test of {self.store.shown(test)} asks for it")
-        plan = folder / f"{golden.stem}.toml"
+        plan = self.store.source_folder(golden) / f"{golden.stem}.toml"
         return next(filter(None, reasons), f"{self.store.shown(plan)} is not there")
 
     def _of_plans(self, golden: Path) -> Iterator[str | None]:
@@ -221,6 +230,17 @@ class GoldenOwners:
             except FxbucketError:
                 self._rows[plan] = None
         return self._rows[plan]
+
+
+def _is_left_out(path: Path) -> bool:
+    """Whether a sparse checkout leaves ``path`` out, which is an owner all the same."""
+    if path.exists():
+        return False
+    try:
+        repository = Repository.of(path, "pruning")
+        return bool(repository.left_out(repository.path_of(path)))
+    except FxbucketError:  # no git, or no repository
+        return False
 
 
 def goldens_below(root: Path) -> list[Path]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -101,6 +102,21 @@ class TestPruning:
         )
         pytester.runpytest_inprocess("--fxbucket-prune")
         assert sorted(path.name for path in (goldens / "plans").iterdir()) == ["here.a.b.txt", "here.txt"]
+
+    def test_a_plan_that_a_sparse_checkout_leaves_out_keeps_its_golden(self, pytester: pytest.Pytester, goldens: Path) -> None:
+        (pytester.mkdir("plans") / "gone.toml").write_text(PLAN)
+        put(goldens / "plans", lost="text")
+        as_somebody = ("-c", "user.name=a", "-c", "user.email=a@b")
+        for command in (
+            ("init", "--quiet"),
+            ("add", "--all"),
+            (*as_somebody, "commit", "--quiet", "--message=goldens"),
+            ("sparse-checkout", "set", "--no-cone", "/*", "!/plans"),
+        ):
+            subprocess.run(["git", *command], cwd=pytester.path, check=True)
+        assert not (pytester.path / "plans").exists()
+        assert pytester.runpytest_inprocess("--fxbucket-prune").ret == 0
+        assert sorted(path.name for path in (goldens / "plans").iterdir()) == ["gone.txt"]
 
     def test_a_typo_in_a_plan_never_costs_a_golden(self, pytester: pytest.Pytester, goldens: Path) -> None:
         plans = pytester.mkdir("plans")
