@@ -31,8 +31,11 @@ def part_experts(modules: Iterable[nn.Module], group: dist.ProcessGroup) -> None
         module.forward = partial(_with_tokens_of_all, module.forward, group)
 
 
-def _with_tokens_of_all(experts: Callable[[Tensor], Tensor], group: dist.ProcessGroup, tokens: Tensor) -> Tensor:
-    """What the experts of all ranks make of this rank's ``tokens``, (experts, capacity, ...)."""
+def _with_tokens_of_all(
+    experts: Callable[[Tensor], Tensor], group: dist.ProcessGroup, *given: Tensor, **named: Tensor
+) -> Tensor:
+    """What the experts of all ranks make of this rank's tokens, the one argument, (experts, capacity, ...)."""
+    (tokens,) = (*given, *named.values())
     arrived = torch.cat(_Exchanged.apply(tokens, group).chunk(group.size()), 1)
     made = experts(arrived).split(tokens.shape[1], 1)
     back: Tensor = _Exchanged.apply(torch.cat(made), group)

@@ -100,16 +100,17 @@ def parting_of_experts(call: Callable[[], Any], experts: Mapping[str, nn.Module]
     called: set[str] = set()
     busy: list[str] = []  # a module is called with its parts, too
 
-    def compare(fqn: str, module: nn.Module, given: tuple[Tensor], made: Tensor) -> None:
+    def compare(fqn: str, module: nn.Module, given: tuple[Tensor, ...], named: Mapping[str, Tensor], made: Tensor) -> None:
         if not busy and not found:
             called.add(fqn)
             busy.append(fqn)
-            found.extend(_parting_of_one(fqn, module, *given, made, ranks))
+            (tokens,) = (*given, *named.values())
+            found.extend(_parting_of_one(fqn, module, tokens, made, ranks))
             busy.pop()
 
     with torch.no_grad(), _Coarsest() as seen, ExitStack() as inside:
         for fqn, module in experts.items():
-            inside.callback(module.register_forward_hook(partial(compare, fqn)).remove)
+            inside.callback(module.register_forward_hook(partial(compare, fqn), with_kwargs=True).remove)
         before = ProcessState.take()
         try:
             call()

@@ -124,6 +124,12 @@ def test_experts_that_know_of_each_other_are_told(made: Callable[[Tensor, Tensor
     assert parting_of_experts(lambda: experts(TOKENS), {"e": experts}, 3) == says
 
 
+def test_experts_that_are_given_tokens_by_name_are_asked_too() -> None:
+    made, says = OF_EXPERTS["by place"]
+    experts = Experts(made)
+    assert parting_of_experts(lambda: experts(tokens=TOKENS), {"e": experts}, 3) == says
+
+
 def test_what_some_experts_raise_alone_is_told_with_its_place() -> None:
     experts = Experts(lambda x, scale: x * scale if len(scale) == 6 else raising(x))
     wrong = parting_of_experts(lambda: experts(TOKENS), {"e": experts}, 2).wrong
