@@ -295,6 +295,8 @@ class _Tracing:
         self.state_is_made(optimizer)
         if self.skipped is not None:
             self.step.enter_context(self._undone_if(optimizer, self.skipped))
+        if tracing.current_autograd_node() is not None:
+            self.step.enter_context(self.functions)  # in a hook behind a gradient, where torch has function modes off
         self.functions.in_optimizer = True
         self.before_step = len(self.recorder.graph.nodes)
 

@@ -130,6 +130,24 @@ def trainer(clip: bool = True, microbatches: int = 1, synced: bool = True, saved
     return make
 
 
+def updated_behind(model: nn.Module, optimizers: Optimizers) -> Step:
+    """Each parameter is updated as soon as its gradient is reduced, which then goes."""
+
+    def behind(parameter: torch.Tensor) -> None:
+        optimizers[0].step()  # of those that have a gradient
+        parameter.grad = None
+
+    for parameter in model.parameters():
+        parameter.register_post_accumulate_grad_hook(behind)
+
+    def step(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        loss = mse_loss(model(x), y)
+        loss.backward()
+        return loss.detach()
+
+    return step
+
+
 def bucketed(step: StepGraph, state: dict[str, torch.Tensor]) -> StepGraph:
     manual_overlap_bucketing(step.graphs["joint"], ["1", "2"])
     return step
@@ -147,6 +165,7 @@ WAYS: dict[str, tuple[Callable[[], nn.Module], Any, tuple[Any, ...]]] = {
     "two microbatches, the last reduces": (fsdp, trainer(microbatches=2, synced=False), ()),
     "hooks, two microbatches": (lambda: hooked(fsdp()), trainer(microbatches=2), ()),
     "hooks, two microbatches, the last reduces": (lambda: hooked(fsdp()), trainer(microbatches=2, synced=False), ()),
+    "updates behind each gradient, bucketed": (fsdp, updated_behind, (bucketed,)),
     "tp": (lambda: hooked(over_tp(1)), trainer(clip=False), ()),
     "bfloat16 over tp, norms by rows": (
         lambda: over_tp(2, sequence=True, dtype=torch.bfloat16),
