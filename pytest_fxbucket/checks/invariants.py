@@ -55,11 +55,15 @@ def broken_invariants(before: Graphs, after: Graphs) -> list[str]:
     group has the ranks that this process knows for its name, else the ranks whose graphs name it. Parameters have the names
     that the tracer gave them. In a graph that counts names anew nodes are called as in ``before``.
 
-    Raises UsageError for other arguments, PassError if ``before`` itself is not in order.
+    Raises UsageError for other arguments, and for a graph that is both: nothing of it would be compared. Raises PassError if
+    ``before`` itself is not in order.
     """
-    old, new = _by_rank(before), _by_rank(after)
-    if old.keys() != new.keys():
-        raise UsageError(f"before has graphs of ranks {sorted(old)}, after of {sorted(new)}; give both of each")
+    given, made = _by_rank(before), _by_rank(after)
+    if given.keys() != made.keys() or not given:
+        raise UsageError(f"before has graphs of ranks {sorted(given)}, after of {sorted(made)}; give both of each")
+    if any(made[rank] is graph for rank, graph in given.items()):
+        raise UsageError("before is the very graph that the pass has changed; give it copy.deepcopy(before)")
+    old, new = ({rank: without_kept_order(one) for rank, one in graphs.items()} for graphs in (given, made))
     names = _group_members([*old.values(), *new.values()], [*old, *new])
     seen = _Seen(names)
     problems = said_once(([rank], list(_one_rank(old[rank], graph, seen, rank))) for rank, graph in new.items())
@@ -130,7 +134,7 @@ def _graph(given: Any) -> fx.Graph:
         raise UsageError(
             f"a value of type {type(given).__name__} is no graph; expected a GraphModule, a Graph, or a dict of them by rank"
         )
-    return without_kept_order(graph)
+    return graph
 
 
 def _group_members(graphs: Iterable[fx.Graph], ranks: Iterable[int]) -> dict[str, tuple[int, ...]]:

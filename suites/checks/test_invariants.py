@@ -285,6 +285,16 @@ def test_what_is_no_graph_is_named() -> None:
         broken_invariants(3, made())  # type: ignore[arg-type]
 
 
+def test_a_graph_that_is_both_and_no_graph_at_all_compare_nothing() -> None:
+    """As where a pass works in place and ``before`` was not copied."""
+    before = made()
+    for after in (before, {0: before}):
+        with pytest.raises(UsageError, match=r"before is the very graph that the pass has changed; give it copy.deepcopy"):
+            assert_invariants(before, after)
+    with pytest.raises(UsageError, match=r"before has graphs of ranks \[\], after of \[\]"):
+        assert_invariants({}, {})
+
+
 def test_another_number_of_outputs_is_told() -> None:
     after = made()
     after.output_node().args = (after.output_node().args[0][:2],)  # type: ignore[index]

@@ -178,6 +178,7 @@ def test_a_find_that_cannot_be_written_is_told_all_the_same(folder: Path, capsys
     assert "run them with" not in told.out
 
 
+@pytest.mark.usefixtures("ctrl_c")
 def test_a_ctrl_c_that_an_import_or_a_pass_swallows_ends_it_all_the_same(folder: Path, capsys: Capsys) -> None:
     passes = "broken = well\n", "\n\ndef broken(gm, plans):\n    swallow()\n    return well(gm, plans)\n"
     for text, where in zip((f"{SWALLOWS}{HEAD}swallow()\n{passes[0]}", f"{SWALLOWS}{HEAD}{passes[1]}"), (0, 1), strict=True):

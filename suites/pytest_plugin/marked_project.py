@@ -112,6 +112,16 @@ class TestUnit(unittest.TestCase):
 async def test_async():
     pass
 
+def hidden(function):
+    def inner():
+        return function()
+    return inner
+
+@pytest.mark.fxbucket_ranks(4)
+@hidden
+async def test_hidden_async():
+    assert False
+
 @pytest.mark.fxbucket_ranks(4, bakend="gloo")
 def test_unknown_argument():
     pass

@@ -41,6 +41,7 @@ FAILED = {
     "test_closure": [r"the value of closure cannot be sent to the ranks \(.*\); make it in the body"],
     "test_unit": [r"only test functions and methods of plain classes run on ranks"],
     "test_async": [r"an async test does not run on ranks; let a plain function call asyncio.run"],
+    "test_hidden_async": [r"the test gave a coroutine, which nobody awaits; let a plain function call asyncio.run"],
     "test_unknown_argument": [r"got \(4, bakend='gloo'\): got an unexpected keyword argument 'bakend'"],
     "test_mesh_of_another_size": [r"mesh is \{'a': 2\}; expected a size for each dimension by name, 3 ranks in all"],
     "test_world_in_words": [r"world is '4'; expected a number of ranks, 1 or more"],

@@ -112,6 +112,14 @@ class TestVerdict:
 
 
 class TestNamesAndTexts:
+    def test_a_golden_that_is_compared_with_nothing_is_neither_true_nor_false(self, user: pytest.Pytester) -> None:
+        write("def test_two(fxbucket_golden):\n    assert fxbucket_golden('two')\n")
+        result = run(user, "--accept")
+        result.assert_outcomes(failed=1)
+        result.stdout.fnmatch_lines(
+            [f"E *golden {GOLDEN} is true or false only compared: assert graph == fxbucket_golden(...)"]
+        )
+
     def test_a_name_that_is_no_file_name_is_one_sentence_and_the_longest_is_written(self, user: pytest.Pytester) -> None:
         wrong, longest = ["a/b", "..", ".", ".hidden", "", "é", "a b", "x" * 101], "x" * 96 + "_.-9"
         write(

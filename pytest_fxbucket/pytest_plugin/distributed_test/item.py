@@ -134,6 +134,8 @@ def run_body(item: pytest.Function) -> None:
     if len(kinds) > 1:
         each = ", ".join(f"rank {rank} {_ended(ending)}" for rank, ending in enumerate(endings))
         _fail(f"{item.nodeid}: the ranks disagree: {each}")
+    if kinds == {"failed"}:
+        _fail(f"{item.nodeid}: {endings[0].reason}")
     if kinds == {"skipped"}:
         pytest.skip(endings[0].reason)
     if kinds == {"xfailed"}:

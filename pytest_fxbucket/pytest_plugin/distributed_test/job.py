@@ -7,7 +7,7 @@ import importlib
 import sys
 import unittest
 import warnings
-from collections.abc import Mapping
+from collections.abc import Coroutine, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, cast
 
@@ -19,7 +19,7 @@ from pytest_fxbucket.ranks import wire
 from pytest_fxbucket.ranks.wire import cut
 
 Filters = tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...]]
-Kind = Literal["passed", "skipped", "xfailed"]
+Kind = Literal["passed", "failed", "skipped", "xfailed"]
 
 _finder = Finder()
 _xfail = pytest.xfail  # kept here, since ``run`` replaces it
@@ -79,7 +79,7 @@ def run(rank: int, world: int, body: TestBody) -> BodyEnding:
     try:
         with warnings.catch_warnings():
             filter_warnings(*body.warning_filters)
-            function(**arguments)
+            result = function(**arguments)
     except (pytest.skip.Exception, unittest.SkipTest) as skip:
         return BodyEnding("skipped", cut(str(skip)))
     except _xfail.Exception as xfail:
@@ -87,7 +87,7 @@ def run(rank: int, world: int, body: TestBody) -> BodyEnding:
     except bdb.BdbQuit as quit:
         text = "a debugger was started on a rank, where there is no terminal; print instead, or run the body without the marker"
         raise NoTerminal(text).with_traceback(quit.__traceback__) from None
-    return BodyEnding("passed")
+    return _of_result(result)
 
 
 def _function(found: Any, names: tuple[str, ...], state: dict[str, Any]) -> Any:
@@ -98,6 +98,16 @@ def _function(found: Any, names: tuple[str, ...], state: dict[str, Any]) -> Any:
         found = found()
         vars(found).update(state)
     return getattr(found, names[-1])
+
+
+def _of_result(result: object) -> BodyEnding:
+    """How a body ended that gave ``result``: if that is to be awaited, nothing of the body has run."""
+    if not (hasattr(result, "__await__") or hasattr(result, "__aiter__")):
+        return BodyEnding("passed")
+    if isinstance(result, Coroutine):
+        result.close()
+    kind = type(result).__name__
+    return BodyEnding("failed", f"the test gave a {kind}, which nobody awaits; let a plain function call asyncio.run")
 
 
 def _not_at_all(*_: object, **__: object) -> None:

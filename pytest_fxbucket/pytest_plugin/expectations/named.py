@@ -94,6 +94,10 @@ class NamedGolden:
         self.explanation = (f"the text is the one in {self._shown}",)
         return accepted != text
 
+    @without_our_frames
+    def __bool__(self) -> bool:
+        raise UsageError(f"golden {self._shown} is true or false only compared: assert graph == fxbucket_golden(...)")
+
     def __repr__(self) -> str:
         return f"<golden {self._shown}>"
 
