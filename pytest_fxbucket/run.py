@@ -14,12 +14,14 @@ from pytest_fxbucket.artifacts import Folder
 from pytest_fxbucket.checks.first_red import told_by_pass
 from pytest_fxbucket.checks.registry import CHECKS, ON_RANKS, check_of
 from pytest_fxbucket.checks.verdict import Verdict
-from pytest_fxbucket.errors import BenchmarkError, PassError
+from pytest_fxbucket.errors import BenchmarkError, FxbucketError, PassError
 from pytest_fxbucket.plan.folders import folders_of
 from pytest_fxbucket.plan.schema_checks import Benchmark
 from pytest_fxbucket.user_code import user_code
 
 if TYPE_CHECKING:
+    from torch import fx
+
     from pytest_fxbucket.backends import BackendChoice
     from pytest_fxbucket.bench.step_time import StepTime, Timing
     from pytest_fxbucket.bench.timeline.marks import Span
@@ -73,11 +75,14 @@ class PlanRun:
     ) -> None:
         self.plan, self._on_compare, self._last = plan, on_compare, last_step
         self._settings, self._pools, self._say, self._accept = settings, pools, on_progress, accept_golden
+        self._given: dict[str, tuple[fx.GraphModule, list[tuple[object, ...]]]] = {}
+        """The graphs that tests were given, each with its nodes as they were."""
         self._said: set[str] = set()
         """Why the step could not be captured: the sentences that were said, for all worlds of the plan."""
 
     def check(self, name: str) -> Verdict:
         """Run one check. Raises :class:`FxbucketError` for what could not be run at all."""
+        self.refuse_changes()
         check = check_of(name)
         context = self._context(name)
         context.folder.clear()
@@ -135,13 +140,33 @@ class PlanRun:
     def step(self) -> StepGraph:
         """The traced, unbucketed step at the size of the real mesh."""
         with self._its_code():
-            return self._mesh_world.step(0)
+            step = self._mesh_world.step(0)
+        self._give({f"graph {phase} of the step": graph for phase, graph in step.graphs.items()})
+        return step
 
     @property
     def bucketed(self) -> Bucketed:
         """Graph and report of the pass on rank 0 at the size of the real mesh; of several graphs the first."""
         with self._its_code():
-            return next(iter(self._mesh_world.passed(0).values())).bucketed
+            phase, passed = next(iter(self._mesh_world.passed(0).items()))
+        self._give({f"graph {phase} of the pass": passed.bucketed.graph_module})
+        return passed.bucketed
+
+    def refuse_changes(self) -> None:
+        """Raise :class:`FxbucketError` if a test has changed a graph that it was given: all checks compare with these."""
+        for what, (graph, before) in self._given.items():
+            now = _nodes(graph)
+            if now != before:
+                changed = next((str(new[0]) for old, new in zip(before, now, strict=False) if old != new), "its end")
+                raise FxbucketError(
+                    f"{self.name}: {what}, which this test or one before it was given, has been changed, first at {changed}; "
+                    "all checks of the plan compare with it: change a copy (copy.deepcopy)"
+                )
+
+    def _give(self, graphs: Mapping[str, fx.GraphModule]) -> None:
+        for what, graph in graphs.items():
+            if what not in self._given:
+                self._given[what] = (graph, _nodes(graph))
 
     @property
     def world(self) -> PlanOnMesh:
@@ -240,3 +265,22 @@ class PlanRun:
             self._its_code,
             self._say,
         )
+
+
+def _nodes(module: fx.GraphModule) -> list[tuple[object, ...]]:
+    """Each node: its name, what it calls with what, and of an attribute which tensor it is and how often it was written."""
+    rows: list[tuple[object, ...]] = []
+    for node in module.graph.nodes:
+        held = node.op == "get_attr" and _attribute(module, str(node.target))
+        rows.append(
+            (node.name, node.op, str(node.target), repr((node.args, node.kwargs)), id(held), getattr(held, "_version", 0))
+        )
+    return rows
+
+
+def _attribute(module: fx.GraphModule, name: str) -> object:
+    """What the attribute holds; None if it is gone."""
+    held: object = module
+    for part in name.split("."):
+        held = getattr(held, part, None)
+    return held

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import importlib
 import os
 import signal
 import sys
@@ -41,6 +42,13 @@ def pools() -> Iterator[Pools]:
     pools = Pools(warm=(*WARM, "fixtures.reference.by_torch"))
     yield pools
     pools.close()
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _operators() -> None:
+    """What registers operators, once: pytester forgets the modules that a test imports, and the next one would do it again."""
+    importlib.import_module("torch._dynamo")
+    importlib.import_module("pytest_fxbucket.captured_plan")
 
 
 @pytest.fixture(scope="session")

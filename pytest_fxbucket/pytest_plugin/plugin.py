@@ -187,6 +187,16 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
     return True
 
 
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_call(item: pytest.Item) -> Generator[None, None, None]:
+    """Fail a test that changed a graph that it was given: checks and tests after it would compare with that one."""
+    __tracebackhide__ = True
+    yield
+    if "fxbucket_run" in getattr(item, "fixturenames", ()):
+        with _sentences():
+            fx_session(item.config).refuse_changes()
+
+
 @pytest.hookimpl(trylast=True)
 def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> None:
     """Let go of a plan's graphs after its last item, so that memory stays flat; and of GPUs that another run waits for."""

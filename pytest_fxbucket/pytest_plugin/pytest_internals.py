@@ -18,18 +18,20 @@ from _pytest.assertion.rewrite import AssertionRewritingHook, rewrite_asserts
 from _pytest.config import apply_warning_filters, create_terminal_writer, parse_warning_filter
 from _pytest.skipping import xfailed_key
 
+from pytest_fxbucket.ranks.wire import class_name
 
-def expected_failure(item: pytest.Item, error: str) -> tuple[str, tuple[type[BaseException], ...]] | None:
-    """Reason, and which exceptions may say ``error``, of the mark ``xfail(raises=...)`` of an item that runs now.
 
-    None if it has no such mark, or none of that text.
+def expected_failure(item: pytest.Item, error: str, classes: Sequence[str]) -> str | None:
+    """The reason of the mark ``xfail(raises=...)`` of an item that runs now, if it expects what a rank raised; else None.
+
+    ``error`` is what that says, and ``classes`` its own class and all that it is derived from, as "module.name".
     """
     xfailed = item.stash.get(xfailed_key, None)
     if xfailed is None or item.config.option.runxfail:
         return None
     raises: Any = xfailed.raises if isinstance(xfailed.raises, tuple) else (xfailed.raises,)
-    kinds = tuple(_kinds(raises, error))
-    return (xfailed.reason, kinds) if kinds else None
+    is_expected = any(class_name(kind) in classes for kind in _kinds(raises, error))
+    return str(xfailed.reason) if is_expected else None
 
 
 def tell_by_text(item: pytest.Item) -> None:

@@ -144,6 +144,11 @@ class FxSession:
             )
         return self._runs[key]
 
+    def refuse_changes(self) -> None:
+        """Raise :class:`FxbucketError` if a test has changed a graph that it was given of a plan that is still held."""
+        for run in self._runs.values():
+            run.refuse_changes()
+
     def drain(self) -> dict[str, list[Any]]:
         """Return, as plain data, what the current item tells the controller about goldens, and forget it."""
         compared, asked = ([str(path) for path in paths] for paths in (self.compared, self.asked))

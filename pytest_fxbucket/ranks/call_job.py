@@ -69,7 +69,8 @@ def raised(rank: int, error: BaseException) -> RankState:
         said = cut(str(error))
     except BaseException:
         said = line
-    return RankState(rank, "raised", time.monotonic(), line, type(error).__name__, cut(text), text=said)
+    classes = tuple(map(wire.class_name, type(error).__mro__))
+    return RankState(rank, "raised", time.monotonic(), line, type(error).__name__, cut(text), text=said, classes=classes)
 
 
 def _without_our_frames(error: BaseException) -> BaseException:

@@ -40,6 +40,8 @@ class RankState:
     stack: str = ""
     output: str = ""
     lost: str = ""
+    classes: tuple[str, ...] = ()
+    """Of a rank that raised the class of that and all that it is derived from, each as "module.name"."""
     text: str = ""
     """Of a rank that raised all that its exception says, of which ``error`` is the first line."""
 
@@ -104,11 +106,6 @@ class RankFailure(RankError):
     def error(self) -> str:
         """The first line of what the first to fail raised, or why it could not answer."""
         return self._first.error if self._first is not None else ""
-
-    @property
-    def text(self) -> str:
-        """All that the exception of the rank that failed first says."""
-        return self._first.text if self._first is not None else ""
 
     @property
     def error_type(self) -> str:

@@ -174,6 +174,11 @@ MOST_OF_LINE, MOST_OF_TEXT = 1 << 11, 1 << 16
 """Characters of a message's first line, and of a longer text, that travel and are shown."""
 
 
+def class_name(kind: type) -> str:
+    """Its name on every rank."""
+    return f"{kind.__module__}.{kind.__qualname__}"
+
+
 def line_of(error: BaseException) -> str:
     """The first line of the exception's message, cut to a length that a person reads; a note if it cannot be had."""
     try:

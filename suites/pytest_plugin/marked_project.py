@@ -153,6 +153,7 @@ MARK = "import pytest\npytestmark = pytest.mark.fxbucket_ranks(2)\n"
 MANNER = (
     MARK
     + """
+import threading
 import unittest
 import warnings
 
@@ -192,6 +193,24 @@ def test_expected_fail():
 def test_no_fail():
     assert 0
 
+class Mine:
+    class KeyError(Exception):
+        pass
+
+@pytest.mark.xfail(raises=KeyError)
+def test_another_error_of_the_same_name():
+    raise Mine.KeyError("mine")
+
+@pytest.mark.xfail(raises=Mine.KeyError, reason="is mine")
+def test_error_of_its_own():
+    raise Mine.KeyError("mine")
+
+@pytest.mark.xfail(raises=KeyError)
+def test_another_error_on_another_rank(fxbucket_rank):
+    if fxbucket_rank == 0:
+        raise KeyError("expected")
+    assert fxbucket_rank == 0, "not expected"
+
 class TestOfItsOwn:
     @pytest.fixture(autouse=True)
     def kept(self, fxbucket_rank):
@@ -218,6 +237,23 @@ def test_warning_of_the_ini():
 @pytest.mark.filterwarnings("error:marked")
 def test_warning_of_the_mark():
     warnings.warn("marked", FutureWarning)
+
+@pytest.mark.filterwarnings("error:a test gives None")
+def test_that_returns():
+    return 1 == 2
+
+@pytest.mark.filterwarnings("error:Exception in thread")
+def test_thread():
+    thread = threading.Thread(target=lambda: 1 / 0)
+    thread.start()
+    thread.join()
+
+@pytest.mark.filterwarnings("error::pytest.PytestUnraisableExceptionWarning")
+def test_raised_as_it_goes():
+    class Held:
+        def __del__(self):
+            raise ValueError("held")
+    Held()
 
 @pytest.mark.filterwarnings("ignore:of the ini")
 def test_ignored_warning():

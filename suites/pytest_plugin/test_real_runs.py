@@ -169,3 +169,39 @@ class TestFixtures:
         result.stdout.fnmatch_lines(
             ["*heed*head*", ">*raise caught.value", "E *GoldenError: golden/plans/plain.txt is missing*"]
         )
+
+    @pytest.mark.parametrize("given", ["fxbucket_graph.graphs['joint']", "fxbucket_bucketed.graph_module"])
+    def test_one_that_changes_what_it_was_given_fails_and_so_do_the_checks_behind_it(
+        self, project: pytest.Pytester, given: str
+    ) -> None:
+        """All checks compare with these graphs, and would call a pass right that does the same."""
+        project.makepyfile(
+            test_a=f"""
+            import copy
+            import torch
+            import pytest
+
+            pytestmark = pytest.mark.fxbucket_plan("plans/plain.toml")
+
+            def break_it(graph_module):
+                product = next(node for node in graph_module.graph.nodes if node.target is torch.ops.aten.mm.default)
+                product.args = (product.args[0], product.args[0])
+
+            def test_a_copy(fxbucket_graph, fxbucket_bucketed):
+                break_it(copy.deepcopy({given}))
+
+            def test_itself(fxbucket_graph, fxbucket_bucketed):
+                break_it({given})
+
+            def test_audit(fxbucket_check):
+                assert fxbucket_check("audit")
+
+            def test_of_its_own(fxbucket_graph):
+                pass
+            """
+        )
+        result = project.runpytest_subprocess("test_a.py")
+        result.assert_outcomes(passed=1, failed=3)
+        result.stdout.fnmatch_lines(
+            ["*test_itself*", "plans/plain.toml: graph joint of the*has been changed, first at mm*copy.deepcopy*"]
+        )

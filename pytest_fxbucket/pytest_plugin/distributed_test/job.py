@@ -5,9 +5,12 @@ from __future__ import annotations
 import bdb
 import importlib
 import sys
+import threading
+import traceback
 import unittest
 import warnings
-from collections.abc import Coroutine, Mapping
+from collections.abc import Coroutine, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Literal, cast
 
@@ -79,7 +82,9 @@ def run(rank: int, world: int, body: TestBody) -> BodyEnding:
     try:
         with warnings.catch_warnings():
             filter_warnings(*body.warning_filters)
-            result = function(**arguments)
+            with _nothing_unheard():
+                result = function(**arguments)
+            return _of_result(result)
     except (pytest.skip.Exception, unittest.SkipTest) as skip:
         return BodyEnding("skipped", cut(str(skip)))
     except _xfail.Exception as xfail:
@@ -87,7 +92,34 @@ def run(rank: int, world: int, body: TestBody) -> BodyEnding:
     except bdb.BdbQuit as quit:
         text = "a debugger was started on a rank, where there is no terminal; print instead, or run the body without the marker"
         raise NoTerminal(text).with_traceback(quit.__traceback__) from None
-    return _of_result(result)
+
+
+@contextmanager
+def _nothing_unheard() -> Iterator[None]:
+    """Warn of what was raised where nobody catches it, as pytest does: in a thread, or where Python itself calls."""
+    heard: list[pytest.PytestWarning] = []
+
+    def in_thread(args: threading.ExceptHookArgs) -> None:
+        name = args.thread.name if args.thread is not None else "unknown"
+        text = f"Exception in thread {name}\n\n{_shown(args.exc_value)}"
+        heard.append(pytest.PytestUnhandledThreadExceptionWarning(text))
+
+    def unraisable(args: sys.UnraisableHookArgs) -> None:
+        text = f"{args.err_msg or 'Exception ignored in'}: {args.object!r}\n\n{_shown(args.exc_value)}"
+        heard.append(pytest.PytestUnraisableExceptionWarning(text))
+
+    before = threading.excepthook, sys.unraisablehook
+    threading.excepthook, sys.unraisablehook = in_thread, unraisable
+    try:
+        yield
+    finally:
+        threading.excepthook, sys.unraisablehook = before
+    for warning in heard:
+        warnings.warn(warning, stacklevel=1)
+
+
+def _shown(error: BaseException | None) -> str:
+    return "".join(traceback.format_exception(error)) if error is not None else ""
 
 
 def _function(found: Any, names: tuple[str, ...], state: dict[str, Any]) -> Any:
@@ -102,11 +134,14 @@ def _function(found: Any, names: tuple[str, ...], state: dict[str, Any]) -> Any:
 
 def _of_result(result: object) -> BodyEnding:
     """How a body ended that gave ``result``: if that is to be awaited, nothing of the body has run."""
+    kind = type(result).__name__
     if not (hasattr(result, "__await__") or hasattr(result, "__aiter__")):
+        if result is not None:
+            text = f"a test gives None, this one gave a {kind}: was assert meant, where return is written?"
+            warnings.warn(pytest.PytestReturnNotNoneWarning(text), stacklevel=1)
         return BodyEnding("passed")
     if isinstance(result, Coroutine):
         result.close()
-    kind = type(result).__name__
     return BodyEnding("failed", f"the test gave a {kind}, which nobody awaits; let a plain function call asyncio.run")
 
 
