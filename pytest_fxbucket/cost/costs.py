@@ -39,6 +39,10 @@ def is_free(node: fx.Node) -> bool:
 _UNKNOWN: bool | None = None
 _is_free = by_operator(lambda op: flight(op) == "wait" or is_view_operator(op), _UNKNOWN)
 
+# These read of their first input only as much as they give, and not the rest of a table.
+_PICKING = ("embedding", "index", "_unsafe_index", "index_select", "gather", "take")
+_picks = by_operator(lambda op: op.namespace == "aten" and op.overloadpacket.__name__ in _PICKING, False)
+
 
 class Roofline:
     """Seconds by what ``cluster`` can do; ``ranks_of`` has the ranks of each process group.
@@ -70,7 +74,10 @@ class Roofline:
 
     def _compute(self, node: fx.Node) -> float:
         cluster = self._cluster
-        moved = self._moved(node) + sum([self._moved(source) for source in inputs_of(node)])
+        given = [self._moved(source) for source in inputs_of(node)]
+        if _picks(node):
+            given[0] = min(given[0], self._moved(node))
+        moved = self._moved(node) + sum(given)
         seconds = moved / (cluster.memory_bandwidth * cluster.memory_efficiency)
         if counts_flops(node) and (flops := self._flops(node)):
             seconds = max(seconds, flops / (rate_of(node, cluster) * cluster.compute_efficiency))

@@ -226,7 +226,7 @@ class Walk:
         value = next(self._inputs) if node.op == "placeholder" else None
         held = node.meta.get("val") if value or "val" in node.meta else held_by(node.graph.owning_module, str(node.target))
         found = []
-        for tensor in _leaves(held):
+        for tensor in tensors(held):
             key = storage_key(tensor)
             # Inputs that are views of one tensor have one storage, and so have attributes of one.
             if key not in self._held:
@@ -239,25 +239,25 @@ class Walk:
         value, effects = node.meta.get("val"), effects_of(node)
         shared = shared_by(node, effects) if effects.shares or effects.everything or effects.shares_all else ()
         if not shared:
-            return tuple([self._new_storage(tensor, place, node) for tensor in _leaves(value)])
+            return tuple([self._new_storage(tensor, place, node) for tensor in tensors(value)])
         if is_part(node):
             return self._part(node)
         if _how(node) == "all":
             return self.of[shared[0]]
         known: dict[int, Storage] = {}
         for source in shared:
-            known.update(zip(map(storage_key, _leaves(source.meta.get("val"))), self.of[source], strict=False))
-        found = [known.get(storage_key(one)) for one in _leaves(value)]
+            known.update(zip(map(storage_key, tensors(source.meta.get("val"))), self.of[source], strict=False))
+        found = [known.get(storage_key(one)) for one in tensors(value)]
         # Such an operator copies only what lies otherwise than it should, even if fake values name two storages.
         if found == [None] and operator_name(node) in MAYBE_VIEWS and _lies_the_same(shared[0].meta.get("val"), value):
             return self.of[shared[0]]
-        return tuple([one or self._new_storage(tensor, place, node) for one, tensor in zip(found, _leaves(value), strict=True)])
+        return tuple([one or self._new_storage(tensor, place, node) for one, tensor in zip(found, tensors(value), strict=True)])
 
     def _part(self, node: fx.Node) -> tuple[Storage, ...]:
         source, index = node.all_input_nodes[0], node.args[1]
         of, values = self.of[source], source.meta["val"]
         if source not in self._begins:  # once for all parts: a fused update gives thousands
-            self._begins[source] = list(accumulate([len(_leaves(one)) for one in values], initial=0))
+            self._begins[source] = list(accumulate([len(tensors(one)) for one in values], initial=0))
         begins = self._begins[source]
         if len(of) != begins[-1] or not isinstance(index, int):  # all are parts of one
             return of
@@ -268,13 +268,6 @@ class Walk:
         made = Storage(tensor.untyped_storage().nbytes(), place, place, node, node)
         self.storages.append(made)
         return made
-
-
-def _leaves(value: object) -> list[torch.Tensor]:
-    """Tensors in a node's ``meta["val"]``, those in lists of lists as well."""
-    if isinstance(value, (list, tuple)):
-        return [tensor for one in value for tensor in _leaves(one)]
-    return tensors(value)
 
 
 def _lies_the_same(source: object, value: object) -> bool:

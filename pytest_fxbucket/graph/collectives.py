@@ -190,7 +190,7 @@ def waits_of(launch: fx.Node) -> list[fx.Node]:
 
 
 def tensors(value: object) -> list[torch.Tensor]:
-    """Tensors in a node's ``meta["val"]``."""
+    """Tensors in a node's ``meta["val"]``, those in lists of lists, which a fused update gives, as well."""
     if isinstance(value, torch.Tensor):
         return [value]
-    return [item for item in value if isinstance(item, torch.Tensor)] if isinstance(value, (list, tuple)) else []
+    return [tensor for one in value for tensor in tensors(one)] if isinstance(value, (list, tuple)) else []

@@ -81,6 +81,25 @@ def test_a_row_that_is_expanded_is_read_once() -> None:
     assert roofline()(node) == pytest.approx((4000 + 500 * 4000) / 1e11)
 
 
+def test_of_a_table_only_the_rows_that_are_looked_up_are_read() -> None:
+    made = Handmade()
+    rows = made.call(aten.arange.default, 3)
+    for node in (
+        made.call(aten.embedding.default, made.batch(4096, 1000), rows),
+        made.call(aten.index.Tensor, made.batch(4096, 1000), [rows]),
+    ):
+        assert roofline()(node) == pytest.approx((2 * 3 * 4000 + 3 * 8) / 1e11)
+
+
+def test_a_fused_update_takes_as_long_as_all_that_it_reads_and_writes() -> None:
+    made = Handmade()
+    lists = [[made.batch(1000), made.batch(3000)] for _ in range(4)]
+    steps = [made.batch(1), made.batch(1)]
+    settings = {"lr": 1e-3, "beta1": 0.9, "beta2": 0.99, "weight_decay": 0.0, "eps": 1e-8, "amsgrad": False, "maximize": False}
+    node = made.call(aten._fused_adamw.default, *lists, [], steps, **settings)
+    assert roofline()(node) == pytest.approx((4 + 4) * 16000 / 1e11, rel=1e-3)
+
+
 def test_no_kernel_takes_less_than_any_does_and_views_take_nothing() -> None:
     made = Handmade()
     given = made.batch(4)
