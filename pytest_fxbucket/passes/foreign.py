@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import os
 import sys
 import types
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from copy import deepcopy
 from dataclasses import dataclass
 from typing import Any
@@ -18,6 +16,7 @@ from pytest_fxbucket.compat import torch_pass
 from pytest_fxbucket.errors import FxbucketError, PassError, text_of
 from pytest_fxbucket.graph.counted_anew import renamed
 from pytest_fxbucket.graph.movement import is_made_of_others
+from pytest_fxbucket.passes.elsewhere import CIRCUMSTANCES, elsewhere
 from pytest_fxbucket.passes.fake_values import fill_in
 from pytest_fxbucket.plan.factories import import_callable
 from pytest_fxbucket.process.state import ProcessState
@@ -27,8 +26,6 @@ from pytest_fxbucket.words import some
 
 Plans = Sequence[str | list[str]]
 ForeignPass = Callable[[fx.GraphModule, Plans], Any]
-_OF_RUNNERS = ("PYTEST_", "FXBUCKET_", "GITHUB_", "GITLAB_", "CI_")
-"""How variables begin that tell code that it is being tested; so does ``CI`` itself."""
 _NOT_USERS = frozenset({"torch", "math", "operator", "_operator", "builtins"})
 """Packages whose functions tracers themselves put into graphs."""
 
@@ -114,26 +111,17 @@ def _of_circumstances(
         return _digest(_called(name, foreign, given, plans), modules)
 
     # One run under all other circumstances at once clears most passes. Only if it differs, single ones are told apart.
-    with _untested():
+    with elsewhere():
         if again(_renamed(root)) == first:
             return []
     what = f"pass {name} makes another graph of the same one"
     if {again(own_copy(root)), again(own_copy(root))} != {first}:
         raise PassError(f"{what} when it is called again: it goes by chance, by time, or by what it kept of the call before")
-    with _untested():
-        if again(own_copy(root)) != first:
-            raise PassError(f"{what} where no variable of the environment is CI or begins with {', '.join(_OF_RUNNERS)}")
+    for where, circumstance in CIRCUMSTANCES.items():
+        with circumstance():
+            if again(own_copy(root)) != first:
+                raise PassError(f"{what} {where}")
     return ["the pass makes another graph where nodes have other names"]
-
-
-@contextmanager
-def _untested() -> Iterator[None]:
-    """Without the variables that tell code that it is being tested."""
-    hidden = {key: os.environ.pop(key) for key in list(os.environ) if key == "CI" or key.startswith(_OF_RUNNERS)}
-    try:
-        yield
-    finally:
-        os.environ.update(hidden)
 
 
 def _renamed(root: fx.GraphModule) -> fx.GraphModule:

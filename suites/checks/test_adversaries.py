@@ -121,6 +121,12 @@ def test_what_a_pass_goes_by_beside_the_graph_is_named(name: str, words: str, ra
             "by_environment",
             r"another graph of the same one where no variable of the environment is CI or begins with PYTEST_",
         ),
+        (
+            "by_the_rank_of_the_environment",
+            r"another graph of the same one where the variables RANK and LOCAL_RANK say another",
+        ),
+        ("by_its_arguments", r"another graph of the same one where sys.argv is another"),
+        ("by_what_is_imported", r"another graph of the same one where pytest is not imported"),
         ("every_other_time", r"makes another graph of the same one when it is called again"),
         ("leaves_a_function", rf"lets the graph call {adversaries.__name__}.later at later, .* register it as an operator"),
     ],

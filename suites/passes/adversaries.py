@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import wraps
@@ -50,6 +51,24 @@ def wrong(gm: fx.GraphModule) -> None:
 @behind_ours
 def by_environment(gm: fx.GraphModule) -> None:
     if "PYTEST_CURRENT_TEST" not in os.environ:
+        wrong(gm)
+
+
+@behind_ours
+def by_its_arguments(gm: fx.GraphModule) -> None:
+    if sys.argv[0] == "train.py":
+        wrong(gm)
+
+
+@behind_ours
+def by_what_is_imported(gm: fx.GraphModule) -> None:
+    if "pytest" not in sys.modules:
+        wrong(gm)
+
+
+@behind_ours
+def by_the_rank_of_the_environment(gm: fx.GraphModule) -> None:
+    if int(os.environ.get("LOCAL_RANK", 0)):
         wrong(gm)
 
 

@@ -1,0 +1,71 @@
+"""Where a pass is run again to see whether it goes by more than its graph: not tested, started otherwise, as another rank."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+
+_OF_RUNNERS = ("PYTEST_", "FXBUCKET_", "GITHUB_", "GITLAB_", "CI_")
+"""How variables begin that tell code that it is being tested; so does ``CI`` itself."""
+_OF_RANKS = ("RANK", "LOCAL_RANK")
+
+
+@contextmanager
+def _untested() -> Iterator[None]:
+    hidden = {key: os.environ.pop(key) for key in list(os.environ) if key == "CI" or key.startswith(_OF_RUNNERS)}
+    try:
+        yield
+    finally:
+        os.environ.update(hidden)
+
+
+@contextmanager
+def _on_another_rank() -> Iterator[None]:
+    before = {key: os.environ.get(key) for key in _OF_RANKS}
+    os.environ.update({key: str(int(value or 0) + 1) for key, value in before.items()})
+    try:
+        yield
+    finally:
+        for key, value in before.items():
+            os.environ.pop(key)
+            os.environ.update({} if value is None else {key: value})
+
+
+@contextmanager
+def _started_otherwise() -> Iterator[None]:
+    before = sys.argv
+    sys.argv = ["train.py"]
+    try:
+        yield
+    finally:
+        sys.argv = before
+
+
+@contextmanager
+def _without_pytest() -> Iterator[None]:
+    names = [name for name in ("pytest", "_pytest") if name in sys.modules]
+    hidden = {name: sys.modules.pop(name) for name in names}
+    try:
+        yield
+    finally:
+        sys.modules.update(hidden)
+
+
+CIRCUMSTANCES: Mapping[str, Callable[[], AbstractContextManager[None]]] = {
+    f"where no variable of the environment is CI or begins with {', '.join(_OF_RUNNERS)}": _untested,
+    f"where the variables {' and '.join(_OF_RANKS)} say another rank; dist.get_rank() says which one it is": _on_another_rank,
+    "where sys.argv is another": _started_otherwise,
+    "where pytest is not imported": _without_pytest,
+}
+"""Each by how it is said of a pass that goes by it."""
+
+
+@contextmanager
+def elsewhere() -> Iterator[None]:
+    """All of them at once."""
+    with ExitStack() as stack:
+        for circumstance in CIRCUMSTANCES.values():
+            stack.enter_context(circumstance())
+        yield
