@@ -6,6 +6,7 @@ import os
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager
+from types import ModuleType
 
 _OF_RUNNERS = ("PYTEST_", "FXBUCKET_", "GITHUB_", "GITLAB_", "CI_")
 """How variables begin that tell code that it is being tested; so does ``CI`` itself."""
@@ -45,8 +46,9 @@ def _started_otherwise() -> Iterator[None]:
 
 @contextmanager
 def _without_pytest() -> Iterator[None]:
-    names = [name for name in ("pytest", "_pytest") if name in sys.modules]
-    hidden = {name: sys.modules.pop(name) for name in names}
+    hidden: dict[str, ModuleType] = {}
+    for name in sys.modules.keys() & {"pytest", "_pytest"}:
+        hidden[name] = sys.modules.pop(name)
     try:
         yield
     finally:
