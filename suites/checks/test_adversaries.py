@@ -15,7 +15,7 @@ from pytest_fxbucket.errors import PassError
 from pytest_fxbucket.graph.collectives import launch_kind
 from pytest_fxbucket.plan.load import load_plans
 from pytest_fxbucket.plan.schema import Plan
-from pytest_fxbucket.plan.schema_bucket import Overlap
+from pytest_fxbucket.plan.schema_bucket import Entry, Overlap
 from pytest_fxbucket.plan.schema_checks import Checks, Run
 from pytest_fxbucket.plan.schema_model import Model, Parallel, Pipeline, Step
 from pytest_fxbucket.plan_on_mesh import PlanOnMesh, mesh_of
@@ -44,6 +44,12 @@ CP, TP, MICROBATCHES = (
     for name in ("cp", "tp", "microbatches")
 )
 ORDERED = replace(PLAN, overlap=Overlap(insert_overlap_deps=True))
+_PLACED = load_plans(PLAN.path.with_name("fixtures") / "plans/placed.toml")[0]
+PLACED = replace(
+    _PLACED,
+    bucket=replace(_PLACED.bucket, plan=(Entry("both", ("layers.0", "layers.1")),), layout="execution"),
+    checks=Checks(golden=False),
+)
 Ran = Callable[..., PlanRun]
 
 
@@ -53,7 +59,7 @@ def ran(pools: Pools, tmp_path_factory: pytest.TempPathFactory) -> Ran:
     folder = tmp_path_factory.mktemp("adversaries")
     captured = {
         id(plan): PlanOnMesh(CapturedPlan(plan, mesh_of(plan), print), "manual")
-        for plan in (PLAN, STAGES, ORDERED, AGAIN, CP, TP, MICROBATCHES)
+        for plan in (PLAN, STAGES, ORDERED, AGAIN, CP, TP, MICROBATCHES, PLACED)
     }
 
     def run(name: str, plan: Plan = PLAN) -> PlanRun:
@@ -89,6 +95,12 @@ def test_each_stage_is_held_against_what_its_own_graph_said(ran: Ran) -> None:
     for name in ("right", "retraced"):  # whose inputs have other names
         said = ran(name, STAGES).check("audit").lines
         assert not any("what nodes say of" in line for line in said), name
+
+
+def test_merging_by_torch_which_moves_compute_is_right(ran: Ran) -> None:
+    run = ran("merged_by_torch", PLACED)
+    assert [verdict.lines for check in ("audit", "collectives", "same") if not (verdict := run.check(check))] == []
+    assert "two members are swapped" in "\n".join(ran("merged_by_torch_and_swapped", PLACED).check("audit").lines)
 
 
 @pytest.mark.parametrize(

@@ -427,3 +427,17 @@ def counted_anew_with_other_modules(gm: fx.GraphModule, plans: Plans) -> fx.Grap
 def transformed(gm: fx.GraphModule, plans: Plans) -> fx.GraphModule:
     """Buckets, and has the graph made anew by fx, which says nothing of its nodes, inputs among them."""
     return fx.Transformer(manual_overlap_bucketing(gm, plans)).transform()
+
+
+def merged_by_torch(gm: fx.GraphModule, plans: Plans) -> fx.GraphModule:
+    from torch._inductor.fx_passes.bucketing import bucket_all_gather, bucket_reduce_scatter
+
+    bucket_all_gather(gm, lambda _: 2000.0, "default")
+    bucket_reduce_scatter(gm, lambda _: 2000.0, "default")
+    return gm
+
+
+def merged_by_torch_and_swapped(gm: fx.GraphModule, plans: Plans) -> fx.GraphModule:
+    first, second = [node for node in gm.graph.nodes if node.target is aten.mm.default and is_wait(node.args[1])]
+    first.args, second.args = (first.args[0], second.args[1]), (second.args[0], first.args[1])
+    return merged_by_torch(gm, plans)

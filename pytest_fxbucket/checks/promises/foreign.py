@@ -73,12 +73,14 @@ def done_beside(captured: GraphAnalysis, passed: GraphAnalysis) -> ChangesOutsid
     return ChangesOutsideBuckets(stayed, _named(node for node in new if node not in again), _named(again), _named(gone))
 
 
-def stayed_computes(reading: GraphAnalysis, beside: ChangesOutsideBuckets | None) -> list[tuple[str, str]]:
-    """(direction, FQN) of compute that reads a parameter or makes a gradient, in order; ``beside``: of nodes that stayed."""
+def stayed_computes(reading: GraphAnalysis, beside: ChangesOutsideBuckets | None) -> list[tuple[str, str, NodeKey | None]]:
+    """(direction, FQN, node) of compute that reads a parameter or makes a gradient, in order.
+
+    ``beside``: of nodes that stayed. Without it nothing tells which did, and the node is None.
+    """
     nodes = reading.order.nodes if reading.order is not None else ()
-    return [
-        (direction, fqn) for place, direction, fqn in reading.computes if beside is None or _key(nodes[place]) in beside.stayed
-    ]
+    keys = [(direction, fqn, _key(nodes[place]) if beside else None) for place, direction, fqn in reading.computes]
+    return [one for one in keys if beside is None or one[2] in beside.stayed]
 
 
 def checkpoint_problems(before: fx.Graph, after: fx.Graph, inputs: Sequence[Value], outputs: Sequence[Value]) -> Iterator[str]:

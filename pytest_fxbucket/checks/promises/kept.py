@@ -188,16 +188,22 @@ def _readers(captured: GraphAnalysis, passed: GraphAnalysis, beside: ChangesOuts
         yield f"compute reads the bits of {fqn}, {dtypes}, which it did not before the pass"
     for direction in (*DIRECTIONS, "optimizer"):
         both = (stayed_computes(reading, beside) for reading in (captured, passed))
-        old, new = ([fqn for of, fqn in one if of == direction] for one in both)
-        before, after = Counter(old), Counter(new)
+        old, new = ([(key, fqn) for of, fqn, key in one if of == direction] for one in both)
+        if beside is not None:  # then each is known by its node, wherever that stands
+            old, new = (sorted(one, key=str) for one in (old, new))
+        before, after = (Counter(fqn for _, fqn in one) for one in (old, new))
         for fqn in sorted({*before, *after}):
             if before[fqn] != after[fqn]:
                 yield f"{direction} compute uses {fqn} {times(after[fqn])}, {times(before[fqn])} before the pass"
         if before == after and old != new and direction != "optimizer":  # what updates read is told by what they make
-            was, now = next((x, y) for x, y in zip(old, new, strict=True) if x != y)
-            yield (
-                f"{direction} compute uses {now} where it used {was} before the pass: two members are swapped, or compute moved"
-            )
+            (used, was), (uses, now) = next((x, y) for x, y in zip(old, new, strict=True) if x != y)
+            if was == now and used and uses:
+                yield f"{direction} compute uses {now} at {uses[0]}, and not at {used[0]} as before the pass"
+            else:
+                yield (
+                    f"{direction} compute uses {now} where it used {was} before the pass: two members are swapped, "
+                    "or compute moved"
+                )
 
 
 def _moved(promise: Expectations, captured: GraphAnalysis, passed: GraphAnalysis) -> Iterator[str]:
