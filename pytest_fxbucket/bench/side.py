@@ -119,6 +119,7 @@ class TimedSide:
         import torch
 
         from pytest_fxbucket.bench.measure import digests
+        from pytest_fxbucket.bench.provenance import workload_of
 
         world, benchmark = self.world, self.world.plan.checks.benchmark
         return {
@@ -126,6 +127,8 @@ class TimedSide:
             "row": world.plan.matrix_id,
             "pass": world.pass_name,
             "digest": list(digests(self.variant, world, 0)),
+            "traced": list(digests("unbucketed", world, 0)),
+            "workload": workload_of(world.plan),
             "ranks": world.size,
             "backend": self.backend,
             "torch": torch.__version__,

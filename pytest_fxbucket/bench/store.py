@@ -221,11 +221,15 @@ def comparable(old: Record, new: Record) -> list[str]:
     if old.has_priority != new.has_priority:
         change = "then and do not now" if old.has_priority else "not then, and do now"
         reasons.append(f"ranks ran at real-time priority {change}")
-    for table in sorted({*old.workload, *new.workload}):
-        differences = list(_differences(old.workload.get(table), new.workload.get(table), f"[{table}]"))
+    return [*reasons, *workload_changes(old.workload, new.workload)]
+
+
+def workload_changes(old: Mapping[str, Any], new: Mapping[str, Any]) -> Iterator[str]:
+    """What differs in two workloads of a plan, a phrase for each table."""
+    for table in sorted({*old, *new}):
+        differences = list(_differences(old.get(table), new.get(table), f"[{table}]"))
         if differences:
-            reasons.append(some(differences))
-    return reasons
+            yield some(differences)
 
 
 def _differences(old: Any, new: Any, where: str = "") -> Iterator[str]:

@@ -18,6 +18,7 @@ from pytest_fxbucket.bench.provenance import commit_of
 from pytest_fxbucket.bench.side_by_side import NEW, OLD, RunLength, SideProcess, SideStart
 from pytest_fxbucket.bench.side_by_side import run as run_sides
 from pytest_fxbucket.bench.stats import ratio_of
+from pytest_fxbucket.bench.store import workload_changes
 from pytest_fxbucket.cli.benchmarked_plans import NamedPlan, named_plans
 from pytest_fxbucket.cli.common import add_for_sides, refuse_no_pass, status_of, up_to_two
 from pytest_fxbucket.cli.separate_process import SourceTree
@@ -201,6 +202,7 @@ def _plan_compared(
             say("both sides trace the step")
             old, new = (stack.enter_context(SideProcess(start)) for start in starts)
             facts = sides[0].facts(old), sides[1].facts(new)
+            _refuse_other_work(*facts)
             # By the second side's plan, since that side is judged.
             benchmark = asked.of(facts[1]["benchmark"])
             series = run_sides(
@@ -219,6 +221,14 @@ def _plan_compared(
 
 
 SideFacts = Mapping[str, Any]
+
+
+def _refuse_other_work(old: SideFacts, new: SideFacts) -> None:
+    """Raises BenchmarkError where the unbucketed step is another one by plan: that one is faster tells nothing of the other."""
+    if "workload" in old and "workload" in new:  # which older versions do not say
+        reasons = list(workload_changes(old["workload"], new["workload"]))
+        if reasons:
+            raise BenchmarkError(f"not comparable, the sides have other work to do: {'; '.join(reasons)}")
 
 
 def new_by_old(series: Series, confidence: float) -> Estimate:
@@ -295,6 +305,8 @@ class SidesCompared:
         old, new = self.facts
         if old["digest"] == new["digest"]:
             yield "both sides run the same graph"
+        elif old.get("traced") != new.get("traced") and "traced" in old and "traced" in new:
+            yield "the step before the pass differs, too: by code of the model, or of what captures it"
         for what in ("ranks", "backend", "torch", "python"):
             if old[what] != new[what]:
                 yield f"{what} differ: {old[what]} and {new[what]}"

@@ -31,6 +31,9 @@ MUCH = 1000
 """units of work that nobody can overlook: a step takes many times as long"""
 
 
+Refused = Callable[[list[str], int, str], str]
+
+
 @pytest.fixture(autouse=True)
 def two_sets(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of processes: more show no more of what is asked here."""
@@ -83,6 +86,15 @@ def test_a_plan_that_was_come_across_and_is_not_in_a_commit_is_passed_over(
     )
 
 
+def test_sides_with_other_work_to_do_are_not_compared(timed: SmallRepository, untouched: None, refused: Refused) -> None:
+    """That a smaller model is faster tells nothing of its bucketing."""
+    plan = PLAN.replace("dp_shard = 2", 'dp_shard = 2\nparam_dtype = "bfloat16"')
+    assert plan != PLAN
+    timed.write("plans/plan.toml", plan)
+    says = "not comparable, the sides have other work to do: [parallel] param_dtype was not there and is bfloat16\n"
+    refused(["compare", "HEAD", "--plan", "plans/plan.toml", "--backend", "gloo"], 2, says)
+
+
 def test_each_side_has_its_own_interpreter(timed: SmallRepository, untouched: None, capsys: Capsys, tmp_path: Path) -> None:
     lacking = tmp_path / "python"
     lacking.write_text("#!/bin/sh\necho \"ModuleNotFoundError: No module named 'torch'\" >&2\nexit 1\n")
@@ -105,7 +117,6 @@ def test_each_side_has_its_own_interpreter(timed: SmallRepository, untouched: No
     )
 
 
-Refused = Callable[[list[str], int, str], str]
 BESIDE_ITSELF = ["compare", "HEAD", "HEAD", "--plan", "plan.toml"]
 STUB = "import json, os, signal, sys\nanswers = open(int(sys.argv[1]), 'w')\nrequest = json.loads(sys.stdin.readline())\n"
 """Begin of a side that a repository's own pytest_fxbucket has: quick, for what needs no ranks."""
@@ -218,6 +229,14 @@ def test_the_verdict_is_said_with_what_it_rests_on(
     assert lines[0].endswith(f"; threshold {100 * threshold:g} %)")
     assert lines[1] == f"  old ({shas['old']}): {1e3 * old_s:.2f} ms a step, 2 ranks over gloo, torch 2"
     assert lines[3:5] == ["  20 steps of each side in 2 sets of processes, in turns", "  both sides run the same graph"]
+
+
+def test_a_step_that_differs_before_the_pass_is_told(repository: SmallRepository, untouched: None, capsys: Capsys) -> None:
+    for name in ("old", "new"):
+        side(repository, f"{STUB}STEP_S = 0.1\n" + TURNS.replace('["a"]', f'["{name}"], "traced": ["{name}"]'))
+        repository.git("tag", name)
+    assert main(["compare", "old", "new", "--plan", "plan.toml", "--budget-s", "0"]) == 0
+    assert capsys.readouterr().out.splitlines()[4].startswith("  the step before the pass differs, too: by code of the model")
 
 
 def test_a_document_has_what_could_not_be_compared(repository: SmallRepository, untouched: None, capsys: Capsys) -> None:

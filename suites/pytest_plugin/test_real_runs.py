@@ -205,3 +205,28 @@ class TestFixtures:
         result.stdout.fnmatch_lines(
             ["*test_itself*", "plans/plain.toml: graph joint of the*has been changed, first at mm*copy.deepcopy*"]
         )
+
+    def test_what_the_pass_made_of_several_graphs_is_all_of_them(self, project: pytest.Pytester) -> None:
+        """Rank 0's of a step in stages; one of them that is given by itself has its roles, too."""
+        project.makepyfile(
+            test_a="""
+            import pytest
+
+            pytestmark = pytest.mark.fxbucket_plan("plans/staged.toml")
+
+            def test_all(fxbucket_bucketed, fxbucket_golden):
+                assert fxbucket_bucketed == fxbucket_golden("all")
+
+            def test_first(fxbucket_bucketed, fxbucket_golden):
+                assert fxbucket_bucketed.graph_module == fxbucket_golden("first")
+            """
+        )
+        staged = Path("plans/plain.toml").read_text().replace("dp_shard = 2", "dp_shard = 2\npp = 2").replace("[0-1]", "*")
+        Path("plans/staged.toml").write_text(staged + '[pipeline]\ncuts = ["blocks.1"]\n[step]\nmicrobatches = 3\n')
+        project.runpytest_subprocess("test_a.py", "--accept").assert_outcomes(passed=2)
+        whole, first = (Path(f"golden/test_a/{name}.txt").read_text() for name in ("all", "first"))
+        graphs = [line for line in whole.splitlines() if line.startswith("graph ")]
+        assert graphs[0] == "graph stage 0 unshard"
+        assert "graph stage 0 reduce" in graphs
+        assert "plan plans/staged.toml\n" in first
+        assert [line for line in first.splitlines() if line.startswith("graph ")] == graphs[:1]

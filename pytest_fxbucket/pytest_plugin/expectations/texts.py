@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from torch import fx
 
     from pytest_fxbucket.golden.schedule import Schedule
+    from pytest_fxbucket.passes.result import Passed
     from pytest_fxbucket.run import PlanRun
     from pytest_fxbucket.step.roles import MeshDim, Phase, StepGraph, Value
 
@@ -28,15 +29,19 @@ _TAKES = "a GraphModule, a Graph, fxbucket_graph, fxbucket_bucketed or a str"
 def text_of(given: object, run: PlanRun | None = None, entries: Entries | None = None) -> str:
     """The text of ``given``, which ends in a line feed: a str as it is; of a graph its events and buckets, under plan and mesh.
 
-    ``run`` is the run of the plan in use, if there is one. Its roles, entries and mesh describe its own step, and graphs with
-    the same inputs as that step's graphs; other graphs are described by what their tracer left. ``entries`` group parameters
-    instead of the plan's. Raises UsageError for a value without such a text, PlanError for entries that match nothing.
+    ``run`` is the run of the plan in use, if there is one. Its roles, entries and mesh describe its own step, graphs of its
+    pass, and graphs with the same inputs as that step's graphs; others are described by what their tracer left.
+    ``fxbucket_bucketed`` stands for all graphs of rank 0. ``entries`` group parameters instead of the plan's.
+
+    Raises UsageError for a value without such a text, PlanError for entries that match nothing.
     """
     if isinstance(given, str):
         text = given.replace("\r\n", "\n")
         if not text.isascii():
             _refuse_surrogates(text)
         return text if text.endswith("\n") else text + "\n"
+    if run is not None and (made := _of_pass(given, run)):
+        return _pass_text(run, made, entries)
     graphs = _graphs(given)
     step = run.step if run is not None else None
     # Another step than the plan's brings roles and a mesh of its own, which the plan's would contradict.
@@ -45,6 +50,26 @@ def text_of(given: object, run: PlanRun | None = None, entries: Entries | None =
     if step is not None and (phases := _as_in(step, graphs)) is not None:
         return _step_text(step, phases, run, entries)
     return _bare_text(graphs, entries)
+
+
+def _of_pass(given: object, run: PlanRun) -> dict[Phase, Passed]:
+    """What ``given`` is of that which the pass made on rank 0: all graphs if it is ``run.bucketed``, or one of them."""
+    if not run.world.is_passed(0):
+        return {}
+    passed = run.world.passed(0)
+    if given is run.bucketed:
+        return dict(passed)
+    return {phase: one for phase, one in passed.items() if given is one.graph or given is one.bucketed.graph_module}
+
+
+def _pass_text(run: PlanRun, made: Mapping[Phase, Passed], entries: Entries | None) -> str:
+    from pytest_fxbucket.golden.schedule import schedule_of
+
+    step, world = run.step, run.world
+    fqns = [parameter.fqn for parameter in step.parameters]
+    entry_of = world.entry_of if entries is None else _entry_of(fqns, entries, step.modules, step.names)
+    schedules = {p: schedule_of(one.reading, entry_of, world.dims_of(one.graph)) for p, one in made.items()}
+    return _joined(run.name, step.mesh, schedules)
 
 
 def _refuse_surrogates(text: str) -> None:
