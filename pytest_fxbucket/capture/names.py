@@ -251,17 +251,31 @@ def single_selectors(entries: Iterable[Entry]) -> list[Entry]:
 
 
 def units_of(model: nn.Module, entries: Sequence[Entry]) -> list[str]:
-    """FQN of each module that ``entries`` name. One that names nothing is left to the plan's own resolution, which says so."""
-    modules = [fqn for fqn, _ in model.named_modules()]
+    """FQN of each module that ``entries`` name, or of those in it where it is a container, which is never called itself.
+
+    An entry that names nothing is left to the plan's own resolution, which says so.
+    """
+    modules = dict(model.named_modules())
     parameters = [fqn for fqn, _ in model.named_parameters(remove_duplicate=False)]
     found: dict[str, None] = {}
     for entry in dict.fromkeys(single_selectors(entries)):
         try:
-            resolved = resolve([entry], parameters, modules, unplanned="allow")
+            resolved = resolve([entry], parameters, list(modules), unplanned="allow")
         except PlanError:
             continue
-        found.update(dict.fromkeys(one.name for one in resolved.entries if one.name in modules))
+        for one in resolved.entries:
+            if one.name in modules:
+                found.update(dict.fromkeys(called_within(one.name, modules[one.name])))
     return list(found)
+
+
+def called_within(fqn: str, module: nn.Module) -> Iterator[str]:
+    """``fqn``, which ``module`` has; of a container, which has no forward, those of the modules in it, as FSDP2 has them."""
+    if not isinstance(module, (nn.ModuleList, nn.ModuleDict)) or type(module).forward is not nn.Module.forward:
+        yield fqn
+        return
+    for name, child in module.named_children():
+        yield from called_within(f"{fqn}.{name}" if fqn else name, child)
 
 
 @contextmanager

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from argparse import ArgumentParser, Namespace
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from pathlib import Path, PurePosixPath
 
 from pytest_fxbucket.commit import Commit, Repository
@@ -41,7 +41,7 @@ def comment(base: str, folder: Path) -> str:
     repository = Repository.of(folder / "*.txt", "BASE")
     # So the folder itself may be a link, too.
     old = _then(repository, repository.commit(base), repository.path_of(folder / "*.txt").parent)
-    new = _now(repository, folder)
+    new = _now(repository, folder, old)
     if not old and not new:
         raise UsageError(f"{folder} has no golden, neither now nor at {base}; say where goldens are")
     changed = [path for path in sorted(old | new) if old.get(path) != new.get(path)]
@@ -71,8 +71,11 @@ def _then(repository: Repository, commit: Commit, folder: PurePosixPath) -> dict
     return {name: text for name, text in texts.items() if text.startswith(HEADER)}
 
 
-def _now(repository: Repository, folder: Path) -> dict[str, str]:
-    """Goldens that are there, by path from the top; one that cannot be read is :data:`_UNREADABLE` and why."""
+def _now(repository: Repository, folder: Path, known: Collection[str]) -> dict[str, str]:
+    """Goldens that are there, by path from the top, and what stands in the place of ``known`` ones.
+
+    One that cannot be read is :data:`_UNREADABLE` and why.
+    """
     texts: dict[Path, str] = {}
     for path in folder.rglob("*.txt"):
         if path.is_file():  # no folder, and no link that leads nowhere
@@ -80,9 +83,9 @@ def _now(repository: Repository, folder: Path) -> dict[str, str]:
                 texts[path] = path.read_text(encoding="utf-8", errors="replace")
             except OSError as error:
                 texts[path] = f"{_UNREADABLE}{error.strerror}"
-    found = {repository.path_of(path): text for path, text in texts.items() if text.startswith(HEADER)}
     # As git's own output is read.
-    return {os.fsencode(path).decode("utf-8", "replace"): text for path, text in found.items()}
+    found = {os.fsencode(repository.path_of(path)).decode("utf-8", "replace"): text for path, text in texts.items()}
+    return {name: text for name, text in found.items() if text.startswith(HEADER) or name in known}
 
 
 def _part(path: str, old: str | None, new: str | None) -> Iterator[str]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
@@ -26,7 +26,7 @@ from torch.nn.functional import linear
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import checkpoint
 
-from pytest_fxbucket.capture.names import names_of
+from pytest_fxbucket.capture.names import called_within, names_of
 from pytest_fxbucket.capture.parallel.forwards import Forwards, forwards_of
 from pytest_fxbucket.capture.parallel.sequence_parallel import SEQUENCE
 from pytest_fxbucket.compat.c10d import group_called
@@ -208,9 +208,10 @@ def units(model: nn.Module, entries: Sequence[ResolvedEntry], left_out: Collecti
     found: dict[str, list[nn.Module]] = {}
     sharded = {inner for module in model.modules() if isinstance(module, FSDPModule) for inner in module.modules()}
     for entry in entries:
-        modules = [named[fqn] for fqn in entry.name.split("+") if fqn in named and fqn and named[fqn] not in sharded]
-        if modules and not any(fqn in left_out for fqn in entry.name.split("+")):
-            found[entry.name] = [one for module in modules for one in _called(module)]
+        own = [fqn for fqn in entry.name.split("+") if fqn in named and fqn and named[fqn] not in sharded]
+        called = [name for fqn in own for name in called_within(fqn, named[fqn])]
+        if called and not any(fqn in left_out for fqn in called):
+            found[entry.name] = [model.get_submodule(fqn) for fqn in called]
     # Which unit's modules hold each parameter: by two units, or by one and the root, it is shared.
     inside = {id(module): name for name, modules in found.items() for of in modules for module in of.modules()}
     for module in named.values():
@@ -218,14 +219,6 @@ def units(model: nn.Module, entries: Sequence[ResolvedEntry], left_out: Collecti
             holders.setdefault(id(parameter), set()).add(inside.get(id(module), ""))
     shared = {name for names in holders.values() if len(names) > 1 for name in names}
     return {name: modules for name, modules in found.items() if name not in shared}
-
-
-def _called(module: nn.Module) -> Iterator[nn.Module]:
-    if not isinstance(module, (nn.ModuleList, nn.ModuleDict)):
-        yield module
-        return
-    for child in module.children():
-        yield from _called(child)
 
 
 # A model's modules under torch's own tensor and sequence parallelism.

@@ -30,11 +30,11 @@ def parse(text: str, where: str) -> str:
 
     Raises GoldenError, one sentence that begins with ``where``: conflict markers, another format, cut short, or edited.
     """
-    # First of all, since a marker may stand in the place of the first or the last line.
-    if CONFLICT.search(text):
+    body, footer = _split_footer(text.partition("\n")[2])
+    # A text may have such lines of its own. Of all faults this is the first, since a marker may stand in the place of any line.
+    if CONFLICT.search(text) and footer != _digest(body):
         raise GoldenError(f"{where} has merge conflict markers; settle the merge and accept it again")
     _check_format(text.partition("\n")[0], where)
-    body, footer = _split_footer(text.partition("\n")[2])
     if footer is None and (behind := _behind_footer(body)):
         raise GoldenError(f"{where} has text behind its last line, {behind!r}; remove that, or accept it again")
     if footer is None:

@@ -60,6 +60,12 @@ def test_what_cannot_be_read_says_why_and_other_things_are_no_goldens(
     (repository.top / "golden" / "leads_nowhere.txt").symlink_to("nowhere")
     assert main(["goldens", "HEAD"]) == 0
     assert capsys.readouterr().out == "Goldens are as before.\n"
+    emptied = repository.top / "golden" / "plans" / "changed.txt"
+    before = emptied.read_text()
+    emptied.write_text("")
+    assert main(["goldens", "HEAD"]) == 0
+    assert "**golden/plans/changed.txt**\n\ncannot be compared: the new one is not a golden" in capsys.readouterr().out
+    emptied.write_text(before)
 
     def unreadable(path: Path, **_: str) -> str:
         raise PermissionError(13, "Permission denied")

@@ -36,6 +36,33 @@ class ReadTwice(nn.Module):
         return self.head(self.first(x))
 
 
+class Scaled(nn.Module):
+    """Promotes what it is given to the dtype that is wider."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.linspace(0.3, 0.7, 8))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * self.weight
+
+
+class InLists(nn.Module):
+    """Calls modules of a list in a dict, again and again, and adds up in float32."""
+
+    def __init__(self, times: int) -> None:
+        super().__init__()
+        inner = nn.ModuleList([Scaled(), nn.Linear(8, 8)])
+        self.times, self.first, self.held, self.head = times, nn.Linear(8, 8), nn.ModuleDict({"a": inner}), nn.Linear(8, 8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.first(x).float()
+        for _ in range(self.times):
+            for module in self.held["a"].children():
+                x = x + module(x).tanh().float()
+        return self.head(x)
+
+
 class Attending(nn.Module):
     """Reads a memory for keys and for values, or once; each is one product."""
 

@@ -57,13 +57,21 @@ BY_DESIGN = {
         ", times = 2",
         "reduces what earlier microbatches gave it by itself",
     ),
+    "reused_unit of a container": (
+        "InLists",
+        '["first", "held", "head"]',
+        LATE,
+        ", times = 2",
+        "reduces what earlier microbatches gave it by itself",
+    ),
     "rowwise_bias": ("Parted", '["up", "down"]', TP, "", "RowwiseParallel adds a bias to a part of the sum"),
     **{
-        f"shared_input {model}": (model, plan, tables, "", "FSDP2 adds the gradients of the unit's reads first")
+        f"shared_input {model} {plan}": (model, plan, tables, "", "FSDP2 adds the gradients of the unit's reads first")
         for model, plan, tables in (
             ("Decoded", '["encoder", "layers.*"]', LATE),
             ("Learned", '["memory", "layers.*"]', TWO),
             ("InPairs", '["encoder", "layers.*"]', TWO),
+            ("InPairs", '["encoder", "layers"]', TWO),
             ("GivenThrice", '["encoder", "layers.*"]', TWO),
             ("ReadByLoss", '["encoder", "layers.*"]', TWO),
         )
@@ -95,6 +103,15 @@ def test_three_gradients_that_two_orders_add_are_told_of_a_forward(reads: tuple[
     model = Decoded(reads)
     plan = small_plan(plan_of("Decoded", '["encoder", "layers.*"]', TWO))
     assert unit_calls(model, plan, lambda one: one(torch.randn(2, 8))) == UnitCalls(frozenset(), shares)
+
+
+def test_a_container_is_the_modules_in_it_whose_inputs_are_cast(run: Run) -> None:
+    """FSDP2 makes one unit of them; a container itself is never called."""
+    mixed = f'{TWO}param_dtype = "bfloat16"\nreduce_dtype = "float32"\n'
+    verdicts = [
+        run(plan_of("InLists", '["first", "held", "head"]', mixed, ", times = 1"), check) for check in ("audit", "eager")
+    ]
+    assert all(verdicts), verdicts
 
 
 def test_a_reason_that_the_model_does_not_have_is_red(run: Run) -> None:

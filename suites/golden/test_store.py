@@ -40,6 +40,11 @@ def test_a_checkout_with_windows_line_ends_is_the_same_golden(store: GoldenStore
     assert store.read(golden_with(store, render(BODY).replace("\n", "\r\n").encode())) == BODY
 
 
+def test_a_text_may_have_a_line_that_looks_like_a_merge(store: GoldenStore) -> None:
+    body = "Buckets\n=======\n"
+    assert store.read(golden_with(store, render(body).encode())) == body
+
+
 def edited(text: str) -> str:
     return text.replace("layers.0", "layers.1")
 
