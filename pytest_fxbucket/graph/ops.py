@@ -95,6 +95,8 @@ def is_view_operator(op: torch._ops.OpOverload) -> bool:
 
 
 _is_view = by_operator(is_view_operator, False)
+UNWRITTEN = ("aten::empty", "aten::new_empty", "aten::empty_like", "aten::empty_strided", "aten::new_empty_strided")
+"""Operators that give memory as it is: its bits say nothing until they are written."""
 _name = by_operator(lambda op: str(op._schema.name), "")
 
 

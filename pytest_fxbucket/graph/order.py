@@ -20,7 +20,7 @@ from pytest_fxbucket.errors import PassError
 from pytest_fxbucket.graph import collectives
 from pytest_fxbucket.graph.effects import Effects, arguments_of, effects_of, written
 from pytest_fxbucket.graph.movement import moves_data
-from pytest_fxbucket.graph.ops import operator_name
+from pytest_fxbucket.graph.ops import UNWRITTEN, operator_name
 from pytest_fxbucket.graph.storages import Numbers, Storages, is_part, writes_beside
 
 if TYPE_CHECKING:
@@ -294,7 +294,6 @@ def needs_of(order: Order, launches: Sequence[fx.Node]) -> dict[fx.Node, LaunchB
     return {launch: LaunchBounds(blocked[i], needed[i] if needed[i] < end else None) for launch, i in at.items()}
 
 
-_FRESH = ("aten::empty", "aten::new_empty", "aten::empty_like")
 _NEVER_MERGED = ("all_reduce_", "all_reduce_coalesced_", "reduce_scatter_tensor_out")
 
 
@@ -317,7 +316,7 @@ def _buffer(launch: fx.Node) -> str:
     buffer = launch.kwargs.get("out")
     if not isinstance(buffer, torch.fx.Node):
         return ""
-    return "" if operator_name(buffer) in _FRESH and list(buffer.users) == [launch] else "its buffer is used elsewhere"
+    return "" if operator_name(buffer) in UNWRITTEN and list(buffer.users) == [launch] else "its buffer is used elsewhere"
 
 
 def _changed(launch: fx.Node, waits: list[fx.Node], order: Order) -> str:

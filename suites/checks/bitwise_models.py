@@ -99,6 +99,23 @@ def build_deeper(used: float = 1.0) -> nn.Module:
     return model
 
 
+class Drawing(Mlp):
+    """Drops out in front of all else, and counts its calls."""
+
+    def __init__(self) -> None:
+        super().__init__(1.0)
+        self.drop = nn.Dropout(0.1)
+        self.register_buffer("calls", torch.zeros(()))
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.get_buffer("calls").add_(1)
+        return super().forward(self.drop(x))
+
+
+def build_drawing() -> Mlp:
+    return Drawing()
+
+
 class WithNone(Mlp):
     """Has a parameter of no elements, as prompt tokens that nobody asked for."""
 
@@ -182,3 +199,11 @@ def gradient_off_by_a_little(gm: fx.GraphModule, plans: Sequence[object]) -> fx.
 
 def other_loss(output: Tensor, batch: tuple[Tensor]) -> Tensor:
     return output.square().sum()
+
+
+def lost_count(gm: fx.GraphModule, plans: Sequence[str | list[str]]) -> fx.GraphModule:
+    """Without the write to a buffer."""
+    (count,) = [node for node in gm.graph.nodes if node.target is torch.ops.aten.add_.Tensor and node.args[1] == 1]
+    count.replace_all_uses_with(count.args[0])
+    gm.graph.erase_node(count)
+    return gm

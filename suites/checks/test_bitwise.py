@@ -21,6 +21,7 @@ from pytest_fxbucket.checks.bitwise.judge import (
     unusable_data,
     wrong_graphs,
 )
+from pytest_fxbucket.checks.bitwise.localise import FirstDifference
 from pytest_fxbucket.checks.verdict import Verdict
 from pytest_fxbucket.errors import RankError
 from pytest_fxbucket.graph.buckets import Bucket, GraphAnalysis
@@ -203,7 +204,11 @@ class TestJudging:
         return buckets_at_hand(failure, {1: [reading, reading]}, members, {}, ("unbucketed", "bucketed"))
 
     def test_the_first_node_is_that_of_the_rank_that_parts_first(self) -> None:
-        outcomes = [outcome(), outcome(first_node=(9, "mm", "aten.mm")), outcome(first_node=(4, "add", "aten.add"))]
+        outcomes = [
+            outcome(),
+            outcome(first=FirstDifference((9, "mm", "aten.mm"))),
+            outcome(first=FirstDifference((4, "add", "aten.add"))),
+        ]
         assert first_node_lines(outcomes) == [
             "first node whose bits differ: add (aten.add), node 4 of the bucketed graph, on rank 2"
         ]
@@ -235,6 +240,19 @@ class TestOnRanks:
             verdict.lines[-1],
         )
         assert re.match(r"step 0, rank 0: (loss|gradient)", verdict.lines[0])
+
+    def test_memory_that_nobody_has_written_is_no_first_node(self, bitwise: Callable[..., Verdict]) -> None:
+        drawing = {"factory": "bitwise_models:build_drawing"}
+        verdict = bitwise(model=drawing, settings={"pass_name": "bitwise_models:tanh_off_by_a_little"})
+        assert verdict.lines[-1].startswith("first node whose bits differ: tanh (aten.tanh.default), node ")
+
+    def test_what_a_pass_took_out_is_named_where_no_node_differs(self, bitwise: Callable[..., Verdict]) -> None:
+        drawing = {"factory": "bitwise_models:build_drawing"}
+        verdict = bitwise(model=drawing, settings={"pass_name": "bitwise_models:lost_count"})
+        assert verdict.lines[-1] == (
+            "no node that both graphs have differs: the difference arises in nodes that the pass made, "
+            "or since it took out add_ (aten.add_.Tensor)"
+        )
 
     def test_nodes_of_the_pass_are_named_where_no_other_differs(self, bitwise: Callable[..., Verdict]) -> None:
         verdict = bitwise(settings={"pass_name": "bitwise_models:gradient_off_by_a_little"})

@@ -12,7 +12,15 @@ import torch
 from torch import fx
 
 from pytest_fxbucket.checks.bitwise.compiled import CompiledGraph
-from pytest_fxbucket.checks.bitwise.localise import Batch, bits, bits_digest, first_difference, ulps_apart, what_crossed
+from pytest_fxbucket.checks.bitwise.localise import (
+    Batch,
+    FirstDifference,
+    bits,
+    bits_digest,
+    first_difference,
+    ulps_apart,
+    what_crossed,
+)
 from pytest_fxbucket.checks.devices import place
 from pytest_fxbucket.graph.groups import ensure_twins
 from pytest_fxbucket.pipeline.running import PipelinedRun, PipelinedTask
@@ -108,10 +116,7 @@ class BitwiseOutcome:
     """FQNs of gradients that were all zero in every step that was not on edge values."""
     not_finite: list[str] = field(default_factory=list)
     """Gradients, by FQN, and the loss that had a NaN or an infinity in a step that was not on edge values."""
-    first_node: tuple[int, str, str] | None = None
-    """(position in its graph, node name, operator) of the first node whose bits differ."""
-    first_graph: str = "bucketed"
-    """The graph of that node: bucketed, or setup, steady, cleanup."""
+    first: FirstDifference = field(default_factory=FirstDifference)
     sent_digests: dict[Crossed, str] = field(default_factory=dict)
     """In the step to localise, the digest of each value that a pipeline stage of this rank made for a neighbouring stage."""
     received: dict[Crossed, str] = field(default_factory=dict)
@@ -192,7 +197,7 @@ def _localise(
         assert batches[0] is not None
         outcome.sent_digests, outcome.received = what_crossed(runs[1], batches[0], step, task)
     else:
-        outcome.first_node, outcome.first_graph = first_difference(runs, batches, task, step, task.steps)
+        outcome.first = first_difference(runs, batches, task, step, task.steps)
 
 
 def _one_nan(tensors: Sequence[Any]) -> None:

@@ -200,9 +200,11 @@ _ORDER = ("loss", "gradient", "parameter")
 def first_node_lines(outcomes: Sequence[BitwiseOutcome]) -> list[str]:
     """Where the two runs part: the first node whose bits differ, and on which ranks."""
     # Clean-up runs behind the other graph of its step, so a node of it comes last whatever its position.
-    nodes = {rank: (one.first_graph, one.first_node) for rank, one in enumerate(outcomes) if one.first_node is not None}
+    nodes = {rank: (one.first.graph, one.first.node) for rank, one in enumerate(outcomes) if one.first.node is not None}
     if not nodes:
-        return ["no node that both graphs have differs: the difference arises in nodes that the pass made"]
+        gone = dict.fromkeys(f"{name} ({target})" for one in outcomes for name, target in one.first.gone)
+        lost = f", or since it took out {some(list(gone))}" if gone else ""
+        return [f"no node that both graphs have differs: the difference arises in nodes that the pass made{lost}"]
     first = min(nodes.values(), key=lambda node: (node[0] == "cleanup", node[1][0]))
     graph, (position, name, target) = first
     ranks = ", ".join(str(rank) for rank, node in nodes.items() if node == first)

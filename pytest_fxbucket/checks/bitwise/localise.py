@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -11,6 +12,8 @@ from torch import fx
 
 from pytest_fxbucket.compat import pytree
 from pytest_fxbucket.graph import collectives
+from pytest_fxbucket.graph.effects import effects_of
+from pytest_fxbucket.graph.ops import UNWRITTEN, is_view, operator_name
 from pytest_fxbucket.step.portable import raw_bytes
 from pytest_fxbucket.step_runner import Seen, ThreeGraphs, set_rates
 
@@ -69,11 +72,23 @@ def bits_digest(tensors: Sequence[torch.Tensor]) -> str:
 
 
 Batch = Sequence[torch.Tensor]
-First = tuple[tuple[int, str, str] | None, str]
-"""(position, name, operator) of a node, if any, and the name of its graph."""
 
 
-def first_difference(runs: Sequence[StepRun], batches: Sequence[Batch | None], task: StepTask, step: int, count: int) -> First:
+@dataclass(frozen=True, slots=True)
+class FirstDifference:
+    """Where two runs of a step part."""
+
+    node: tuple[int, str, str] | None = None
+    """(position in its graph, node name, operator) of the first node whose bits differ."""
+    graph: str = "bucketed"
+    """The graph of that node: bucketed, or setup, steady, cleanup."""
+    gone: tuple[tuple[str, str], ...] = ()
+    """Without such a node (name, operator) of those of the first run's that write or draw, and that the second has not."""
+
+
+def first_difference(
+    runs: Sequence[StepRun], batches: Sequence[Batch | None], task: StepTask, step: int, count: int
+) -> FirstDifference:
     """Take ``step`` (from 0) of ``count`` with both ``runs``, node by node. All ranks do this together.
 
     ``batches`` are those of the step and of the next one. Gives the first node of the second run's graphs that the first run's
@@ -96,8 +111,10 @@ def first_difference(runs: Sequence[StepRun], batches: Sequence[Batch | None], t
         for position, node in enumerate(graph.graph.nodes):
             known = reference.get(node.name, "") if targets.get(node.name) == str(node.target) else ""
             if known and node.name in digests and digests[node.name] != known:
-                return (position, node.name, str(node.target)), name
-    return None, ""
+                return FirstDifference((position, node.name, str(node.target)), name)
+    kept = {(node.name, str(node.target)) for _, graph, _ in _of_the_step(runs[1]) for node in graph.graph.nodes}
+    acting = [(node.name, str(node.target)) for node in unbucketed.graph.nodes if effects_of(node).acts]
+    return FirstDifference(gone=tuple(one for one in acting if one not in kept))
 
 
 def what_crossed(run: PipelinedRun, batch: Batch, step: int, task: StepTask) -> tuple[dict[Crossed, str], dict[Crossed, str]]:
@@ -131,11 +148,12 @@ def run_with_digests(graph: fx.GraphModule, *given: torch.Tensor) -> tuple[Any, 
 
 
 class _Recorder(fx.Interpreter):
-    """Runs a graph and keeps a digest of each value, but not of those in flight, whose bytes may still change."""
+    """Runs a graph and keeps a digest of each value, but not of those in flight or unwritten, whose bytes may still change."""
 
     def __init__(self, graph_module: fx.GraphModule) -> None:
         super().__init__(graph_module)
         self.seen: dict[str, str] = {}
+        self._unwritten: set[fx.Node] = set()
 
     def run_node(self, n: fx.Node) -> Any:
         result = super().run_node(n)
@@ -143,6 +161,8 @@ class _Recorder(fx.Interpreter):
         in_flight = collectives.launch_kind(n) is not None or any(
             collectives.launch_kind(source) is not None for source in n.all_input_nodes if not collectives.is_wait(n)
         )
-        if not in_flight and n.op not in ("placeholder", "output"):
+        if operator_name(n) in UNWRITTEN or (is_view(n) and n.all_input_nodes[0] in self._unwritten):
+            self._unwritten.add(n)
+        elif not in_flight and n.op not in ("placeholder", "output"):
             self.seen[n.name] = bits_digest([t for t in pytree.tree_leaves(result) if isinstance(t, torch.Tensor)])
         return result
