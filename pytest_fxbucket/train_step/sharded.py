@@ -119,6 +119,8 @@ class WholeParameters:
     paused: Callable[[], bool]
     now: dict[str, torch.Tensor] = field(default_factory=dict)
     """Parameters that are gathered at present, by FQN."""
+    first: dict[tuple[str, bool], torch.Tensor] = field(default_factory=dict)
+    """What was gathered first, by FQN and whether it has a gradient: that reduces the gradients of all that came later, too."""
     waiting_gradients: dict[str, torch.Tensor] = field(default_factory=dict)
     """Gradients that wait, not reduced, to be summed with those of a later backward, by FQN."""
     busy: bool = False
@@ -229,8 +231,15 @@ class WholeParameters:
             reduced = reduced if reduced.shape == rows else reduced.narrow(0, 0, rows[0])
             return of_local(reduced, spec)
 
-        # The parameter is there for autograd alone. What is gathered is the local part with its padding.
-        return with_gradient(parameter, lambda _: of_local(one.travel.gather(stored), inner), back)
+        def whole(_: torch.Tensor) -> torch.Tensor:  # of the local part with its padding; the argument is for autograd alone
+            return of_local(one.travel.gather(stored), inner)
+
+        # FSDP2 has one leaf for all forwards, so a backward adds their gradients before it reduces.
+        key = fqn, parameter.requires_grad
+        if (first := self.first.get(key)) is not None:
+            return with_gradient(first, whole, lambda gradient: gradient)
+        self.first[key] = with_gradient(parameter, whole, back)
+        return self.first[key]
 
     def _is_read(self) -> bool:
         """Whether a read at this moment is by a module in its forward, and so is to give the gathered parameter."""

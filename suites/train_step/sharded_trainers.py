@@ -130,6 +130,20 @@ def trainer(clip: bool = True, microbatches: int = 1, synced: bool = True, saved
     return make
 
 
+def of_three_views(model: nn.Module, optimizers: Optimizers) -> Step:
+    """Goes forward twice before it goes backward, then once more each, as a critic's step does."""
+
+    def step(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        optimizers[0].zero_grad()
+        loss = model(x).square().mean() + (model(-x) - 1).square().mean()
+        loss.backward()
+        model(2 * x).mean().backward()
+        optimizers[0].step()
+        return loss.detach()
+
+    return step
+
+
 def updated_behind(model: nn.Module, optimizers: Optimizers) -> Step:
     """Each parameter is updated as soon as its gradient is reduced, which then goes."""
 
@@ -165,6 +179,9 @@ WAYS: dict[str, tuple[Callable[[], nn.Module], Any, tuple[Any, ...]]] = {
     "two microbatches, the last reduces": (fsdp, trainer(microbatches=2, synced=False), ()),
     "hooks, two microbatches": (lambda: hooked(fsdp()), trainer(microbatches=2), ()),
     "hooks, two microbatches, the last reduces": (lambda: hooked(fsdp()), trainer(microbatches=2, synced=False), ()),
+    "three views of a batch": (fsdp, of_three_views, ()),
+    "three views of a batch in bfloat16": (lambda: fsdp(dtype=torch.bfloat16), of_three_views, ()),
+    "DDP, three views of a batch": (ddp, of_three_views, ()),
     "updates behind each gradient, bucketed": (fsdp, updated_behind, (bucketed,)),
     "tp": (lambda: hooked(over_tp(1)), trainer(clip=False), ()),
     "bfloat16 over tp, norms by rows": (

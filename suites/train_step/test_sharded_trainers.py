@@ -14,6 +14,7 @@ ROOT, JOBS = Path(__file__).resolve().parents[2], "suites.train_step.sharded_tra
 LAUNCHES = {
     "rows that ranks do not divide, bucketed": (8, 6, 1),
     "two microbatches, bucketed": (16, 10, 1),
+    "three views of a batch": (66, 28, 0),
     "two microbatches, the last reduces": (44, 14, 1),
 }
 """All-gathers, reduce-scatters and all-reduces in the graph."""
