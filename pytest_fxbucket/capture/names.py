@@ -251,21 +251,25 @@ def single_selectors(entries: Iterable[Entry]) -> list[Entry]:
 
 
 def units_of(model: nn.Module, entries: Sequence[Entry]) -> list[str]:
-    """FQN of each module that ``entries`` name, or of those in it where it is a container, which is never called itself.
-
-    An entry that names nothing is left to the plan's own resolution, which says so.
-    """
+    """FQN of each module that ``entries`` name, or of those in it where it is a container, which is never called itself."""
     modules = dict(model.named_modules())
     parameters = [fqn for fqn, _ in model.named_parameters(remove_duplicate=False)]
+    named = modules_named_by(entries, parameters, list(modules))
+    return list(dict.fromkeys(inner for fqn in named for inner in called_within(fqn, modules[fqn])))
+
+
+def modules_named_by(entries: Sequence[Entry], parameters: Sequence[str], modules: Sequence[str]) -> list[str]:
+    """FQN of each of ``modules`` that a selector of ``entries`` names; ``parameters`` have all names of tied ones.
+
+    A selector that names nothing is left to the plan's own resolution, which says so.
+    """
     found: dict[str, None] = {}
     for entry in dict.fromkeys(single_selectors(entries)):
         try:
-            resolved = resolve([entry], parameters, list(modules), unplanned="allow")
+            resolved = resolve([entry], parameters, modules, unplanned="allow")
         except PlanError:
             continue
-        for one in resolved.entries:
-            if one.name in modules:
-                found.update(dict.fromkeys(called_within(one.name, modules[one.name])))
+        found.update(dict.fromkeys(one.name for one in resolved.entries if one.name in modules))
     return list(found)
 
 

@@ -88,8 +88,8 @@ def run(options: Namespace) -> int:
 
     from pytest_fxbucket.tune.proposal import proposal_of
 
-    proposal = proposal_of(text, asked, found.plan)
-    writes = options.write and found.ended != "stopped" and proposal.new != text
+    proposal = proposal_of(text, asked, found.plan, scorer.agree)
+    writes = options.write and found.ended != "stopped" and not proposal.problem and proposal.new != text
     if writes:
         _write(plan, text, proposal.new)
     if options.json:

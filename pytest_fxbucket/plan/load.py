@@ -45,7 +45,7 @@ def load_rows(path: Path) -> list[Plan | BrokenRow]:
 
     Raises PlanError if the file cannot be read, or if the base plan above the rows is none.
     """
-    return _rows(_text(path, "plan"), path)
+    return parse_rows(_text(path, "plan"), path)
 
 
 def load_cluster(path: Path) -> Cluster:
@@ -71,7 +71,7 @@ def _text(path: Path, what: str) -> str:
 
 def parse_plans(text: str, path: Path) -> list[Plan]:
     """Read the text of a plan file as :func:`load_plans` does; ``path`` is kept in the plans and named in errors."""
-    return _all_well(_rows(text, path))
+    return _all_well(parse_rows(text, path))
 
 
 def _all_well(found: list[Plan | BrokenRow]) -> list[Plan]:
@@ -83,7 +83,8 @@ def _all_well(found: list[Plan | BrokenRow]) -> list[Plan]:
     return plans
 
 
-def _rows(text: str, path: Path) -> list[Plan | BrokenRow]:
+def parse_rows(text: str, path: Path) -> list[Plan | BrokenRow]:
+    """Read the text of a plan file as :func:`load_rows` does."""
     where = str(path)
     base = _parse(text, where)
     matrix = base.pop("matrix", [])

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, fields
 from difflib import unified_diff
 
 from pytest_fxbucket.errors import PlanError
+from pytest_fxbucket.plan.load import BrokenRow, parse_rows
 from pytest_fxbucket.plan.schema import Plan
 from pytest_fxbucket.plan.schema_bucket import Overlap
 from pytest_fxbucket.plan.toml_text import to_toml
@@ -25,7 +26,7 @@ class Proposal:
     diff: str
     """Diff of the file's text; for a matrix row, or a file that cannot be edited, of the changed keys as a row has them."""
     problem: str = ""
-    """Why the file cannot be edited, as a sentence."""
+    """Why the file cannot be edited, or must not be, as a sentence."""
 
 
 def edits_of(old: Plan, new: Plan) -> Edits:
@@ -62,8 +63,11 @@ def _number(value: float) -> float | int:
     return int(value) if value == int(value) else value
 
 
-def proposal_of(text: str, old: Plan, new: Plan) -> Proposal:
-    """The change of ``text``, the plan file of ``old``, with which it says ``new``."""
+def proposal_of(text: str, old: Plan, new: Plan, agree: Callable[[Plan], None]) -> Proposal:
+    """The change of ``text``, the plan file of ``old``, with which it says ``new``.
+
+    ``agree`` raises PlanError for a plan whose keys do not fit the model.
+    """
     name, edits, problem, made = str(old.path), edits_of(old, new), "", text
     if old.matrix_id is not None:
         problem = f'{name}: the keys of row "{old.matrix_id}" stand over those of the plan; write them there by hand'
@@ -74,7 +78,25 @@ def proposal_of(text: str, old: Plan, new: Plan) -> Proposal:
             problem = str(error)
     if problem:
         return Proposal(text, text, _diff("".join(_dotted(old, edits)), "".join(_dotted(new, edits)), name), problem)
-    return Proposal(text, made, _diff(text, made, name))
+    return Proposal(text, made, _diff(text, made, name), _row_that_breaks(text, made, old, agree))
+
+
+def _row_that_breaks(before: str, after: str, plan: Plan, agree: Callable[[Plan], None]) -> str:
+    """A sentence on the first ``[[matrix]]`` row, each of which has the plan's keys, that was a plan and would be none."""
+    for was, now in zip(parse_rows(before, plan.path), parse_rows(after, plan.path), strict=True):
+        if _problem(was, agree) is None and (problem := _problem(now, agree)) is not None:
+            return f"a row would be no plan any more: {problem}"
+    return ""
+
+
+def _problem(row: Plan | BrokenRow, agree: Callable[[Plan], None]) -> PlanError | None:
+    try:
+        if isinstance(row, BrokenRow):
+            raise row.error
+        agree(row)
+    except PlanError as error:
+        return error
+    return None
 
 
 def _dotted(plan: Plan, edits: Edits) -> Iterator[str]:

@@ -7,12 +7,12 @@ from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from pytest_fxbucket.capture.names import single_selectors
+from pytest_fxbucket.capture.names import modules_named_by
 from pytest_fxbucket.captured_plan import CapturedPlan
 from pytest_fxbucket.errors import PlanError
 from pytest_fxbucket.plan.pass_consistency import entries_of
 from pytest_fxbucket.plan.schema import Plan
-from pytest_fxbucket.plan.selectors import entry_by_parameter, kept_entries, resolve
+from pytest_fxbucket.plan.selectors import entry_by_parameter, kept_entries
 from pytest_fxbucket.plan_on_mesh import PlanOnMesh, mesh_of
 from pytest_fxbucket.simulate.of_plan import bucketed, by_layout, in_schedule, simulated_ranks, unbucketed
 from pytest_fxbucket.tune.moves import PlanMove, StepFacts, key_of, moves_of
@@ -62,6 +62,12 @@ class PlanSimulator:
             before = max(unbucketed(world, rank, self.cluster).peak_bytes for rank in world.mesh.ranks(0, "pp"))
             limits.append(before * (1 + memory.increase_max))
         return min(limits)
+
+    def agree(self, plan: Plan) -> None:
+        """Raise PlanError if keys of ``plan``, a row of the start's file, do not fit the start's model."""
+        if plan.model == self.start.model:
+            step = self._base(self.start).step(0)
+            entries_of(plan, step.names, step.modules)
 
     def score(self, plan: Plan) -> SimulatedScore:
         """Simulate ``plan``. Raises FxbucketError for one that the model or the pass refuses."""
@@ -146,16 +152,13 @@ class PlanSimulator:
         (reading,) = world.captured.readings(step).values()
         try:
             entries = entries_of(plan, step.names, step.modules).entries
-            singles = resolve(
-                single_selectors(plan.bucket.plan), step.names, step.modules, aliases=step.names, unplanned="allow"
-            )
             entry_of = entry_by_parameter(entries)
             last = reading.last_read(entry_of)
             names = [entry.name for entry in entries]
             kept = kept_entries(plan.parallel.reshard_after_forward, names, (last and entry_of[last], plan.bucket.root))
         except PlanError as error:  # said when it is scored
             return str(error)
-        units = frozenset(entry.name for entry in singles.entries).intersection(step.modules)
+        units = frozenset(modules_named_by(plan.bucket.plan, list(step.names), step.modules))
         stays = frozenset(fqn for fqn, entry in entry_of.items() if entry in kept)
         grouped = entries if any(one.groups == "entry" for one in plan.optimizer) else ()
         # With one answer for all, how parameters are cut into entries does not change which of them stay gathered.

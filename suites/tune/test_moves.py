@@ -54,7 +54,7 @@ def test_what_a_move_makes_is_read_back_from_the_file_that_says_it(case: tuple[s
     found = moves_of(plan, replace(FACTS, entries=names), plan)
     assert len(found) >= 3
     for move in found:
-        proposal = proposal_of(text, plan, move.plan)
+        proposal = proposal_of(text, plan, move.plan, lambda _: None)
         assert proposal.problem == ""
         (read,) = parse_plans(proposal.new, ROOT / "tuned.toml")
         assert read == move.plan != plan, move.says
@@ -117,7 +117,7 @@ def test_a_schedule_finds_no_keys_beside_it_that_contradict_it() -> None:
 
 def test_keys_that_a_schedule_makes_idle_leave_the_file() -> None:
     plan = plan_of(HAND)
-    proposal = proposal_of(HAND, plan, moves(HAND)['[overlap] schedule = "auto"'].plan)
+    proposal = proposal_of(HAND, plan, moves(HAND)['[overlap] schedule = "auto"'].plan, lambda _: None)
     assert "prefetch" not in proposal.new
     assert "defer_reduce" not in proposal.new
     assert "\n-prefetch = 0\n" in proposal.diff

@@ -25,6 +25,20 @@ STARS = OF_FOUR.replace(*SMALL)
 ADAMW = '[[optimizer]]\nfactory = "torch.optim:AdamW"\nargs = { lr = 0.1 }\n'
 STAGED = '[pipeline]\ncuts = ["layers.0"]\nschedule = "GPipe"\n[step]\nmicrobatches = 2\n'
 
+TIED = """
+[model]
+factory = "fixtures.models.gpt:build"
+args = { layers = 2, tied = true }
+batch = "fixtures.models.gpt:batch"
+loss = "fixtures.models.gpt:loss"
+[parallel]
+dp_shard = 2
+[bucket]
+plan = ["tokens+positions+output+norm", "layers.1", "layers.0"]
+[cluster]
+preset = "cpu-gloo"
+"""
+
 
 def on(plan: Plan) -> Cluster:
     found = cluster_of(plan)
@@ -100,6 +114,18 @@ def test_a_plan_that_traces_another_step_is_captured_and_scored_as_itself() -> N
     assert found.seconds == simulated_ranks(anew(parted), on(plan))[0].timeline.seconds
     assert scorer.score(plan) == first
     assert said.count("tracing the step as rank 0 of 4") == 2
+
+
+def test_a_plan_whose_parameters_are_tied_is_captured_anew_where_it_traces_another_step() -> None:
+    """Selectors that are one entry, since they share a parameter, cannot be entries of their own."""
+    plan = plan_of(TIED)
+    merged = plan_of(TIED.replace('norm", "layers.1"', 'norm+layers.1"'))
+    assert merged != plan
+    scorer, _ = scorer_of(plan)
+    scorer.score(plan)
+    found = scorer.score(merged)
+    timeline = simulated_ranks(anew(merged), on(plan))[0].timeline
+    assert (found.seconds, found.peak_bytes) == (timeline.seconds, timeline.peak_bytes)
 
 
 def test_stages_are_scored_in_the_order_of_their_schedule() -> None:

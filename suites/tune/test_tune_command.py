@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable
+from dataclasses import replace
 from difflib import unified_diff
 from pathlib import Path
 from typing import Any
@@ -200,6 +201,19 @@ def test_the_plan_above_its_rows_is_tuned_and_a_row_by_its_name(
     said = capsys.readouterr().out
     assert "\n-overlap.prefetch = 1\n+overlap.prefetch = 3\n" in said
     assert 'the keys of row "ahead" stand over those of the plan; write them there by hand' in said
+
+
+def test_what_would_break_a_row_is_told_and_not_written(plan: Path, guessed: Callable[[Scored], None], capsys: Capsys) -> None:
+    """The model's entries say so: a star stands in the plan."""
+    row = '\n[[matrix]]\nid = "by_hand"\noverlap.launch_at.forward = { "layers.1" = "layers.0" }\n'
+    plan.write_text(TEXT + row)
+    guessed(lambda one: replace(by_prefetch(one), seconds=1e-6 if "layers.0" in str(one.bucket.plan) else 1.0))
+    assert main(["tune", "plan.toml", "--write"]) == 1
+    said = capsys.readouterr()
+    breaks = 'a row would be no plan any more: plan.toml: [[matrix]] "by_hand": [overlap] launch_at.forward: '
+    assert f"\n{breaks}" in said.out
+    assert f"nothing is written: {breaks}" in said.err
+    assert plan.read_text() == TEXT + row
 
 
 def test_a_plan_whose_keys_cannot_be_found_is_told_and_not_written(
