@@ -33,8 +33,13 @@ class Check:
     is_of_pass: bool = True
     """Whether it judges the graphs that a pass made. Then, of several passes, the first behind which it is red can be named."""
 
+    needs_options: bool = False
+    """Whether nothing can be looked at unless the plan has the check on, with limits."""
+
     def run(self, context: Context) -> Verdict:
         """Look at the plan. Raises FxbucketError for what could not be looked at."""
+        if self.needs_options and not getattr(context.plan.checks, self.name):
+            raise UsageError(f"{context.name}: {self.name} has nothing to hold the step to; give the plan [checks] {self.name}")
         return cast("Callable[[Context], Verdict]", import_module(self.module).run)(context)
 
 
@@ -45,11 +50,11 @@ CHECKS = {
         Check("golden", "pytest_fxbucket.checks.golden"),
         Check("collectives", "pytest_fxbucket.checks.collectives"),
         Check("same", "pytest_fxbucket.same.check"),
-        Check("overlap", "pytest_fxbucket.checks.overlap"),
-        Check("memory", "pytest_fxbucket.checks.memory"),
+        Check("overlap", "pytest_fxbucket.checks.overlap", needs_options=True),
+        Check("memory", "pytest_fxbucket.checks.memory", needs_options=True),
         Check("bitwise", "pytest_fxbucket.checks.bitwise.check", on_ranks=True),
         Check("eager", "pytest_fxbucket.eager.check", on_ranks=True),
-        Check("mutation", "pytest_fxbucket.mutate.check", on_ranks=True, is_of_pass=False),
+        Check("mutation", "pytest_fxbucket.mutate.check", on_ranks=True, is_of_pass=False, needs_options=True),
         Check("benchmark", "pytest_fxbucket.bench.step_time", on_ranks=True, is_of_pass=False),
     )
 }

@@ -158,6 +158,12 @@ class TestFixtures:
                 assert len(caught.traceback.filter(caught)) == 1
                 raise caught.value
 
+            @pytest.mark.fxbucket_plan("plans/plain.toml")
+            @pytest.mark.parametrize("name", ["overlap", "memory", "mutation"])
+            def test_limits(fxbucket_check, name):
+                with pytest.raises(FxbucketError, match=rf"plain.toml: {name} has nothing to .* plan \[checks\] {name}"):
+                    fxbucket_check(name)
+
             @pytest.mark.fxbucket_plan("plans/nothing.toml")
             def test_audit(fxbucket_bucketed):
                 pass
@@ -165,7 +171,7 @@ class TestFixtures:
         )
         Path("plans/nothing.toml").write_text(Path("plans/plain.toml").read_text().replace("head", "heed"))
         result = project.runpytest_subprocess("test_a.py")
-        result.assert_outcomes(failed=1, errors=1)
+        result.assert_outcomes(failed=1, errors=1, passed=3)
         result.stdout.fnmatch_lines(
             ["*heed*head*", ">*raise caught.value", "E *GoldenError: golden/plans/plain.txt is missing*"]
         )
