@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -95,6 +96,33 @@ class GivesNaN(Chooses):
 
     def forward(self, x: Tensor) -> tuple[Tensor, float]:
         return super().forward(x), float("nan")
+
+
+@dataclass
+class Found(dict[str, Tensor]):
+    """As models of transformers give: a dict that is read by attribute, too."""
+
+    rows: Tensor
+    doubled: Tensor
+
+    def __post_init__(self) -> None:
+        self |= {"rows": self.rows, "doubled": self.doubled}
+
+
+class GivesFound(Chooses):
+    """A dict that is a dataclass."""
+
+    def forward(self, x: Tensor) -> Found:  # type: ignore[override]  # gives more than the class that it is made of
+        found = super().forward(x)
+        return Found(found, 2 * found)
+
+
+class ReadsFound(Holds):
+    """By attribute and by key."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        found = self.held(self.first(x))
+        return self.last(found.rows + found["doubled"])
 
 
 class TakesFirst(Holds):

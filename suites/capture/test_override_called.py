@@ -40,6 +40,10 @@ CASES: dict[str, tuple[Callable[[], nn.Module], Any]] = {
         lambda: models.TakesFirst(models.GivesNaN()),
         {"held": Override(output=lambda module, x: (torch.empty_like(x), float("nan")))},
     ),
+    "a dict that is a dataclass": (
+        lambda: models.ReadsFound(models.GivesFound()),
+        {"held": Override(output=lambda module, x: models.Found(torch.empty_like(x), torch.empty_like(x)))},
+    ),
     "with a parameter of two names": (lambda: models.Holds(models.Ties()), {"held": "call"}),
     "with a hook, which runs once a call": (lambda: models.Holds(models.doubles()), {"held": "call"}),
     "called twice, with a parameter that is read elsewhere": (

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, is_dataclass
 from functools import lru_cache
 from math import prod
 from typing import Any, NamedTuple
@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import torch
 
 from pytest_fxbucket.errors import CaptureError
+from pytest_fxbucket.plan.factories import import_callable
 
 Written = Any
 """A value as JSON holds it: plain values as they are, all others as a dict whose one key says their kind."""
@@ -72,11 +73,15 @@ def written(value: Any, tensors: list[torch.Tensor], where: str) -> Written:
         return {type(value).__name__: [written(item, tensors, where) for item in value]}
     if type(value) is dict and all(type(key) in (str, int) for key in value):
         return {"dict": [[key, written(item, tensors, where)] for key, item in value.items()]}
+    if isinstance(value, dict) and is_dataclass(value) and "<locals>" not in type(value).__qualname__:
+        # As models of transformers give: read by attribute, by key and by place.
+        name = f"{type(value).__module__}:{type(value).__qualname__}"
+        return {name: [[key, written(item, tensors, where)] for key, item in value.items()]}
     if isinstance(value, (torch.dtype, torch.device)):
         return {type(value).__name__: str(value).removeprefix("torch.")}
     raise CaptureError(
         f"{where} a value of type {type(value).__name__}; a module that is overridden takes and gives tensors, plain values, "
-        "and tuples, lists and dicts of them"
+        "and tuples, lists, dicts and dicts that are dataclasses of them"
     )
 
 
@@ -92,6 +97,8 @@ def rebuilt(text: Written, tensors: Sequence[Any]) -> Any:
         return tuple(items) if kind == "tuple" else items
     if kind == "dict":
         return {key: rebuilt(item, tensors) for key, item in inner}
+    if ":" in kind:
+        return import_callable(kind, "what an overridden module gives")(**{key: rebuilt(item, tensors) for key, item in inner})
     return getattr(torch, inner) if kind == "dtype" else torch.device(inner)
 
 
@@ -100,7 +107,7 @@ def shown(text: Written) -> str:
     if not isinstance(text, dict):
         return repr(text)
     ((kind, inner),) = text.items()
-    return f"{kind} of {len(inner)}" if isinstance(inner, list) else str(kind)
+    return f"{kind.partition(':')[2] or kind} of {len(inner)}" if isinstance(inner, list) else str(kind)
 
 
 def looks(tensor: torch.Tensor) -> str:
