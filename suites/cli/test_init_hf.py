@@ -243,9 +243,13 @@ def test_a_module_around_blocks_is_not_told_to_be_overridden() -> None:
     """As the encoders of LED and Longformer, which ask whether any token attends to all."""
     problem = around_blocks(PlanProblem('it asks; [[override]] module = ["encoder"] calls it as it is', "encoder", True))
     assert problem.sentence == "it asks; an override of encoder would leave nothing of its blocks to bucket"
-    written = SimpleNamespace(path=Path("a.py"), fed=SimpleNamespace(lines=()))
-    out = way_out(SimpleNamespace(written=written, problem=problem))
+    out = way_out(_trial(problem, "encoder.layer.0+encoder.layer.1"))
     assert out == " Let build() of a.py make a constant of what it looks at, or give the blocks alone."
+
+
+def _trial(problem: PlanProblem, *entries: str) -> Any:
+    written = SimpleNamespace(path=Path("a.py"), fed=SimpleNamespace(lines=()))
+    return SimpleNamespace(written=written, plan=SimpleNamespace(bucket=SimpleNamespace(entries=entries)), problem=problem)
 
 
 @pytest.mark.parametrize(
@@ -258,8 +262,7 @@ def test_a_module_around_blocks_is_not_told_to_be_overridden() -> None:
     ],
 )
 def test_the_way_out_is_of_the_module_that_is_in_the_way(module: str, looks_at_values: bool, says: str) -> None:
-    written = SimpleNamespace(path=Path("a.py"), fed=SimpleNamespace(lines=()))
-    found = way_out(SimpleNamespace(written=written, problem=PlanProblem("it asks for a value", module, looks_at_values)))
+    found = way_out(_trial(PlanProblem("it asks for a value", module, looks_at_values), "model.layers.1"))
     assert found.startswith(says)
     assert bool(found) == bool(says)
 

@@ -92,7 +92,7 @@ def way_out(trial: TrialPlan) -> str:
         return ""
     if problem.looks_at_values and (by := _images_by_values(trial, problem)):
         return f" {by}: leave the images out of draw() of {file}, and the text is traced."
-    return _of_module(problem, file)
+    return _of_module(problem, trial.plan, file)
 
 
 def _images_by_values(trial: TrialPlan, problem: PlanProblem) -> str:
@@ -102,7 +102,7 @@ def _images_by_values(trial: TrialPlan, problem: PlanProblem) -> str:
     return "Which of its images are no padding is told by values" if "get_image_features" in problem.sentence else ""
 
 
-def _of_module(problem: PlanProblem, file: str) -> str:
+def _of_module(problem: PlanProblem, plan: HfPlan, file: str) -> str:
     last = problem.module.rpartition(".")[2]
     if problem.module and _ATTENTION.search(last):
         return (
@@ -114,6 +114,6 @@ def _of_module(problem: PlanProblem, file: str) -> str:
             f' Experts are chosen by values here: experts_implementation = "batched_mm" in build() of {file} chooses them '
             "without, where the model has it; so does a router of your own with fixed places."
         )
-    if problem.looks_at_values and "would leave nothing of its blocks" in problem.sentence:
+    if problem.looks_at_values and _holds_an_entry(problem.module, plan):
         return f" Let build() of {file} make a constant of what it looks at, or give the blocks alone."
     return ""
