@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
+from operator import attrgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -268,19 +269,21 @@ class PlanRun:
 
 
 def _nodes(module: fx.GraphModule) -> list[tuple[object, ...]]:
-    """Each node: its name, what it calls with what, and of an attribute which tensor it is and how often it was written."""
-    rows: list[tuple[object, ...]] = []
-    for node in module.graph.nodes:
-        held = node.op == "get_attr" and _attribute(module, str(node.target))
-        rows.append(
-            (node.name, node.op, str(node.target), repr((node.args, node.kwargs)), id(held), getattr(held, "_version", 0))
+    """Each node: its name, what it calls with what, and of a constant which tensor it is and how often it was written."""
+    return [
+        (
+            node.name,
+            node.op,
+            str(node.target),
+            repr((node.args, node.kwargs)),
+            _tensor(module, str(node.target)) if node.op == "get_attr" else None,
         )
-    return rows
+        for node in module.graph.nodes
+    ]
 
 
-def _attribute(module: fx.GraphModule, name: str) -> object:
-    """What the attribute holds; None if it is gone."""
-    held: object = module
-    for part in name.split("."):
-        held = getattr(held, part, None)
-    return held
+def _tensor(module: fx.GraphModule, name: str) -> tuple[int, int] | None:
+    with suppress(AttributeError, RuntimeError):  # it is gone, or has no count: a graph, a tensor of inference mode
+        held = attrgetter(name)(module)
+        return id(held), held._version
+    return None
