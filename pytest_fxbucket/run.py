@@ -269,13 +269,14 @@ class PlanRun:
 
 
 def _nodes(module: fx.GraphModule) -> list[tuple[object, ...]]:
-    """Each node: its name, what it calls with what, and of a constant which tensor it is and how often it was written."""
+    """Each node: its name, what it calls with what, its value and modules, and of a constant how often it was written, too."""
     return [
         (
             node.name,
             node.op,
             str(node.target),
             repr((node.args, node.kwargs)),
+            *(id(node.meta.get(key)) for key in ("val", "nn_module_stack")),
             _tensor(module, str(node.target)) if node.op == "get_attr" else None,
         )
         for node in module.graph.nodes

@@ -10,7 +10,7 @@ from types import ModuleType
 
 _OF_RUNNERS = ("PYTEST_", "FXBUCKET_", "GITHUB_", "GITLAB_", "CI_")
 """How variables begin that tell code that it is being tested; so does ``CI`` itself."""
-_OF_RANKS = ("RANK", "LOCAL_RANK")
+_OF_RANKS = (("RANK", "WORLD_SIZE"), ("LOCAL_RANK", "LOCAL_WORLD_SIZE"))
 
 
 @contextmanager
@@ -24,14 +24,21 @@ def _untested() -> Iterator[None]:
 
 @contextmanager
 def _on_another_rank() -> Iterator[None]:
-    before = {key: os.environ.get(key) for key in _OF_RANKS}
-    os.environ.update({key: str(int(value or 0) + 1) for key, value in before.items()})
+    names = [name for pair in _OF_RANKS for name in pair]
+    before = {name: os.environ.get(name) for name in names}
+    for rank, size in _OF_RANKS:  # one that there is: of two, where nobody says of how many
+        ranks = max(_number(before[size]), 1 if before[size] else 2)
+        os.environ |= {rank: str((_number(before[rank]) + 1) % ranks), size: str(ranks)}
     try:
         yield
     finally:
-        for key, value in before.items():
-            os.environ.pop(key)
-            os.environ.update({} if value is None else {key: value})
+        for name, value in before.items():
+            os.environ.pop(name, None)
+            os.environ.update({} if value is None else {name: value})
+
+
+def _number(value: str | None) -> int:
+    return int(value) if value and value.isdecimal() else 0
 
 
 @contextmanager
@@ -57,7 +64,7 @@ def _without_pytest() -> Iterator[None]:
 
 CIRCUMSTANCES: Mapping[str, Callable[[], AbstractContextManager[None]]] = {
     f"where no variable of the environment is CI or begins with {', '.join(_OF_RUNNERS)}": _untested,
-    f"where the variables {' and '.join(_OF_RANKS)} say another rank; dist.get_rank() says which one it is": _on_another_rank,
+    "where RANK and LOCAL_RANK in the environment say another rank; dist.get_rank() says which one it is": _on_another_rank,
     "where sys.argv is another": _started_otherwise,
     "where pytest is not imported": _without_pytest,
 }

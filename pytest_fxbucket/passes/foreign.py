@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 import types
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from copy import deepcopy
 from dataclasses import dataclass
 from typing import Any
@@ -111,7 +112,7 @@ def _of_circumstances(
         return _digest(_called(name, foreign, given, plans), modules)
 
     # One run under all other circumstances at once clears most passes. Only if it differs, single ones are told apart.
-    with elsewhere():
+    with suppress(PassError), elsewhere():  # what it raises there is told below, with where that was
         if again(_renamed(root)) == first:
             return []
     what = f"pass {name} makes another graph of the same one"
@@ -119,8 +120,12 @@ def _of_circumstances(
         raise PassError(f"{what} when it is called again: it goes by chance, by time, or by what it kept of the call before")
     for where, circumstance in CIRCUMSTANCES.items():
         with circumstance():
-            if again(own_copy(root)) != first:
-                raise PassError(f"{what} {where}")
+            try:
+                made = again(own_copy(root))
+            except PassError as error:
+                raise PassError(f"{error}, {where}") from error
+        if made != first:
+            raise PassError(f"{what} {where}")
     return ["the pass makes another graph where nodes have other names"]
 
 

@@ -106,6 +106,20 @@ class Sharding:
         return found.shard.stored()
 
 
+@dataclass(frozen=True, slots=True)
+class FirstGather:
+    """What was gathered of a parameter in the first forward: what reduces its gradient takes those of later forwards, too."""
+
+    whole: torch.Tensor
+    later: list[torch.Tensor]
+    """In a backward, the gradients that came from what was gathered in later forwards."""
+
+    def take(self, gradient: torch.Tensor) -> torch.Tensor:
+        """The gradient of what was gathered later is one of this."""
+        self.later.append(gradient)
+        return gradient
+
+
 @dataclass
 class WholeParameters:
     """Gives modules the whole of each sharded parameter; it is gathered at its first read in each forward of the root."""
@@ -119,8 +133,8 @@ class WholeParameters:
     paused: Callable[[], bool]
     now: dict[str, torch.Tensor] = field(default_factory=dict)
     """Parameters that are gathered at present, by FQN."""
-    first: dict[tuple[str, bool], torch.Tensor] = field(default_factory=dict)
-    """What was gathered first, by FQN and whether it has a gradient: that reduces the gradients of all that came later, too."""
+    first: dict[tuple[str, bool], FirstGather] = field(default_factory=dict)
+    """By FQN and whether it has a gradient."""
     waiting_gradients: dict[str, torch.Tensor] = field(default_factory=dict)
     """Gradients that wait, not reduced, to be summed with those of a later backward, by FQN."""
     busy: bool = False
@@ -215,31 +229,44 @@ class WholeParameters:
         """The whole parameter; in backward its gradient is reduced to one that is sharded as the parameter is."""
         fqn, inner = one.travel.fqn, one.shard.inner
         parameter, stored = self.twins[fqn], self.stored[fqn]
-        spec, rows = spec_of(parameter), local_of(parameter).shape
 
-        def back(gradient: torch.Tensor) -> torch.Tensor | None:
-            # First the sum over the other dimensions of the mesh, such as tp. Then gradients of earlier backwards that were not
-            # reduced are added. If this backward does not reduce either, the sum waits. Else it is reduced and loses its
-            # padding.
-            if inner is not None:
-                gradient = placed_as(gradient.to(one.shard.summed_in or gradient.dtype), inner)
-            gradient = one.travel.unreduced(gradient, self.waiting_gradients.pop(fqn, None))
-            if not one.shard.is_reduced:
-                self.waiting_gradients[fqn] = gradient
-                return None
-            reduced = one.travel.reduce(gradient, stored.shape).to(stored.dtype)
-            reduced = reduced if reduced.shape == rows else reduced.narrow(0, 0, rows[0])
-            return of_local(reduced, spec)
-
-        def whole(_: torch.Tensor) -> torch.Tensor:  # of the local part with its padding; the argument is for autograd alone
+        # The argument is there for autograd alone. What is gathered is the local part with its padding.
+        def gathered(_: torch.Tensor) -> torch.Tensor:
             return of_local(one.travel.gather(stored), inner)
 
         # FSDP2 has one leaf for all forwards, so a backward adds their gradients before it reduces.
         key = fqn, parameter.requires_grad
         if (first := self.first.get(key)) is not None:
-            return with_gradient(first, whole, lambda gradient: gradient)
-        self.first[key] = with_gradient(parameter, whole, back)
-        return self.first[key]
+            return with_gradient(first.whole, gathered, first.take)
+        later: list[torch.Tensor] = []
+        first = FirstGather(with_gradient(parameter, gathered, lambda gradient: self._reduced(one, gradient, later)), later)
+        self.first[key] = first
+        return first.whole
+
+    def _reduced(self, one: GatheredParameter, gradient: torch.Tensor, later: list[torch.Tensor]) -> torch.Tensor | None:
+        """The parameter's gradient of the whole one's; ``later`` are parts of that which came from later forwards."""
+        fqn, inner = one.travel.fqn, one.shard.inner
+        parameter, stored = self.twins[fqn], self.stored[fqn]
+        is_of_several = bool(later) and (len(later) > 1 or later[0] is not gradient)
+        later.clear()
+        if one.shard.is_reduced and is_of_several and fqn in self.waiting_gradients:
+            raise CaptureError(
+                f"the gradient of {fqn} waits, not reduced, for a backward of several forwards, in which FSDP2 reduces it by "
+                "itself; go backward behind each forward"
+            )
+        # First the sum over the other dimensions of the mesh, such as tp. Then gradients of earlier backwards that were not
+        # reduced are added. If this backward does not reduce either, the sum waits. Else it is reduced and loses its padding.
+        if inner is not None:
+            gradient = placed_as(gradient.to(one.shard.summed_in or gradient.dtype), inner)
+        gradient = one.travel.unreduced(gradient, self.waiting_gradients.pop(fqn, None))
+        if not one.shard.is_reduced:
+            self.waiting_gradients[fqn] = gradient
+            return None
+        reduced = one.travel.reduce(gradient, stored.shape).to(stored.dtype)
+        rows = local_of(parameter).shape
+        if reduced.shape != rows:  # a copy, since a later backward adds to it in place, which a view would make a scatter
+            reduced = reduced.narrow(0, 0, rows[0]).clone()
+        return of_local(reduced, spec_of(parameter))
 
     def _is_read(self) -> bool:
         """Whether a read at this moment is by a module in its forward, and so is to give the gathered parameter."""

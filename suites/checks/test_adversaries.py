@@ -89,6 +89,14 @@ def test_a_pass_may_go_by_variables_that_only_begin_like_those_of_runners(ran: R
     assert "the pass" not in green(ran, "by_an_own_variable")
 
 
+@pytest.mark.parametrize("rank", [None, "3", "abc"])
+def test_a_pass_may_ask_for_its_rank(ran: Ran, monkeypatch: pytest.MonkeyPatch, rank: str | None) -> None:
+    if rank is not None:
+        monkeypatch.setenv("RANK", rank)
+        monkeypatch.setenv("WORLD_SIZE", "4")
+    assert "the pass" not in green(ran, "asks_for_its_rank" if rank != "abc" else "right")
+
+
 def test_each_stage_is_held_against_what_its_own_graph_said(ran: Ran) -> None:
     said = ran("other_values", STAGES).check("audit").lines
     assert any('what nodes say of their meta["val"] is wrong' in line and line.startswith("rank 2, 3: ") for line in said)
@@ -135,9 +143,10 @@ def test_what_a_pass_goes_by_beside_the_graph_is_named(name: str, words: str, ra
         ),
         (
             "by_the_rank_of_the_environment",
-            r"another graph of the same one where the variables RANK and LOCAL_RANK say another",
+            r"another graph of the same one where RANK and LOCAL_RANK in the environment say another",
         ),
         ("by_its_arguments", r"another graph of the same one where sys.argv is another"),
+        ("raises_elsewhere", r"raised ValueError at .*: not here, where sys.argv is another"),
         ("by_what_is_imported", r"another graph of the same one where pytest is not imported"),
         ("every_other_time", r"makes another graph of the same one when it is called again"),
         ("leaves_a_function", rf"lets the graph call {adversaries.__name__}.later at later, .* register it as an operator"),

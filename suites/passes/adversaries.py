@@ -72,6 +72,19 @@ def by_the_rank_of_the_environment(gm: fx.GraphModule) -> None:
         wrong(gm)
 
 
+def asks_for_its_rank(gm: fx.GraphModule, plans: Plans) -> fx.GraphModule:
+    """It goes by none of them."""
+    assert int(os.environ.get("RANK", 0)) < int(os.environ.get("WORLD_SIZE", 1))
+    os.environ.pop("RANK", None)
+    return manual_overlap_bucketing(gm, plans)
+
+
+def raises_elsewhere(gm: fx.GraphModule, plans: Plans) -> fx.GraphModule:
+    if sys.argv[0] == "train.py":
+        raise ValueError("not here")
+    return manual_overlap_bucketing(gm, plans)
+
+
 @behind_ours
 def by_an_own_variable(gm: fx.GraphModule) -> None:
     if "CIFAR_ROOT" not in os.environ:

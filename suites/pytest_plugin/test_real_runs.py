@@ -147,7 +147,7 @@ class TestFixtures:
 
     def test_a_failed_check_shows_the_verdict_where_it_was_asserted(self, project: pytest.Pytester) -> None:
         project.makepyfile(
-            test_a="""
+            test_a=r"""
             import pytest
             from pytest_fxbucket.errors import FxbucketError
 

@@ -179,6 +179,11 @@ WAYS: dict[str, tuple[Callable[[], nn.Module], Any, tuple[Any, ...]]] = {
     "two microbatches, the last reduces": (fsdp, trainer(microbatches=2, synced=False), ()),
     "hooks, two microbatches": (lambda: hooked(fsdp()), trainer(microbatches=2), ()),
     "hooks, two microbatches, the last reduces": (lambda: hooked(fsdp()), trainer(microbatches=2, synced=False), ()),
+    "rows that ranks do not divide, two microbatches, bucketed": (
+        lambda: fsdp(7),
+        trainer(clip=False, microbatches=2),
+        (bucketed,),
+    ),
     "three views of a batch": (fsdp, of_three_views, ()),
     "three views of a batch in bfloat16": (lambda: fsdp(dtype=torch.bfloat16), of_three_views, ()),
     "DDP, three views of a batch": (ddp, of_three_views, ()),
@@ -334,6 +339,21 @@ def with_hook() -> nn.Module:
     return model
 
 
+def of_two_forwards_behind_one(model: Any, optimizers: Optimizers) -> Step:
+    """A step whose first backward does not reduce, and whose last one is of two forwards."""
+
+    def step(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        model.set_requires_gradient_sync(False)
+        model(x).mean().backward()
+        model.set_requires_gradient_sync(True)
+        loss = model(x).mean() + model(-x).mean()
+        loss.backward()
+        optimizers[0].step()
+        return loss.detach()
+
+    return step
+
+
 def never_reduced() -> nn.Module:
     model: Any = fsdp()
     model.set_requires_gradient_sync(False)
@@ -355,6 +375,7 @@ REFUSED: dict[str, tuple[Callable[[], nn.Module], Any, Any]] = {
     "columns": (columns, sgd, trainer(clip=False)),
     "buffers": (with_buffers, sgd, trainer(clip=False)),
     "hook": (with_hook, sgd, trainer(clip=False)),
+    "two forwards behind one": (fsdp, sgd, of_two_forwards_behind_one),
     "never reduced": (never_reduced, sgd, trainer(clip=False)),
     "norms": (fsdp, lambda model: Normed(model.parameters()), trainer(clip=False)),
     "left told": (fsdp, sgd, left_told),

@@ -25,6 +25,7 @@ Filters = tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...]]
 Kind = Literal["passed", "failed", "skipped", "xfailed"]
 
 _finder = Finder()
+_returned: type[Warning] = getattr(pytest, "PytestReturnNotNoneWarning", pytest.PytestWarning)  # pytest 8.4.0 has none
 _xfail = pytest.xfail  # kept here, since ``run`` replaces it
 
 
@@ -138,7 +139,7 @@ def _of_result(result: object) -> BodyEnding:
     if not (hasattr(result, "__await__") or hasattr(result, "__aiter__")):
         if result is not None:
             text = f"a test gives None, this one gave a {kind}: was assert meant, where return is written?"
-            warnings.warn(pytest.PytestReturnNotNoneWarning(text), stacklevel=1)
+            warnings.warn(_returned(text), stacklevel=1)
         return BodyEnding("passed")
     if isinstance(result, Coroutine):
         result.close()
