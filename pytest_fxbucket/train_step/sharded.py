@@ -254,14 +254,16 @@ class WholeParameters:
                 f"the gradient of {fqn} waits, not reduced, for a backward of several forwards, in which FSDP2 reduces it by "
                 "itself; go backward behind each forward"
             )
-        # First the sum over the other dimensions of the mesh, such as tp. Then gradients of earlier backwards that were not
-        # reduced are added. If this backward does not reduce either, the sum waits. Else it is reduced and loses its padding.
+        # First gradients of earlier backwards that were not reduced are added. If this one does not reduce either, the sum waits.
+        # Else it is summed over the other dimensions of the mesh, such as tp, then reduced, and loses its padding.
         if inner is not None:
-            gradient = placed_as(gradient.to(one.shard.summed_in or gradient.dtype), inner)
-        gradient = one.travel.unreduced(gradient, self.waiting_gradients.pop(fqn, None))
+            gradient = gradient.to(one.shard.summed_in or gradient.dtype)
+        if (before := self.waiting_gradients.pop(fqn, None)) is not None or not one.shard.is_reduced:
+            gradient = one.travel.unreduced(gradient, before)
         if not one.shard.is_reduced:
             self.waiting_gradients[fqn] = gradient
             return None
+        gradient = one.travel.unreduced(placed_as(gradient, inner) if inner is not None else gradient)
         reduced = one.travel.reduce(gradient, stored.shape).to(stored.dtype)
         rows = local_of(parameter).shape
         if reduced.shape != rows:  # a copy, since a later backward adds to it in place, which a view would make a scatter

@@ -194,6 +194,11 @@ WAYS: dict[str, tuple[Callable[[], nn.Module], Any, tuple[Any, ...]]] = {
         trainer(clip=False),
         (),
     ),
+    "norms by rows, two microbatches, the last reduces": (
+        lambda: over_tp(2, sequence=True),
+        trainer(clip=False, microbatches=2, synced=False),
+        (),
+    ),
     "DDP that leaves a parameter alone": (ddp_but_for_one, trainer(), ()),
     "DDP, two microbatches": (ddp, trainer(microbatches=2), ()),
     "DDP, two microbatches, the last reduces": (ddp, trainer(microbatches=2, synced=False), ()),
@@ -202,6 +207,7 @@ FOUR = (
     "rows that ranks do not divide, bucketed",
     "sums of copies",
     "bfloat16 over tp, norms by rows",
+    "norms by rows, two microbatches, the last reduces",
     "DDP, two microbatches",
 )
 """What needs four ranks: sums, of which two have but one order, and meshes of two dimensions. All else is as well on two."""
