@@ -254,8 +254,8 @@ class WholeParameters:
                 f"the gradient of {fqn} waits, not reduced, for a backward of several forwards, in which FSDP2 reduces it by "
                 "itself; go backward behind each forward"
             )
-        # First gradients of earlier backwards that were not reduced are added. If this one does not reduce either, the sum waits.
-        # Else it is summed over the other dimensions of the mesh, such as tp, then reduced, and loses its padding.
+        # First gradients of earlier backwards that were not reduced are added. If this one does not reduce either, the sum
+        # waits. Else it is summed over the other dimensions of the mesh, such as tp, then reduced, and loses its padding.
         if inner is not None:
             gradient = gradient.to(one.shard.summed_in or gradient.dtype)
         if (before := self.waiting_gradients.pop(fqn, None)) is not None or not one.shard.is_reduced:
