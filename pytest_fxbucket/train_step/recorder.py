@@ -25,6 +25,7 @@ _TENSOR: Any = torch.Tensor
 _GRAD, _DATA = _TENSOR.grad, _TENSOR.data
 _BACKWARD = (torch.Tensor.backward, torch.autograd.backward, torch.autograd.grad)
 _GRADIENT_OF = "fxbucket_gradient_of"
+_C10D = "torch.distributed.distributed_c10d"
 """Key in the meta of a node that is a parameter's gradient: the FQN of the parameter's module."""
 _VIEWS = {
     _ATEN.transpose_.default: _ATEN.transpose.int,
@@ -125,9 +126,13 @@ class StepRecorder(Recorder):
 def _refuse(func: Any) -> None:
     refuse_unwritable(func)
     if func.namespace == "c10d":
-        raise CaptureError(
-            f"it calls {func}, which works in place and behind autograd's back; use torch.distributed._functional_collectives"
-        )
+        raise _in_place(str(func))
+
+
+def _in_place(collective: str) -> CaptureError:
+    return CaptureError(
+        f"it calls {collective}, which works in place and behind autograd's back; use torch.distributed._functional_collectives"
+    )
 
 
 class StepFunctions(TorchFunctionMode):
@@ -135,7 +140,7 @@ class StepFunctions(TorchFunctionMode):
 
     Real tensors among the arguments, such as parameters that the step's closure holds, are replaced by their fake ``twins``,
     which are looked up by identity. ``gradients`` is told of each ``.grad`` that is read, set or dropped. Refused are writes to
-    ``.data``, and ``item()`` outside of an optimizer, which reads its step counters with it.
+    ``.data``, collectives in place, and ``item()`` outside of an optimizer, which reads its step counters with it.
     """
 
     def __init__(self, recorder: StepRecorder, twins: Mapping[int, torch.Tensor], gradients: Gradients) -> None:
@@ -155,6 +160,9 @@ class StepFunctions(TorchFunctionMode):
                     "it asks for the value of a tensor (item()), which is known only when the step runs; return the tensor"
                 )
             return self._recorder.number(*args)
+        # Our groups on ranks are written in Python: they would be given fake tensors, and no operator tells of the call.
+        if getattr(func, "__module__", "") == _C10D:
+            raise _in_place(f"torch.distributed.{func.__name__}")
         # Accessors of a property are new objects each time, so they are compared by ``==``.
         if func == _DATA.__set__:
             raise CaptureError("it sets .data of a tensor, which no operator tells of; write it with copy_")

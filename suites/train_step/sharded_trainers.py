@@ -360,6 +360,18 @@ def of_two_forwards_behind_one(model: Any, optimizers: Optimizers) -> Step:
     return step
 
 
+def gathering_in_place(model: Any, optimizers: Optimizers) -> Step:
+    """A step that gathers what the model gives by the call that works in place."""
+
+    def step(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        out = model(x)
+        parts = [torch.empty_like(out) for _ in range(dist.get_world_size())]
+        dist.all_gather(parts, out.detach())
+        return torch.cat(parts).sum()
+
+    return step
+
+
 def never_reduced() -> nn.Module:
     model: Any = fsdp()
     model.set_requires_gradient_sync(False)
@@ -381,6 +393,7 @@ REFUSED: dict[str, tuple[Callable[[], nn.Module], Any, Any]] = {
     "columns": (columns, sgd, trainer(clip=False)),
     "buffers": (with_buffers, sgd, trainer(clip=False)),
     "hook": (with_hook, sgd, trainer(clip=False)),
+    "gathered in place": (fsdp, sgd, gathering_in_place),
     "two forwards behind one": (fsdp, sgd, of_two_forwards_behind_one),
     "never reduced": (never_reduced, sgd, trainer(clip=False)),
     "norms": (fsdp, lambda model: Normed(model.parameters()), trainer(clip=False)),
