@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
@@ -162,20 +163,31 @@ class WholeParameters:
                 self._under_ddp(fqn, module, inside)
             if self.sharding.averaged is not None:
                 rest = [fqn for fqn in self.twins if fqn not in travelling]
-                self._average(rest, *self.sharding.averaged, lambda: True, inside)
+                self._average(rest, *self.sharding.averaged, lambda _: True, inside)
             own = {id(self.twins[fqn]): fqn for fqn in travelling}
             inside.enter_context(read_by(model, own, self.read, self._is_read))
             yield
 
     def _under_ddp(self, name: str, module: nn.Module, inside: ExitStack) -> None:
         """Have ``module`` call the module that it wraps, and gradients averaged unless it is called in ``no_sync()``."""
-        # As in DDP, the forward decides whether the backward after it reduces.
+        # As in DDP, a forward with gradients decides whether the backward after it reduces: once, and all it has been given.
         replica: Any = module
-        synced = [True]
+        synced, reduced = [False], set[str]()
 
         def forward(*args: Any, **kwargs: Any) -> Any:
-            synced[0] = bool(replica.require_backward_grad_sync)
+            if torch.is_grad_enabled():
+                if replica.require_backward_grad_sync:
+                    synced[0] = True
+                    reduced.clear()
+                elif reduced:
+                    synced[0] = False
             return replica.module(*args, **kwargs)
+
+        def reduces(fqn: str) -> bool:
+            if not synced[0] or fqn in reduced:
+                return False
+            reduced.add(fqn)
+            return True
 
         inside.enter_context(forward_instead(module, forward))
         # By their first names, since another module may have them, too.
@@ -183,14 +195,14 @@ class WholeParameters:
         own = replica.module.named_parameters()
         fqns = [first[id(parameter)] for inner, parameter in own if inner not in replica.parameters_to_ignore]
         group = replica.process_group
-        self._average(fqns, group.group_name, group.size(), lambda: synced[0], inside)
+        self._average(fqns, group.group_name, group.size(), reduces, inside)
 
-    def _average(self, fqns: Sequence[str], group: str, size: int, synced: Callable[[], bool], inside: ExitStack) -> None:
+    def _average(self, fqns: Sequence[str], group: str, size: int, reduces: Callable[[str], bool], inside: ExitStack) -> None:
         """Have each gradient averaged once it is accumulated, as DDP does: divided by the number of ranks, then summed."""
 
         # Unwatched below, since the read of .grad in here is none of the step's.
-        def average(parameter: torch.Tensor) -> None:
-            if synced() and parameter.grad is not None and size > 1:
+        def average(fqn: str, parameter: torch.Tensor) -> None:
+            if reduces(fqn) and parameter.grad is not None and size > 1:
                 gradient = local_of(parameter.grad)
                 with torch.no_grad():
                     gradient.copy_(collective("all_reduce", gradient / size, "sum", group))
@@ -198,7 +210,7 @@ class WholeParameters:
         for fqn in fqns:
             twin = self.twins[fqn]
             if twin.requires_grad:
-                handle = twin.register_post_accumulate_grad_hook(unwatched(average))
+                handle = twin.register_post_accumulate_grad_hook(unwatched(partial(average, fqn)))
                 inside.callback(handle.remove)
 
     def refuse_kept(self) -> None:

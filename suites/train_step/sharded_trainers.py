@@ -144,6 +144,28 @@ def of_three_views(model: nn.Module, optimizers: Optimizers) -> Step:
     return step
 
 
+def of_unsynced_forwards(model: Any, optimizers: Optimizers) -> Step:
+    """Forwards without gradients, or without sync, stand between those that are gone back through."""
+
+    def step(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        optimizers[0].zero_grad()
+        out = model(x)
+        with torch.no_grad(), model.no_sync():
+            wanted = model(-x)
+        loss = mse_loss(out, wanted)
+        loss.backward()  # reduces
+        with model.no_sync():
+            out = model(2 * x)
+        with torch.no_grad():
+            wanted = model(x)
+        mse_loss(out, wanted).backward()  # does not
+        model(x).mean().backward()
+        optimizers[0].step()
+        return loss.detach()
+
+    return step
+
+
 def updated_behind(model: nn.Module, optimizers: Optimizers) -> Step:
     """Each parameter is updated as soon as its gradient is reduced, which then goes."""
 
@@ -186,6 +208,7 @@ WAYS: dict[str, tuple[Callable[[], nn.Module], Any, tuple[Any, ...]]] = {
     ),
     "three views of a batch": (fsdp, of_three_views, ()),
     "three views of a batch in bfloat16": (lambda: fsdp(dtype=torch.bfloat16), of_three_views, ()),
+    "DDP, forwards without gradients and without sync": (ddp, of_unsynced_forwards, ()),
     "DDP, three views of a batch": (ddp, of_three_views, ()),
     "updates behind each gradient, bucketed": (fsdp, updated_behind, (bucketed,)),
     "tp": (lambda: hooked(over_tp(1)), trainer(clip=False), ()),
