@@ -233,6 +233,13 @@ def make_twin(name: str) -> None:
     make_group(twin_name(name), dist.get_process_group_ranks(group_called(untwinned(name))), like=untwinned(name))
 
 
+def default_store() -> Store | None:
+    """The store that all ranks of the default group share; None where there is no group, or only one that is pretended."""
+    if not dist.is_initialized() or dist.get_backend() == "fake":
+        return None
+    return distributed_c10d._get_default_store()
+
+
 def make_group(name: str, ranks: Sequence[int], like: str = "") -> None:
     """Make the group ``name`` of the global ``ranks``, unless there is one; all of them must ask, in one order of groups.
 

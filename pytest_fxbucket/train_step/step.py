@@ -19,6 +19,7 @@ from pytest_fxbucket.errors import CaptureError
 from pytest_fxbucket.graph.groups import members_of_groups
 from pytest_fxbucket.step.iterations import Iterating
 from pytest_fxbucket.step.roles import StepGraph
+from pytest_fxbucket.train_step.agreement import Agreement
 from pytest_fxbucket.train_step.guards import Arguments, Guard, Guards, has_groups, shared_memory, signature
 from pytest_fxbucket.train_step.live import Live, LiveValues, StateMaking, refuse_shared_writes
 from pytest_fxbucket.train_step.parallel import BatchDim, Parallel, ShardedSetup, part_model
@@ -160,7 +161,8 @@ class CapturedStep:
         self._overrides, self._guards, self._parted, self._scaler = overrides, guards, parted, scaler
         self._crossing = Crossing() if any(traits_of(one).crosses_iterations for one in transforms) else None
         self._programs: dict[Hashable, list[_Program]] = {}
-        self._traces = 0
+        self._traces = self._calls = 0
+        self._agreement = Agreement(getattr(function, "__qualname__", type(function).__qualname__))
         self._removed: dict[str, torch.Tensor] = {}
         self.state: dict[str, torch.Tensor] = {fqn: first.clone() for fqn, first in overrides.first_state.items()}
         """State that transforms and overrides added, by name; shared by all traced steps. Save and load it with the model."""
@@ -188,6 +190,7 @@ class CapturedStep:
 
         ``last_step`` is the captured step's own keyword where a transform moves work into the next call, else ``function``'s.
         """
+        self._calls += 1
         last_step = bool(kwargs.pop("last_step", False)) if self._crossing is not None else False
         if self._parted is not None:
             args, kwargs = self._parted.of_batch(self._function, args, kwargs)
@@ -258,6 +261,7 @@ class CapturedStep:
         groups: dict[str, tuple[int, ...]] = {}
         for graph_module in result.step.graphs.values():
             groups |= members_of_groups(graph_module.graph)
+        self._agreement.refuse_other(result.step, groups, self._calls)
         return _Program(traced, result.step, iterating, groups)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from functools import partial
 from typing import Any
@@ -340,6 +340,36 @@ def overridden(rank: int, world: int, payload: None) -> list[str]:
 
 
 # What is refused.
+
+
+class TwoHeads(nn.Module):
+    """Two heads of one size, whose losses are added in the order of ``heads``."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body, self.heads = nn.Linear(8, 8), nn.ModuleList(nn.Linear(8, 4) for _ in range(2))
+
+    def forward(self, x: torch.Tensor, heads: Sequence[int]) -> torch.Tensor:
+        x = self.body(x)
+        return torch.stack([self.heads[head](x).square().mean() * (1 + head) for head in heads]).sum()
+
+
+def in_another_order(rank: int, world: int, payload: str) -> None:
+    """Two calls of a step whose heads, from call to call, are used as ``payload`` says: alike, or in an order of each rank."""
+    model = TwoHeads()
+    parallel: Any = DistributedDataParallel(model) if payload != "fsdp" else fully_shard(model)
+    optimizer = torch.optim.SGD(parallel.parameters(), lr=0.1)
+
+    def train(x: torch.Tensor, heads: Sequence[int]) -> torch.Tensor:
+        optimizer.zero_grad()
+        loss: torch.Tensor = parallel(x, heads)
+        loss.backward()
+        optimizer.step()
+        return loss.detach()
+
+    step = capture_step(train, model=parallel, optimizers=optimizer)
+    for heads in ([0, 1], [1, 0]):
+        step(torch.randn(6, 8), heads if payload == "alike" or rank == 0 else heads[::-1])
 
 
 class Normed(torch.optim.SGD):

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from pytest_fxbucket.errors import RankError
 from pytest_fxbucket.ranks.pools import Pools
 from suites.train_step.sharded_trainers import FOUR, REFUSED, TOLD, WAYS
 
@@ -37,6 +38,16 @@ def test_a_trainer_that_is_parted_already_trains_as_eager(pools: Pools, name: st
 @pytest.mark.parametrize("name", TOLD)
 def test_what_a_model_is_told_between_two_calls_is_traced_anew(pools: Pools, name: str) -> None:
     assert run(pools, "told", name) == 1 + len(TOLD[name][1])
+
+
+@pytest.mark.parametrize("parallel", ["ddp", "fsdp"])
+def test_ranks_that_use_modules_in_other_orders_are_refused(pools: Pools, parallel: str) -> None:
+    """Their launches would meet, one head's with the other's."""
+    assert run(pools, "in_another_order", "alike") is None
+    with pytest.raises(
+        RankError, match=r"ranks launch different collectives: number \d+ is .* of (module\.)?heads\.\d .* on rank"
+    ):
+        run(pools, "in_another_order", parallel)
 
 
 def test_a_trainers_work_goes_into_its_next_step(pools: Pools) -> None:
