@@ -32,7 +32,6 @@ class Check:
     """Whether it runs the step on ranks, as many as ``[run] world`` says."""
     is_of_pass: bool = True
     """Whether it judges the graphs that a pass made. Then, of several passes, the first behind which it is red can be named."""
-
     needs_options: bool = False
     """Whether nothing can be looked at unless the plan has the check on, with limits."""
 

@@ -26,9 +26,11 @@ def _untested() -> Iterator[None]:
 def _on_another_rank() -> Iterator[None]:
     names = [name for pair in _OF_RANKS for name in pair]
     before = {name: os.environ.get(name) for name in names}
-    for rank, size in _OF_RANKS:  # one that there is: of two, where nobody says of how many
-        ranks = max(_number(before[size]), 1 if before[size] else 2)
-        os.environ |= {rank: str((_number(before[rank]) + 1) % ranks), size: str(ranks)}
+    # One that there is: of two, where nobody says of how many.
+    world = _number(before["WORLD_SIZE"]) or _number(before["LOCAL_WORLD_SIZE"]) or 2
+    sizes = {"WORLD_SIZE": world, "LOCAL_WORLD_SIZE": _number(before["LOCAL_WORLD_SIZE"]) or world}
+    for rank, size in _OF_RANKS:
+        os.environ |= {rank: str((_number(before[rank]) + 1) % sizes[size]), size: str(sizes[size])}
     try:
         yield
     finally:

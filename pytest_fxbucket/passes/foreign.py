@@ -126,6 +126,8 @@ def _of_circumstances(
                 raise PassError(f"{error}, {where}") from error
         if made != first:
             raise PassError(f"{what} {where}")
+    if again(_renamed(root)) == first:
+        raise PassError(f"{what} only where all of this is so: {'; '.join(CIRCUMSTANCES)}")
     return ["the pass makes another graph where nodes have other names"]
 
 

@@ -13,9 +13,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch.distributed as dist
+from torch import nn
 
 from pytest_fxbucket.compat import c10d
 from pytest_fxbucket.errors import CaptureError
+from pytest_fxbucket.files import digest
 from pytest_fxbucket.graph.collectives import read_launch, tensors, tensors_sent
 from pytest_fxbucket.graph.modules import module_of
 from pytest_fxbucket.step.roles import StepGraph
@@ -32,9 +34,8 @@ class Agreement:
     traces alone, as where its batch is smaller, is not compared.
     """
 
-    def __init__(self, name: str) -> None:
-        _made[name] += 1
-        self._name = f"fxbucket step {name} {_made[name]}"
+    def __init__(self, name: str, model: nn.Module) -> None:
+        self._of, self._model, self._name = name, model, ""
 
     def refuse_other(self, step: StepGraph, groups: Mapping[str, Sequence[int]], call: int) -> None:
         """Raise CaptureError if a neighbour launches otherwise in call number ``call`` than ``step`` does."""
@@ -42,6 +43,7 @@ class Agreement:
         store = c10d.default_store() if lines else None
         if store is None:
             return
+        self._name = self._name or _numbered(f"fxbucket step {self._of} {_digest(self._model)}")
         rank = dist.get_rank()
         store.set(f"{self._name} {call} {rank}", _packed(lines))
         # Each compares with the next and the last member of its groups, and so all are.
@@ -51,6 +53,19 @@ class Agreement:
             key = f"{self._name} {call} {other}"
             if store.check([key]):
                 _compare(rank, lines, other, _unpacked(store.get(key)))
+
+
+def _numbered(name: str) -> str:
+    """``name`` with the number of steps of that name which launch, this one included: the same on all ranks."""
+    _made[name] += 1
+    return f"{name} {_made[name]}"
+
+
+def _digest(model: nn.Module) -> str:
+    """Of names, classes and shapes: ranks that made another number of steps must not compare two of other models."""
+    modules = [(fqn, type(module).__qualname__) for fqn, module in model.named_modules()]
+    shapes = [(fqn, tuple(parameter.shape)) for fqn, parameter in model.named_parameters()]
+    return digest(repr((modules, shapes)).encode())[:16]
 
 
 def _lines(step: StepGraph, groups: Mapping[str, Sequence[int]]) -> Iterator[_Line]:

@@ -24,8 +24,8 @@ _PLAIN = (torch.Tensor, torch.nn.Parameter, FakeTensor)
 _TENSOR: Any = torch.Tensor
 _GRAD, _DATA = _TENSOR.grad, _TENSOR.data
 _BACKWARD = (torch.Tensor.backward, torch.autograd.backward, torch.autograd.grad)
-_GRADIENT_OF = "fxbucket_gradient_of"
 _C10D = "torch.distributed.distributed_c10d"
+_GRADIENT_OF = "fxbucket_gradient_of"
 """Key in the meta of a node that is a parameter's gradient: the FQN of the parameter's module."""
 _VIEWS = {
     _ATEN.transpose_.default: _ATEN.transpose.int,

@@ -162,7 +162,7 @@ class CapturedStep:
         self._crossing = Crossing() if any(traits_of(one).crosses_iterations for one in transforms) else None
         self._programs: dict[Hashable, list[_Program]] = {}
         self._traces = self._calls = 0
-        self._agreement = Agreement(getattr(function, "__qualname__", type(function).__qualname__))
+        self._agreement = Agreement(getattr(function, "__qualname__", type(function).__qualname__), model)
         self._removed: dict[str, torch.Tensor] = {}
         self.state: dict[str, torch.Tensor] = {fqn: first.clone() for fqn, first in overrides.first_state.items()}
         """State that transforms and overrides added, by name; shared by all traced steps. Save and load it with the model."""

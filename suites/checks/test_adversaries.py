@@ -89,11 +89,11 @@ def test_a_pass_may_go_by_variables_that_only_begin_like_those_of_runners(ran: R
     assert "the pass" not in green(ran, "by_an_own_variable")
 
 
-@pytest.mark.parametrize("rank", [None, "3", "abc"])
+@pytest.mark.parametrize("rank", [None, "0", "3", "abc"])
 def test_a_pass_may_ask_for_its_rank(ran: Ran, monkeypatch: pytest.MonkeyPatch, rank: str | None) -> None:
     if rank is not None:
         monkeypatch.setenv("RANK", rank)
-        monkeypatch.setenv("WORLD_SIZE", "4")
+        monkeypatch.setenv("WORLD_SIZE", "1" if rank == "0" else "4")
     assert "the pass" not in green(ran, "asks_for_its_rank" if rank != "abc" else "right")
 
 
@@ -146,6 +146,11 @@ def test_what_a_pass_goes_by_beside_the_graph_is_named(name: str, words: str, ra
             r"another graph of the same one where RANK and LOCAL_RANK in the environment say another",
         ),
         ("by_its_arguments", r"another graph of the same one where sys.argv is another"),
+        (
+            "by_two_things_at_once",
+            r"another graph of the same one only where all of this is so: .*; where pytest is not imported",
+        ),
+        ("raises_where_names_are_others", r"raised AssertionError at .*: no such node"),
         ("raises_elsewhere", r"raised ValueError at .*: not here, where sys.argv is another"),
         ("by_what_is_imported", r"another graph of the same one where pytest is not imported"),
         ("every_other_time", r"makes another graph of the same one when it is called again"),

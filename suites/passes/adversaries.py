@@ -74,7 +74,7 @@ def by_the_rank_of_the_environment(gm: fx.GraphModule) -> None:
 
 def asks_for_its_rank(gm: fx.GraphModule, plans: Plans) -> fx.GraphModule:
     """It goes by none of them."""
-    assert int(os.environ.get("RANK", 0)) < int(os.environ.get("WORLD_SIZE", 1))
+    assert max(int(os.environ.get(name, 0)) for name in ("RANK", "LOCAL_RANK")) < int(os.environ.get("WORLD_SIZE", 1))
     os.environ.pop("RANK", None)
     return manual_overlap_bucketing(gm, plans)
 
@@ -83,6 +83,17 @@ def raises_elsewhere(gm: fx.GraphModule, plans: Plans) -> fx.GraphModule:
     if sys.argv[0] == "train.py":
         raise ValueError("not here")
     return manual_overlap_bucketing(gm, plans)
+
+
+def raises_where_names_are_others(gm: fx.GraphModule, plans: Plans) -> fx.GraphModule:
+    assert any(node.name == "all_gather_into_tensor" for node in gm.graph.nodes), "no such node"
+    return manual_overlap_bucketing(gm, plans)
+
+
+@behind_ours
+def by_two_things_at_once(gm: fx.GraphModule) -> None:
+    if sys.argv[0] == "train.py" and "pytest" not in sys.modules:
+        wrong(gm)
 
 
 @behind_ours

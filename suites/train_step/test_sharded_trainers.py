@@ -9,9 +9,10 @@ import pytest
 
 from pytest_fxbucket.errors import RankError
 from pytest_fxbucket.ranks.pools import Pools
-from suites.train_step.sharded_trainers import FOUR, REFUSED, TOLD, WAYS
+from suites.train_step.refused_trainers import REFUSED
+from suites.train_step.sharded_trainers import FOUR, TOLD, WAYS
 
-ROOT, JOBS = Path(__file__).resolve().parents[2], "suites.train_step.sharded_trainers"
+ROOT, SUITE = Path(__file__).resolve().parents[2], "suites.train_step"
 LAUNCHES = {
     "rows that ranks do not divide, bucketed": (8, 6, 1),
     "two microbatches, bucketed": (16, 10, 1),
@@ -21,9 +22,9 @@ LAUNCHES = {
 """All-gathers, reduce-scatters and all-reduces in the graph."""
 
 
-def run(pools: Pools, job: str, payload: Any = None, world: int = 2) -> Any:
+def run(pools: Pools, job: str, payload: Any = None, world: int = 2, of: str = "sharded_trainers") -> Any:
     """What each rank gives, which is the same on all."""
-    found = pools.get(world).run(f"{JOBS}:{job}", [payload] * world, timeout_s=120, paths=[str(ROOT)])
+    found = pools.get(world).run(f"{SUITE}.{of}:{job}", [payload] * world, timeout_s=120, paths=[str(ROOT)])
     assert found == [found[0]] * world
     return found[0]
 
@@ -43,11 +44,11 @@ def test_what_a_model_is_told_between_two_calls_is_traced_anew(pools: Pools, nam
 @pytest.mark.parametrize("parallel", ["ddp", "fsdp"])
 def test_ranks_that_use_modules_in_other_orders_are_refused(pools: Pools, parallel: str) -> None:
     """Their launches would meet, one head's with the other's."""
-    assert run(pools, "in_another_order", "alike") is None
+    assert run(pools, "in_another_order", "alike", of="refused_trainers") is None
     with pytest.raises(
         RankError, match=r"ranks launch different collectives: number \d+ is .* of (module\.)?heads\.\d .* on rank"
     ):
-        run(pools, "in_another_order", parallel)
+        run(pools, "in_another_order", parallel, of="refused_trainers")
 
 
 def test_a_trainers_work_goes_into_its_next_step(pools: Pools) -> None:
@@ -64,7 +65,7 @@ def test_a_module_of_a_trainer_that_is_overridden_is_called(pools: Pools) -> Non
 
 
 def test_what_no_graph_takes_over_is_named(pools: Pools) -> None:
-    says = run(pools, "refusals")
+    says = run(pools, "refusals", of="refused_trainers")
     assert says.keys() == REFUSED.keys()
     assert says["columns"].endswith("sharded by fully_shard on dimension 1; a captured step takes dimension 0")
     assert "DDP, which sends the buffers of rank 0 to all before each forward" in says["buffers"]
