@@ -207,12 +207,3 @@ def lost_count(gm: fx.GraphModule, plans: Sequence[str | list[str]]) -> fx.Graph
     count.replace_all_uses_with(count.args[0])
     gm.graph.erase_node(count)
     return gm
-
-
-def gradient_off_under_other_names(gm: fx.GraphModule, plans: Sequence[object]) -> fx.GraphModule:
-    """No node has the name that it had."""
-    gradient_off_by_a_little(gm, plans)
-    for number, node in enumerate(gm.graph.nodes):
-        if node.op == "call_function":
-            node.name = f"other_{number}"
-    return gm

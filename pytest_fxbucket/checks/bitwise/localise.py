@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -84,7 +83,7 @@ class FirstDifference:
     graph: str = "bucketed"
     """The graph of that node: bucketed, or setup, steady, cleanup."""
     gone: tuple[tuple[str, str], ...] = ()
-    """Where no node differs: (name, operator) of nodes that write or draw, of operators that the second run has fewer of."""
+    """Where no node differs: (name, operator) of each node of the first run that writes or draws, and the second has not."""
 
 
 def first_difference(
@@ -113,11 +112,9 @@ def first_difference(
             known = reference.get(node.name, "") if targets.get(node.name) == str(node.target) else ""
             if known and node.name in digests and digests[node.name] != known:
                 return FirstDifference((position, node.name, str(node.target)), name)
-    kept = [(node.name, str(node.target)) for _, graph, _ in _of_the_step(runs[1]) for node in graph.graph.nodes]
+    kept = {(node.name, str(node.target)) for _, graph, _ in _of_the_step(runs[1]) for node in graph.graph.nodes}
     acting = [(node.name, str(node.target)) for node in unbucketed.graph.nodes if effects_of(node).acts]
-    # A pass may give all nodes other names: those are not gone.
-    fewer = Counter(target for _, target in acting) - Counter(target for _, target in kept)
-    return FirstDifference(gone=tuple(one for one in acting if one not in kept and one[1] in fewer))
+    return FirstDifference(gone=tuple(one for one in acting if one not in kept))
 
 
 def what_crossed(run: PipelinedRun, batch: Batch, step: int, task: StepTask) -> tuple[dict[Crossed, str], dict[Crossed, str]]:
