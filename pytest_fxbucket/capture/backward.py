@@ -174,6 +174,22 @@ class _Turned(torch.autograd.Function):
         return ctx.back(gradient), None, None
 
 
+def together(inputs: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
+    """``inputs`` as other tensors: what is read of all of them here has its gradients summed before any goes on."""
+    given: tuple[torch.Tensor, ...] = _Together.apply(*inputs)
+    return given
+
+
+class _Together(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, *inputs: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return inputs
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return gradients
+
+
 _LOOK_UPS = (torch.nn.functional.embedding, torch.nn.functional.embedding_bag)
 
 

@@ -50,6 +50,28 @@ def refuse_unwritable(op: object) -> None:
         )
 
 
+def refuse_in_place(op: torch._ops.OpOverload) -> None:
+    """Raise :class:`CaptureError` for a collective of c10d, which would send the memory that fake tensors do not have."""
+    if op.namespace == "c10d":
+        raise in_place(str(op))
+
+
+def in_place(collective: str) -> CaptureError:
+    """Of a call of ``collective``, to be raised."""
+    return CaptureError(
+        f"it calls {collective}, which works in place and behind autograd's back; use torch.distributed._functional_collectives"
+    )
+
+
+def refuse_drawn(generators: Sequence[str]) -> None:
+    """Raise :class:`CaptureError` if a step drew from ``generators``, which are not torch's."""
+    if generators:
+        raise CaptureError(
+            f"it draws from {generators[0]}, and each later call would have the numbers of this one; draw from torch's, or "
+            "before the step, which gets what was drawn as an argument"
+        )
+
+
 def refuse_written_parameters(graph_module: fx.GraphModule) -> None:
     """Raise :class:`CaptureError` for a write to a gathered parameter: it is lost with it, where eager keeps it."""
     for node in graph_module.graph.nodes:

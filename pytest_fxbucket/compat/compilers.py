@@ -1,7 +1,6 @@
 """The parts of ``torch.compile`` that a compiler of somebody else uses: AOT autograd, inductor, the compilation that goes on.
 
-``torch._dynamo.backends``, ``torch._functorch``, ``torch._inductor.compile_fx`` and ``torch.autograd``'s engine, in torch 2.11
-to 2.15.
+``torch._dynamo.backends``, ``torch._functorch`` and ``torch._inductor.compile_fx``, in torch 2.11 to 2.15.
 """
 
 from __future__ import annotations
@@ -172,17 +171,3 @@ def compilation() -> object | None:
 
     context: object | None = TracingContext.try_get()
     return context
-
-
-def in_backward() -> bool:
-    """Whether this thread runs within ``backward()``."""
-    import torch
-
-    return bool(torch._C._current_graph_task_id() != -1)
-
-
-def at_end_of_backward(do: Callable[[], None]) -> None:
-    """Call ``do()`` when the ``backward()`` that runs now has made all gradients; ``backward()`` raises what ``do`` raises."""
-    import torch
-
-    torch.autograd.Variable._execution_engine.queue_callback(do)

@@ -161,10 +161,17 @@ def _groups_of(state: Any) -> list[Any]:
 def _refuse_settings(where: str, group: Any) -> None:
     changed = {
         "set_all_reduce_hook": getattr(group, "_all_reduce_hook", None) is not None,
+        "set_custom_all_gather": _is_custom(getattr(group, "_all_gather_comm", None)),
+        "set_custom_reduce_scatter": _is_custom(getattr(group, "_reduce_scatter_comm", None)),
         "an offload policy": bool(group.fsdp_params) and group.fsdp_params[0].offload_to_cpu,
     }
     if what := next((name for name, is_set in changed.items() if is_set), None):
         raise CaptureError(f"{where} is under fully_shard with {what}, which a captured step does not take over; leave it out")
+
+
+def _is_custom(collective: object) -> bool:
+    """Whether ``fully_shard`` was given ``collective`` by the user. torch's own place memory otherwise, and give the same."""
+    return collective is not None and not type(collective).__module__.startswith("torch.")
 
 
 def _shard(where: str, group: Any, held: Any, reduced: torch.dtype | None) -> Shard:

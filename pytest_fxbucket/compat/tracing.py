@@ -177,6 +177,20 @@ def current_autograd_node() -> Any:
     return torch._C._current_autograd_node()
 
 
+def in_backward() -> bool:
+    """Whether this thread runs within ``backward()``."""
+    import torch
+
+    return bool(torch._C._current_graph_task_id() != -1)
+
+
+def at_end_of_backward(do: Callable[[], None]) -> None:
+    """Call ``do()`` when the ``backward()`` that runs now has made all gradients; ``backward()`` raises what ``do`` raises."""
+    import torch
+
+    torch.autograd.Variable._execution_engine.queue_callback(do)
+
+
 def nodes_behind(grad_fn: Any, known: Container[int] = ()) -> Iterator[Any]:
     """The autograd node ``grad_fn`` and those that backward goes on to, but for those of ``known`` numbers and behind them."""
     queue, met = [grad_fn], set[int]()

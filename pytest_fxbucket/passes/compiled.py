@@ -18,7 +18,7 @@ import torch
 
 from pytest_fxbucket.compat import compilers
 from pytest_fxbucket.compat.compilers import CustomGraphPass
-from pytest_fxbucket.compat.tracing import trace
+from pytest_fxbucket.compat.tracing import at_end_of_backward, in_backward, trace
 from pytest_fxbucket.errors import PlanError
 from pytest_fxbucket.graph.ops import overload
 from pytest_fxbucket.passes.module_names import ModuleStackFn
@@ -117,7 +117,7 @@ class BucketingBackend:
             results = compiled(*args)
             # Autograd takes a callback for the end of a backward only while one runs, so it is queued from its first hook.
             if not self._is_checked:
-                _before_backward(results, lambda: compilers.at_end_of_backward(self._check_once))
+                _before_backward(results, lambda: at_end_of_backward(self._check_once))
             return results
 
         return run
@@ -160,12 +160,12 @@ class BucketingPostGradPass(CustomGraphPass):
         self._warn_of_order()
         # Inductor has broken down operators before its post-grad passes, so the pass's own nodes are broken down here.
         before = set(graph.nodes)
-        in_backward = self._graphs.apply(graph, compilers.compile_id())
+        is_of_backward = self._graphs.apply(graph, compilers.compile_id())
         decompose(graph, [node for node in graph.nodes if node not in before], compilers.inductor_decompositions())
-        if self._is_checked_elsewhere or not in_backward or not self._graphs.missing():
+        if self._is_checked_elsewhere or not is_of_backward or not self._graphs.missing():
             return
-        if compilers.in_backward():
-            compilers.at_end_of_backward(self.check)
+        if in_backward():
+            at_end_of_backward(self.check)
         elif compilers.is_whole():
             self.check()
         elif not self._has_warned:

@@ -14,7 +14,7 @@ from torch.overrides import TorchFunctionMode
 
 from pytest_fxbucket.capture.names import NodeNamer
 from pytest_fxbucket.capture.optimizers.recorder import Recorder
-from pytest_fxbucket.capture.refusals import refuse_unwritable
+from pytest_fxbucket.capture.refusals import in_place, refuse_in_place, refuse_unwritable
 from pytest_fxbucket.compat import pytree, tracing
 from pytest_fxbucket.compat.fake_tensors import FakeTensor, FakeTensorMode
 from pytest_fxbucket.errors import CaptureError
@@ -71,10 +71,11 @@ class StepRecorder(Recorder):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if any(kind not in _PLAIN for kind in types):
             return NotImplemented
+        refuse_in_place(func)
         if self.paused or func.namespace == "prim":  # prim::device and the like ask for metadata, not for data
             with self._mode:
                 return func(*args, **(kwargs or {}))
-        _refuse(func)
+        refuse_unwritable(func)
         # native_batch_norm writes running statistics that its schema does not declare, so that it has no functional twin. The
         # operator in its place computes the same, and declares them.
         if func is _ATEN.native_batch_norm.default and args[3] is not None and args[5]:
@@ -123,18 +124,6 @@ class StepRecorder(Recorder):
         return made
 
 
-def _refuse(func: Any) -> None:
-    refuse_unwritable(func)
-    if func.namespace == "c10d":
-        raise _in_place(str(func))
-
-
-def _in_place(collective: str) -> CaptureError:
-    return CaptureError(
-        f"it calls {collective}, which works in place and behind autograd's back; use torch.distributed._functional_collectives"
-    )
-
-
 class StepFunctions(TorchFunctionMode):
     """Watches calls of torch's Python functions, since the recorder sees only the operators below them.
 
@@ -152,6 +141,9 @@ class StepFunctions(TorchFunctionMode):
 
     def __torch_function__(self, func: Callable[..., Any], types: Any, args: Any = (), kwargs: Any = None) -> Any:
         args, kwargs = self.twinned(args), self.twinned(kwargs or {})
+        # Our groups on ranks are written in Python: they would be given fake tensors, and no operator tells of the call.
+        if getattr(func, "__module__", "") == _C10D:
+            raise in_place(f"torch.distributed.{func.__name__}")
         if self._recorder.paused:
             return func(*args, **kwargs)
         if func is torch.Tensor.item:
@@ -160,9 +152,6 @@ class StepFunctions(TorchFunctionMode):
                     "it asks for the value of a tensor (item()), which is known only when the step runs; return the tensor"
                 )
             return self._recorder.number(*args)
-        # Our groups on ranks are written in Python: they would be given fake tensors, and no operator tells of the call.
-        if getattr(func, "__module__", "") == _C10D:
-            raise _in_place(f"torch.distributed.{func.__name__}")
         # Accessors of a property are new objects each time, so they are compared by ``==``.
         if func == _DATA.__set__:
             raise CaptureError("it sets .data of a tensor, which no operator tells of; write it with copy_")

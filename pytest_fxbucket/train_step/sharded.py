@@ -16,15 +16,18 @@ from typing import Any
 import torch
 from torch import nn
 
-from pytest_fxbucket.capture.backward import with_gradient
-from pytest_fxbucket.capture.model import forward_instead
+from pytest_fxbucket.capture.backward import reached, together, with_gradient
+from pytest_fxbucket.capture.model import forward_instead, hooks_behind_gradient
 from pytest_fxbucket.capture.names import NodeNamer, inputs_cast, outputs_cast
 from pytest_fxbucket.capture.parallel.modes import ParallelMode, Sharded
 from pytest_fxbucket.capture.parallel.unshard import ParameterTravel, read_by
+from pytest_fxbucket.compat import pytree
 from pytest_fxbucket.compat.c10d import collective
 from pytest_fxbucket.compat.dtensors import local_of, of_local, placed_as, spec_of
 from pytest_fxbucket.compat.fake_tensors import unwatched
 from pytest_fxbucket.compat.fsdp import Ranks, Shard, Unit, own_hooks, units_of
+from pytest_fxbucket.compat.modules import each_tensor
+from pytest_fxbucket.compat.tracing import at_end_of_backward
 from pytest_fxbucket.errors import CaptureError
 from pytest_fxbucket.step.mesh import Group
 
@@ -42,6 +45,8 @@ class GatheredParameter:
 
     travel: ParameterTravel
     shard: Shard
+    root: int
+    """Number of the outermost unit that its unit is in."""
 
 
 @dataclass
@@ -62,13 +67,15 @@ class Sharding:
         """Read ``model``. Raises :class:`CaptureError` for settings of FSDP or DDP that a graph cannot take over."""
         found = cls(model, units_of(model), averaged=averaged)
         fqns = {id(parameter): fqn for fqn, parameter in model.named_parameters()}
+        root = 0
         for unit in found.units:
+            root += unit.is_root
             for shard in unit.shards:
                 fqn = fqns[id(shard.parameter)]
                 travel = ParameterTravel(
                     _mode(unit, shard), shard.shape, unit.param_dtype, unit.reduce_dtype, fqn, "fully_shard"
                 )
-                found.travelling[fqn] = GatheredParameter(travel, shard)
+                found.travelling[fqn] = GatheredParameter(travel, shard, root)
         for name, module in model.named_modules():
             if isinstance(module, torch.nn.parallel.DistributedDataParallel):
                 found._replicated(name, module)
@@ -107,6 +114,10 @@ class Sharding:
         return found.shard.stored()
 
 
+def _tensors(out: Any) -> list[torch.Tensor]:
+    return [leaf for leaf in pytree.tree_leaves(out) if isinstance(leaf, torch.Tensor)]
+
+
 @dataclass(frozen=True, slots=True)
 class FirstGather:
     """What was gathered of a parameter in the first forward: what reduces its gradient takes those of later forwards, too."""
@@ -132,12 +143,16 @@ class WholeParameters:
     """The twin of each parameter's local part, with padding, by FQN."""
     namer: NodeNamer
     paused: Callable[[], bool]
+    is_gradient: Callable[[str, torch.Tensor], None]
+    """Told of each gradient that is reduced outside of autograd's nodes, so that what is made of it is named."""
     now: dict[str, torch.Tensor] = field(default_factory=dict)
     """Parameters that are gathered at present, by FQN."""
     first: dict[tuple[str, bool], FirstGather] = field(default_factory=dict)
     """By FQN and whether it has a gradient."""
     waiting_gradients: dict[str, torch.Tensor] = field(default_factory=dict)
     """Gradients that wait, not reduced, to be summed with those of a later backward, by FQN."""
+    ending: set[int] = field(default_factory=set)
+    """Roots that have a part in the backward that runs."""
     busy: bool = False
     """Whether a gather is being recorded, which itself reads the parameter: that read must give the shard."""
 
@@ -154,6 +169,7 @@ class WholeParameters:
             names = {id(module): fqn for fqn, module in model.named_modules()}
             for unit in self.sharding.units:
                 fqns = [names[id(module)] for module in unit.modules]
+                inside.enter_context(self._inputs_apart(unit, fqns))
                 inside.enter_context(inputs_cast(model, fqns, unit.input_dtype, self.namer))
                 inside.enter_context(outputs_cast(model, fqns, unit.output_dtype, self.namer))
                 if unit.is_root:
@@ -163,49 +179,96 @@ class WholeParameters:
                 self._under_ddp(fqn, module, inside)
             if self.sharding.averaged is not None:
                 rest = [fqn for fqn in self.twins if fqn not in travelling]
-                self._average(rest, *self.sharding.averaged, lambda _: True, inside)
+                self._average(rest, *self.sharding.averaged, lambda fqn: [fqn], inside)
             own = {id(self.twins[fqn]): fqn for fqn in travelling}
             inside.enter_context(read_by(model, own, self.read, self._is_read))
             yield
 
+    @contextmanager
+    def _inputs_apart(self, unit: Unit, fqns: Sequence[str]) -> Iterator[None]:
+        """While inside, gradients of a value that ``unit`` reads are summed in it before those from elsewhere are added.
+
+        So FSDP2 has it, by the autograd node at which it knows that the unit's backward is over.
+        """
+        running = set[str]()
+
+        def before(fqn: str, module: nn.Module, args: Any, kwargs: Any) -> Any:
+            # Of modules that are one unit only the first that runs is asked.
+            is_first = not running
+            running.update(fqns if is_first else ())
+            found: list[torch.Tensor] = []
+
+            def find(one: torch.Tensor) -> torch.Tensor:
+                found.extend([one] if one.requires_grad else [])
+                return one
+
+            each_tensor(find, (args, kwargs))
+            if not (is_first and found and torch.is_grad_enabled()):
+                return None
+            with self.namer.inside(fqn):
+                given = iter(together(found))
+            return each_tensor(lambda one: next(given) if one.requires_grad else one, (args, kwargs))
+
+        with ExitStack() as hooks:
+            for fqn, module in zip(fqns if unit.shards else (), unit.modules, strict=False):
+                handle = module.register_forward_pre_hook(partial(before, fqn), prepend=True, with_kwargs=True)
+                hooks.callback(handle.remove)
+                left = module.register_forward_hook(lambda *_, fqn=fqn: running.discard(fqn), always_call=True)
+                hooks.callback(left.remove)
+            yield
+
     def _under_ddp(self, name: str, module: nn.Module, inside: ExitStack) -> None:
         """Have ``module`` call the module that it wraps, and gradients averaged unless it is called in ``no_sync()``."""
-        # As in DDP, a forward with gradients decides whether the backward after it reduces: once, and all it has been given.
+        # By their first names, since another module may have them, too.
         replica: Any = module
-        synced, reduced = [False], set[str]()
+        first = {id(parameter): fqn for fqn, parameter in self.sharding.model.named_parameters()}
+        own = replica.module.named_parameters()
+        fqns = [first[id(parameter)] for inner, parameter in own if inner not in replica.parameters_to_ignore]
+        # As in DDP, a forward with gradients decides whether the backward after it reduces: once, and all it has been given.
+        # With ``find_unused_parameters`` that is also what earlier backwards gave to parameters which the forward left out.
+        synced, reduced, given, left_out = [False], set[str](), set[str](), list[str]()
 
         def forward(*args: Any, **kwargs: Any) -> Any:
+            out = replica.module(*args, **kwargs)
             if torch.is_grad_enabled():
                 if replica.require_backward_grad_sync:
                     synced[0] = True
                     reduced.clear()
+                    used = {id(one) for one in reached(_tensors(out), {})[1]} if replica.find_unused_parameters else set()
+                    left_out[:] = [fqn for fqn in fqns if used and fqn in given and id(self.twins[fqn]) not in used]
                 elif reduced:
                     synced[0] = False
-            return replica.module(*args, **kwargs)
+            return out
 
-        def reduces(fqn: str) -> bool:
+        def reduces(fqn: str) -> list[str]:
+            given.add(fqn)
             if not synced[0] or fqn in reduced:
-                return False
-            reduced.add(fqn)
-            return True
+                return []
+            found = [*left_out, fqn]
+            left_out.clear()
+            given.clear()
+            reduced.update(found)
+            return found
 
         inside.enter_context(forward_instead(module, forward))
-        # By their first names, since another module may have them, too.
-        first = {id(parameter): fqn for fqn, parameter in self.sharding.model.named_parameters()}
-        own = replica.module.named_parameters()
-        fqns = [first[id(parameter)] for inner, parameter in own if inner not in replica.parameters_to_ignore]
         group = replica.process_group
         self._average(fqns, group.group_name, group.size(), reduces, inside)
 
-    def _average(self, fqns: Sequence[str], group: str, size: int, reduces: Callable[[str], bool], inside: ExitStack) -> None:
-        """Have each gradient averaged once it is accumulated, as DDP does: divided by the number of ranks, then summed."""
+    def _average(
+        self, fqns: Sequence[str], group: str, size: int, reduces: Callable[[str], list[str]], inside: ExitStack
+    ) -> None:
+        """Have gradients averaged as DDP does: divided by the number of ranks, then summed.
+
+        ``reduces`` says of which parameters, by FQN, once the gradient of the one that it is given is accumulated.
+        """
 
         # Unwatched below, since the read of .grad in here is none of the step's.
-        def average(fqn: str, parameter: torch.Tensor) -> None:
-            if reduces(fqn) and parameter.grad is not None and size > 1:
-                gradient = local_of(parameter.grad)
-                with torch.no_grad():
-                    gradient.copy_(collective("all_reduce", gradient / size, "sum", group))
+        def average(accumulated: str, _: torch.Tensor) -> None:
+            for fqn in reduces(accumulated) if size > 1 else ():
+                if (own := self.twins[fqn].grad) is not None:
+                    gradient = local_of(own)
+                    with torch.no_grad():
+                        gradient.copy_(collective("all_reduce", gradient / size, "sum", group))
 
         for fqn in fqns:
             twin = self.twins[fqn]
@@ -258,7 +321,9 @@ class WholeParameters:
     def _reduced(self, one: GatheredParameter, gradient: torch.Tensor, later: list[torch.Tensor]) -> torch.Tensor | None:
         """The parameter's gradient of the whole one's; ``later`` are parts of that which came from later forwards."""
         fqn, inner = one.travel.fqn, one.shard.inner
-        parameter, stored = self.twins[fqn], self.stored[fqn]
+        if one.root not in self.ending:
+            self.ending.add(one.root)
+            at_end_of_backward(partial(self._reduce_rest, one.root))
         is_of_several = bool(later) and (len(later) > 1 or later[0] is not gradient)
         later.clear()
         if one.shard.is_reduced and is_of_several and fqn in self.waiting_gradients:
@@ -275,12 +340,32 @@ class WholeParameters:
         if not one.shard.is_reduced:
             self.waiting_gradients[fqn] = gradient
             return None
+        return self._to_shard(one, gradient)
+
+    def _to_shard(self, one: GatheredParameter, gradient: torch.Tensor) -> torch.Tensor:
+        """The parameter's gradient of the whole one's, which is the sum of all that waited."""
+        fqn, inner = one.travel.fqn, one.shard.inner
+        parameter, stored = self.twins[fqn], self.stored[fqn]
         gradient = one.travel.unreduced(placed_as(gradient, inner) if inner is not None else gradient)
         reduced = one.travel.reduce(gradient, stored.shape).to(stored.dtype)
         rows = local_of(parameter).shape
         if reduced.shape != rows:  # a copy, since a later backward adds to it in place, which a view would make a scatter
             reduced = reduced.narrow(0, 0, rows[0]).clone()
         return of_local(reduced, spec_of(parameter))
+
+    def _reduce_rest(self, root: int) -> None:
+        """At the end of a backward FSDP2 also reduces what waits of units that had no part in it."""
+        self.ending.discard(root)
+        for fqn, one in self.sharding.travelling.items():
+            if one.root != root or fqn not in self.waiting_gradients or not one.shard.is_reduced:
+                continue
+            waiting, parameter = self.waiting_gradients.pop(fqn), self.twins[fqn]
+            self.is_gradient(fqn, waiting)
+            with torch.no_grad():
+                gradient = self._to_shard(one, waiting)
+                parameter.grad = gradient if parameter.grad is None else parameter.grad.add_(gradient)
+            for hook in hooks_behind_gradient(parameter):
+                hook(parameter)
 
     def _is_read(self) -> bool:
         """Whether a read at this moment is by a module in its forward, and so is to give the gathered parameter."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
@@ -13,6 +13,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from pytest_fxbucket.capture.model import fake_twin, hooks_behind_gradient, in_modules, take_hooks
+from pytest_fxbucket.capture.optimizers.state import own_numbers, put_back_numbers
 from pytest_fxbucket.compat.dtensors import is_dtensor, local_of, of_local, placed_as, spec_of
 from pytest_fxbucket.compat.fake_tensors import FakeTensorMode
 from pytest_fxbucket.compat.fsdp import Shard
@@ -188,7 +189,8 @@ def in_optimizers(live: Live, inputs: Inputs) -> Iterator[Callable[[Optimizer], 
             group["params"] = [twins[id(parameter)] for parameter in group["params"]]
             if f"{name}.lr" in rates:
                 group["lr"] = rates[f"{name}.lr"]
-        yield lambda optimizer: plain[id(optimizer)].update(_plain_state(optimizer) | plain[id(optimizer)])
+        with _uncounted(live.optimizers):
+            yield lambda optimizer: plain[id(optimizer)].update(_plain_state(optimizer) | plain[id(optimizer)])
         for optimizer, _, held in before:
             _refuse_new_state(optimizer, held, plain[id(optimizer)])
         for name, group, was in groups:
@@ -243,6 +245,24 @@ def _plain_state(optimizer: Optimizer) -> dict[tuple[int, str], str]:
         for key, value in state.items()
         if not isinstance(value, torch.Tensor)
     }
+
+
+@contextmanager
+def _uncounted(optimizers: Iterable[Optimizer]) -> Iterator[None]:
+    """Put numbers back that optimizers keep in attributes; raises :class:`CaptureError` if the block changed one."""
+    before = [(optimizer, own_numbers(optimizer)) for optimizer in optimizers]
+    try:
+        yield
+        for optimizer, was in before:
+            now = own_numbers(optimizer)
+            if name := next((name for name in {**was, **now} if repr(was.get(name)) != repr(now.get(name))), ""):
+                raise CaptureError(
+                    f"the optimizer {type(optimizer).__name__} sets its attribute {name} in a step, which a graph does not do "
+                    "again; keep it in a tensor of its state"
+                )
+    finally:
+        for optimizer, was in before:
+            put_back_numbers(optimizer, was)
 
 
 def _refuse_new_state(optimizer: Optimizer, groups: list[Any], before: Mapping[tuple[int, str], str]) -> None:

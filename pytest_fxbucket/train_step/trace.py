@@ -25,6 +25,8 @@ from pytest_fxbucket.capture.optimizers.update import refuse_looking_at_all
 from pytest_fxbucket.capture.override.anchors import Anchors
 from pytest_fxbucket.capture.override.expand import expand
 from pytest_fxbucket.capture.override.overrides import Overrides
+from pytest_fxbucket.capture.python_state import changes, generators
+from pytest_fxbucket.capture.refusals import refuse_drawn
 from pytest_fxbucket.capture.reshard import gather_again_in_backward
 from pytest_fxbucket.compat import pytree, tracing
 from pytest_fxbucket.compat.dtensors import local_of, spec_of
@@ -121,6 +123,7 @@ class _Tracing:
             self.inputs.stored,
             self.namer,
             lambda: self.recorder.paused or self.functions.in_optimizer,
+            self._is_gradient,
         )
         self.schedulers = Schedulers()
         self.stepping: Optimizer | None = None
@@ -194,8 +197,10 @@ class _Tracing:
         """Call the function; the leaves of its result with their paths, and the result's pytree spec."""
         arguments = [self.inputs.twins[id(x)] if isinstance(x, torch.Tensor) else x for x in self.arguments.leaves]
         args, kwargs = pytree.tree_unflatten(arguments, self.arguments.spec)
+        before = generators()
         with self._blamed():
             result = self.function(*args, **kwargs)
+            refuse_drawn(changes(before, generators()))
         leaves, spec = pytree.tree_flatten_with_path(self.functions.twinned(result))
         found = []
         for key, leaf in leaves:
@@ -362,8 +367,10 @@ class _Tracing:
                     self.inputs.add("state", f"{fqn}.{key}", value)
 
     def _read_gradient(self, fqn: str, gradient: torch.Tensor) -> None:
-        if type(gradient) is not type(self.parameters[fqn]):
-            return
+        if type(gradient) is type(self.parameters[fqn]):
+            self._is_gradient(fqn, gradient)
+
+    def _is_gradient(self, fqn: str, gradient: torch.Tensor) -> None:
         self.namer.is_gradient(self.recorder.node(local_of(gradient)), self.owners[id(self.parameters[fqn])])
 
     def _now(self, value: Value, fake: torch.Tensor) -> torch.Tensor:

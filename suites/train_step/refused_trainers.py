@@ -10,12 +10,13 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
+from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.distributed.tensor import Shard
 from torch.nn.parallel import DistributedDataParallel
 
 from pytest_fxbucket.errors import CaptureError
 from pytest_fxbucket.train_step import capture_step
-from suites.train_step.sharded_trainers import batch, fsdp, net, trainer
+from suites.train_step.sharded_trainers import batch, ddp, fsdp, net, trainer
 from suites.train_step.step_twins import Optimizers, Step, sgd
 
 
@@ -75,6 +76,25 @@ def with_hook() -> nn.Module:
     return model
 
 
+class OverShortNumbers:
+    """A reduce-scatter that sends gradients in bfloat16."""
+
+    def __call__(self, output: torch.Tensor, given: torch.Tensor, **rest: Any) -> None:
+        raise AssertionError("called")
+
+
+def with_a_collective_of_its_own() -> nn.Module:
+    model: Any = fsdp()
+    model.set_custom_reduce_scatter(OverShortNumbers())
+    return model  # type: ignore[no-any-return]  # fully_shard gives another class to it
+
+
+def parted_state(model: nn.Module) -> torch.optim.Optimizer:
+    """ZeRO-1: each rank steps a part of the parameters, and sends it to the others in the optimizer's step."""
+    made: torch.optim.Optimizer = ZeroRedundancyOptimizer(model.parameters(), torch.optim.AdamW, lr=0.01)
+    return made
+
+
 def of_two_forwards_behind_one(model: Any, optimizers: Optimizers) -> Step:
     """A step whose first backward does not reduce, and whose last one is of two forwards."""
 
@@ -124,6 +144,8 @@ REFUSED: dict[str, tuple[Callable[[], nn.Module], Any, Any]] = {
     "buffers": (with_buffers, sgd, trainer(clip=False)),
     "hook": (with_hook, sgd, trainer(clip=False)),
     "gathered in place": (fsdp, sgd, gathering_in_place),
+    "collective of its own": (with_a_collective_of_its_own, sgd, trainer(clip=False)),
+    "sent by the optimizer": (ddp, parted_state, trainer(clip=False)),
     "two forwards behind one": (fsdp, sgd, of_two_forwards_behind_one),
     "never reduced": (never_reduced, sgd, trainer(clip=False)),
     "norms": (fsdp, lambda model: Normed(model.parameters()), trainer(clip=False)),

@@ -164,6 +164,53 @@ def of_unsynced_forwards(model: Any, optimizers: Optimizers) -> Step:
     return step
 
 
+class TwoHeads(nn.Module):
+    """Of which each call uses one, behind a block that reads its input thrice, and others behind it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.first, self.attention = nn.Linear(8, 8), nn.MultiheadAttention(8, 2)
+        self.heads = nn.ModuleList(nn.Linear(8, 4) for _ in range(2))
+
+    def forward(self, x: torch.Tensor, head: int = 0) -> torch.Tensor:
+        x = self.first(x)
+        x = x + self.attention(x, x, x, need_weights=False)[0]
+        out: torch.Tensor = self.heads[head](x)
+        return out
+
+
+def two_heads(under: str) -> nn.Module:
+    model: Any = TwoHeads()
+    if under == "DDP":
+        return DistributedDataParallel(model, find_unused_parameters=True)
+    for unit in (model.attention, *model.heads, model):
+        fully_shard(unit)
+    return model  # type: ignore[no-any-return]  # fully_shard gives another class to it
+
+
+def of_a_head_each(model: Any, optimizers: Optimizers) -> Step:
+    """A head for each microbatch, and each second one reduces what both have made."""
+
+    def backward(x: torch.Tensor, y: torch.Tensor, head: int, reduces: bool) -> None:
+        if isinstance(model, DistributedDataParallel):
+            model.require_backward_grad_sync = reduces
+        else:
+            model.set_requires_gradient_sync(reduces)
+        mse_loss(model(x, head), y).backward()
+
+    def step(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        optimizers[0].zero_grad()
+        backward(x, y, 0, False)
+        backward(2 * x, y, 1, True)
+        backward(3 * x, y, 1, False)
+        backward(-x, y, 0, True)
+        optimizers[0].step()
+        return x.sum()
+
+    return step
+
+
 def updated_behind(model: nn.Module, optimizers: Optimizers) -> Step:
     """Each parameter is updated as soon as its gradient is reduced, which then goes."""
 
@@ -208,6 +255,8 @@ WAYS: dict[str, tuple[Callable[[], nn.Module], Any, tuple[Any, ...]]] = {
     "three views of a batch in bfloat16": (lambda: fsdp(dtype=torch.bfloat16), of_three_views, ()),
     "DDP, forwards without gradients and without sync": (ddp, of_unsynced_forwards, ()),
     "DDP, three views of a batch": (ddp, of_three_views, ()),
+    "a head for each microbatch": (lambda: two_heads("fully_shard"), of_a_head_each, ()),
+    "DDP, a head for each microbatch": (lambda: two_heads("DDP"), of_a_head_each, ()),
     "updates behind each gradient, bucketed": (fsdp, updated_behind, (bucketed,)),
     "tp": (lambda: hooked(over_tp(1)), trainer(clip=False), ()),
     "bfloat16 over tp, norms by rows": (

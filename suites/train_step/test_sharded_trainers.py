@@ -71,6 +71,10 @@ def test_what_no_graph_takes_over_is_named(pools: Pools) -> None:
     assert "DDP, which sends the buffers of rank 0 to all before each forward" in says["buffers"]
     assert says["hook"] == "the model is under DDP with a comm hook, which a captured step does not take over; leave it out"
     assert "it calls torch.distributed.all_gather, which works in place and behind autograd's back" in says["gathered in place"]
+    assert says["collective of its own"].endswith(
+        "is under fully_shard with set_custom_reduce_scatter, which a captured step does not take over; leave it out"
+    )
+    assert "it calls torch.distributed.broadcast, which works in place and behind" in says["sent by the optimizer"]
     assert " waits, not reduced, for a backward of several forwards, in which FSDP2 " in says["two forwards behind one"]
     assert "the gradient of 3.bias is not reduced when the step ends" in says["never reduced"]
     assert "the step leaves the model told otherwise than before it (set_requires_gradient_sync" in says["left told"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import re
 from collections.abc import Callable
 from functools import partial
@@ -231,6 +232,43 @@ def decayed(run: Run, x: torch.Tensor, y: torch.Tensor) -> None:
     run.optimizers[0].param_groups[0]["weight_decay"] = 0.5
 
 
+class Numbered(torch.optim.SGD):
+    """Counts its steps in an attribute of its own, as those without state do."""
+
+    count = 0
+
+    @torch.no_grad()
+    def step(self, closure: None = None) -> None:  # type: ignore[override]  # as people write it
+        self.count += 1
+        for parameter in self.param_groups[0]["params"]:
+            if parameter.grad is not None:
+                parameter.add_(parameter.grad, alpha=-0.1 / self.count)
+
+
+@pytest.mark.parametrize("steps_before", [0, 1])
+def test_a_counter_in_an_attribute_of_an_optimizer_is_told(steps_before: int) -> None:
+    """Its number would be that of the trace in all later steps."""
+    model = net()
+    optimizer = Numbered(model.parameters(), 0.1)
+    run = Run(model, [optimizer], None)
+    for number in range(steps_before):
+        usual(model, run.optimizers)(*batch(number))
+    text = refused(usual(model, run.optimizers), run)
+    assert "the optimizer Numbered sets its attribute count in a step, which a graph does not do again; keep it in a" in text
+    assert optimizer.count == steps_before
+
+
+def by_chance(run: Run, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    share = random.random()
+    return forward(run, share * x + (1 - share) * x.flip(0))
+
+
+def by_numpys_chance(run: Run, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    import numpy
+
+    return forward(run, numpy.random.beta(0.2, 0.2) * x)
+
+
 def remembering(run: Run, x: torch.Tensor, y: torch.Tensor) -> None:
     run.model[0].last = run.model(x)  # type: ignore[index]
 
@@ -260,6 +298,8 @@ def giving(run: Run, x: torch.Tensor, y: torch.Tensor) -> Any:
         (counting, "module at the root sets its attribute calls in forward"),
         (replacing, "buffer 1.running_mean is replaced in forward; write it in place"),
         (with_data, "it sets .data of a tensor, which no operator tells of; write it with copy_"),
+        (by_chance, "it draws from Python's random generator, and each later call would have the numbers of this one; draw"),
+        (by_numpys_chance, "it draws from numpy's random generator, and each later call would have the numbers of"),
         (giving, "the step gives a value of type Sequential at result['model']"),
     ],
 )

@@ -17,6 +17,7 @@ from torch import fx
 from torch.overrides import TorchFunctionMode
 
 from pytest_fxbucket.capture.functional_operators import given_back, with_some_numbers
+from pytest_fxbucket.capture.refusals import refuse_in_place
 from pytest_fxbucket.compat import pytree
 from pytest_fxbucket.compat.fake_tensors import FakeTensor, FakeTensorMode, TorchDispatchMode, value_of
 from pytest_fxbucket.compat.live_numbers import LiveNumber, node_of
@@ -65,6 +66,7 @@ class Recorder(TorchDispatchMode):
         # Optimizers mark their steps for the profiler, which is no part of the update.
         if func.namespace == "profiler":
             return func(*args, **kwargs)
+        refuse_in_place(func)
         if func is _ATEN.lift_fresh.default and not isinstance(args[0], FakeTensor):
             return self._constant(args[0])
         if func is _ATEN._local_scalar_dense.default:

@@ -103,6 +103,7 @@ def _step_and_undo(
     for parameter in parameters:
         parameter.grad = torch.full_like(parameter, slope) if id(parameter) in wanted else None
     groups = [(group, {key: group[key] for key in _STILL if key in group}) for group in optimizer.param_groups]
+    numbers = own_numbers(optimizer)
     written = _PutBack()
     try:
         for group, known in groups:
@@ -113,10 +114,29 @@ def _step_and_undo(
     finally:
         with torch.no_grad():
             written.put_back()
+        put_back_numbers(optimizer, numbers)
         for group, known in groups:
             group.update(known)
         for parameter, grad in zip(parameters, before, strict=True):
             parameter.grad = grad
+
+
+_TORCHS = frozenset(
+    {"_need_device_dtype_check_for_fused", "_opt_called", "_step_count", "_warned_capturable_if_run_uncaptured"}
+)
+"""Attributes that torch's own optimizers and schedulers set in a step, which do not change what it computes."""
+
+
+def own_numbers(optimizer: Optimizer) -> dict[str, int | float]:
+    """The numbers that ``optimizer`` keeps in attributes of its own, as one that counts its steps itself."""
+    return {name: value for name, value in vars(optimizer).items() if isinstance(value, (int, float)) and name not in _TORCHS}
+
+
+def put_back_numbers(optimizer: Optimizer, before: Mapping[str, int | float]) -> None:
+    """Have :func:`own_numbers` of ``optimizer`` be what they were."""
+    for name in own_numbers(optimizer).keys() - before.keys():
+        delattr(optimizer, name)
+    vars(optimizer).update(before)
 
 
 def _tensors(state: Mapping[str, Any]) -> list[torch.Tensor]:
