@@ -153,6 +153,8 @@ class WholeParameters:
     """Gradients that wait, not reduced, to be summed with those of a later backward, by FQN."""
     ending: set[int] = field(default_factory=set)
     """Roots that have a part in the backward that runs."""
+    to_run: set[str] = field(default_factory=set)
+    """Modules of units that run, by FQN, which have not ended in this forward."""
     busy: bool = False
     """Whether a gather is being recorded, which itself reads the parameter: that read must give the shard."""
 
@@ -190,12 +192,11 @@ class WholeParameters:
 
         So FSDP2 has it, by the autograd node at which it knows that the unit's backward is over.
         """
-        running = set[str]()
 
         def before(fqn: str, module: nn.Module, args: Any, kwargs: Any) -> Any:
             # Of modules that are one unit only the first that runs is asked.
-            is_first = not running
-            running.update(fqns if is_first else ())
+            is_first = self.to_run.isdisjoint(fqns)
+            self.to_run.update(fqns if is_first else ())
             found: list[torch.Tensor] = []
 
             def find(one: torch.Tensor) -> torch.Tensor:
@@ -213,7 +214,7 @@ class WholeParameters:
             for fqn, module in zip(fqns if unit.shards else (), unit.modules, strict=False):
                 handle = module.register_forward_pre_hook(partial(before, fqn), prepend=True, with_kwargs=True)
                 hooks.callback(handle.remove)
-                left = module.register_forward_hook(lambda *_, fqn=fqn: running.discard(fqn), always_call=True)
+                left = module.register_forward_hook(lambda *_, fqn=fqn: self.to_run.discard(fqn), always_call=True)
                 hooks.callback(left.remove)
             yield
 
@@ -246,7 +247,7 @@ class WholeParameters:
                 return []
             found = [*left_out, fqn]
             left_out.clear()
-            given.clear()
+            given.difference_update(found)
             reduced.update(found)
             return found
 
@@ -356,6 +357,7 @@ class WholeParameters:
     def _reduce_rest(self, root: int) -> None:
         """At the end of a backward FSDP2 also reduces what waits of units that had no part in it."""
         self.ending.discard(root)
+        self.to_run.clear()
         for fqn, one in self.sharding.travelling.items():
             if one.root != root or fqn not in self.waiting_gradients or not one.shard.is_reduced:
                 continue

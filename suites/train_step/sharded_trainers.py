@@ -190,7 +190,7 @@ def two_heads(under: str) -> nn.Module:
 
 
 def of_a_head_each(model: Any, optimizers: Optimizers) -> Step:
-    """A head for each microbatch, and each second one reduces what both have made."""
+    """A head for each microbatch, and each second one reduces what both have made; the last leaves out what is reduced."""
 
     def backward(x: torch.Tensor, y: torch.Tensor, head: int, reduces: bool) -> None:
         if isinstance(model, DistributedDataParallel):
@@ -205,6 +205,7 @@ def of_a_head_each(model: Any, optimizers: Optimizers) -> Step:
         backward(2 * x, y, 1, True)
         backward(3 * x, y, 1, False)
         backward(-x, y, 0, True)
+        backward(x, -y, 1, True)
         optimizers[0].step()
         return x.sum()
 

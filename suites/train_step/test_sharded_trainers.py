@@ -17,6 +17,7 @@ LAUNCHES = {
     "rows that ranks do not divide, bucketed": (8, 6, 1),
     "two microbatches, bucketed": (16, 10, 1),
     "three views of a batch": (66, 28, 0),
+    "DDP, a head for each microbatch": (0, 0, 28),
     "two microbatches, the last reduces": (44, 14, 1),
 }
 """All-gathers, reduce-scatters and all-reduces in the graph."""

@@ -199,17 +199,25 @@ def test_gradients_are_accumulated_over_microbatches_of_which_a_tensor_counts_th
     assert twins.step.traces == 2
 
 
-def test_weights_averaged_in_the_step_and_an_evaluation_beside_it() -> None:
+@pytest.mark.parametrize("in_hook", [False, True])
+def test_weights_averaged_in_the_step_and_an_evaluation_beside_it(in_hook: bool) -> None:
     """A second module that holds averages, and a step of its own that evaluates with them."""
 
     def averaged(models: Any, optimizers: Optimizers) -> Step:
         train = usual(models["model"], optimizers)
 
+        @torch.no_grad()
+        def average(*_: Any) -> None:
+            for mean, one in zip(models["mean"].parameters(), models["model"].parameters(), strict=True):
+                mean.lerp_(one, 0.1)
+
+        if in_hook:
+            optimizers[0].register_step_post_hook(average)
+
         def step(x: Any, y: Any) -> Any:
             loss = train(x, y)
-            with torch.no_grad():
-                for mean, one in zip(models["mean"].parameters(), models["model"].parameters(), strict=True):
-                    mean.lerp_(one, 0.1)
+            if not in_hook:
+                average()
             return loss
 
         return step

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections import OrderedDict
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
+from unittest.mock import patch
 
 import torch
 from torch.optim import Optimizer
@@ -108,7 +111,7 @@ def _step_and_undo(
     try:
         for group, known in groups:
             group.update({key: _STILL[key] for key in known})
-        with torch.no_grad(), written:
+        with torch.no_grad(), written, _without_hooks(optimizer):
             optimizer.step()
         return {p: [local_of(one.detach()).clone() for one in (p, *_tensors(optimizer.state[p]))] for p in asked}
     finally:
@@ -119,6 +122,17 @@ def _step_and_undo(
             group.update(known)
         for parameter, grad in zip(parameters, before, strict=True):
             parameter.grad = grad
+
+
+@contextmanager
+def _without_hooks(optimizer: Optimizer) -> Iterator[None]:
+    """While inside, the user's hooks of steps are not run: this step is none of theirs."""
+    no_hooks: OrderedDict[int, Callable[..., Any]] = OrderedDict()
+    with (
+        patch.object(optimizer, "_optimizer_step_pre_hooks", no_hooks),
+        patch.object(optimizer, "_optimizer_step_post_hooks", no_hooks),
+    ):
+        yield
 
 
 _TORCHS = frozenset(
