@@ -32,7 +32,7 @@ def run(context: Context) -> Verdict:
     assert limits  # the plan has it on, and then has a cluster too
     assert cluster is not None
     found = simulated_ranks(context.world, cluster)
-    lines = said_in_blocks((one.ranks, list(problems(one, limits.limits()))) for one in found)
+    lines = [*idle(found, limits.limits()), *said_in_blocks((r.ranks, list(problems(r, limits.limits()))) for r in found)]
     most = max(found, key=lambda one: _exposed(one.flights))
     line, scheduled = most.timeline, in_schedule(context.world, cluster)
     hidden = f"{line.hidden} of {counted(len(line.flights), 'launch')} hidden"
@@ -41,6 +41,15 @@ def run(context: Context) -> Verdict:
     if lines:
         return failed("overlap", summary, [*capped(lines), *_advice(found)])
     return passed("overlap", f"{summary}; {looked_at(context.world)}")
+
+
+def idle(found: Sequence[SimulatedRank], limits: Mapping[str, ExposureLimit]) -> Iterator[str]:
+    """Sentences on limits, by direction, that hold nothing: no rank launches anything there."""
+    launched = {direction for rank in found for one in rank.flights for direction in ("", one.direction)}
+    for direction in limits:
+        if direction not in launched:
+            what = f"in {direction}, so checks.overlap.{direction}" if direction else "in the step, so checks.overlap"
+            yield f"no rank launches anything {what} holds nothing; leave it out"
 
 
 def problems(found: SimulatedRank, limits: Mapping[str, ExposureLimit]) -> Iterator[str]:

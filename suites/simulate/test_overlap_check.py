@@ -60,6 +60,15 @@ def test_what_is_within_its_limits_is_green_and_says_on_which_cluster(check: Che
     )
 
 
+def test_a_limit_of_a_direction_without_launches_is_red(check: Check) -> None:
+    """It could not be broken."""
+    verdict = check(FAST, OverlapLimits(forward=ExposureLimit(hidden_min=0.1), optimizer=ExposureLimit(exposed_max_ms=1.0)))
+    assert (verdict.outcome, verdict.lines[0]) == (
+        "failed",
+        "no rank launches anything in optimizer, so checks.overlap.optimizer holds nothing; leave it out",
+    )
+
+
 def test_what_is_above_its_limits_is_red_and_names_what_is_exposed_most_by_its_entry(check: Check) -> None:
     verdict = check(SLOW, OverlapLimits(exposed_max_ms=1.5, hidden_min=0.9))
     assert verdict.outcome == "failed"
