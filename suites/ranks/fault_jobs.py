@@ -52,6 +52,7 @@ FAULTS = (
     Fault("unpicklable", "unpicklable", "its result, of type function, cannot be pickled"),
     Fault("too_much_memory", "raised", "memory"),
     Fault("memory_limit", "raised", "memory"),
+    Fault("other_root", "mismatch", "the ranks part at collective 2 of the job on ranks 0-3"),
 )
 
 
@@ -199,6 +200,11 @@ def swap_two(rank, world, culprit):
 def other_size(rank, world, culprit):
     begin(rank)
     dist.reduce_scatter_tensor(torch.empty(2 + (rank == culprit)), torch.ones((2 + (rank == culprit)) * world))
+
+
+def other_root(rank, world, culprit):
+    begin(rank)
+    dist.reduce(torch.ones(3), dst=1 if rank == culprit else 0)
 
 
 def leave_out_the_last(rank, world, culprit):

@@ -26,6 +26,7 @@ INSTALLED = (str(Path(__file__).resolve().parents[2]), sys.prefix, sys.base_pref
 PARTED = {
     "swap_two": "rank 0 launched reduce_scatter(sum) of 8 float32, ranks 1-3 launched all_gather of 2 float32",
     "other_size": "rank 1 launched reduce_scatter(sum) of 12 float32, ranks 0, 2-3 launched reduce_scatter(sum) of 8 float32",
+    "other_root": "rank 2 launched reduce to 1(sum) of 3 float32, ranks 0-1, 3 launched reduce to 0(sum) of 3 float32",
     "leave_out_the_last": "rank 2 never launched collective 2 of the job on ranks 0-3; ranks 0-1, 3 launched all_reduce",
 }
 

@@ -145,7 +145,7 @@ def test_collectives_of_real_ranks_are_entered(ranks):
     told = ranks.run("suites.ranks.jobs:every_kind", [None] * 4, timeout_s=60)
     assert told[0] == [
         "all_reduce(sum) of 3 float32",
-        "reduce(max) of 2 float64",
+        "reduce to 1(max) of 2 float64",
         "reduce_scatter(avg) of 8 float32",
         "reduce_scatter(sum) of 8 float32",
         "all_gather of 2 float32",

@@ -147,7 +147,8 @@ class ReducingGroup(c10d.ProcessGroup):
         return self.all_to_all_single(*args, **named)
 
     def _reduce(self, kind: str, tensors: Tensors, opts: Any, owner: int | None = None) -> c10d.Work:
-        return self._all_reduce(kind, tensors, operation_of(opts, tensors), owner)
+        named = kind if owner is None else f"{kind} to {owner}"  # ranks that reduce to other roots part
+        return self._all_reduce(named, tensors, operation_of(opts, tensors), owner)
 
     def _reduce_scatter(self, outputs: Tensors, rows: list[Tensors], opts: Any) -> c10d.Work:
         operation = operation_of(_options(c10d.ReduceScatterOptions, opts), outputs)

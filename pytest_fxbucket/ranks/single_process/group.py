@@ -354,7 +354,7 @@ class LocalGroup(ReducingGroup):
         raise NotImplementedError("back end local cannot receive from any rank; name the rank (src=...)")
 
     def _all_reduce(self, kind: str, tensors: Tensors, operation: ReduceOperation, owner: int | None) -> c10d.Work:
-        named = f"{kind}{'' if owner is None else f' to {owner}'}({operation.label})"
+        named = f"{kind}({operation.label})"
         into = tensors if owner in (None, self.rank()) else []
         compute = reduction(operation, self._ranks, lambda index: owner)
         return self._launch(named, tensors, tensors, into, compute, fill)
