@@ -26,18 +26,21 @@ server = ranks.run("suites.ranks.jobs:parent_of", [None] * 2, timeout_s=60)[0]
 print(json.dumps([server, *(row[5] for row in pids)]), flush=True)
 {then}
 """
+# Waits until it is told to: pids of processes that have ended cannot be watched.
+EXIT = "sys.stdin.readline()"
 LOOP = "ranks.run('suites.ranks.jobs:announce_and_loop', [sys.argv[1]] * 2, timeout_s=600)"
 
 
 def start(then, fifo):
     """A parent with a pool of two, in a session of its own; its server's and ranks' pids."""
     command = [sys.executable, "-c", PARENT.format(then=then), str(fifo)]
-    parent = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True)
+    pipes = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
+    parent = subprocess.Popen(command, **pipes, text=True, start_new_session=True)
     return parent, json.loads(parent.stdout.readline())
 
 
 # Ctrl-C is tried where pytest is the parent: suites/pytest_plugin/test_faults_items.py.
-@pytest.mark.parametrize("then", ["", LOOP], ids=["exit without close", "kill -9"])
+@pytest.mark.parametrize("then", [EXIT, LOOP], ids=["exit without close", "kill -9"])
 def test_nothing_is_left_after(then, watched, tmp_path, monkeypatch):
     trace = Trace(monkeypatch, tmp_path)
     os.mkfifo(tmp_path / "fifo")
@@ -48,7 +51,7 @@ def test_nothing_is_left_after(then, watched, tmp_path, monkeypatch):
         assert os.read(announced, 1) == os.read(announced, 1) == b"x"
         parent.kill()
     os.close(announced)
-    parent.communicate(timeout=20)
+    parent.communicate("\n", timeout=20)
     assert gone() == []
     assert trace.left(pids) == []
 
