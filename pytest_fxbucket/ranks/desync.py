@@ -1,12 +1,13 @@
-"""Did all ranks launch the same collectives on each process group? If not: where they part, and who is missing."""
+"""Did all ranks launch the same collectives on each process group, and receive what was sent? If not: where they part."""
 
 from __future__ import annotations
 
-from collections import Counter
+import re
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from pytest_fxbucket.ranks.flight_recorder import RankPosition, RecordedGroup, RecordedLaunch, ranks_text
+from pytest_fxbucket.ranks.flight_recorder import FROM_ANY, RankPosition, RecordedGroup, RecordedLaunch, ranks_text
 
 # A group of a rank: its members, and which of the rank's groups with these members it is.
 _Key = tuple[tuple[int, ...], int]
@@ -14,9 +15,10 @@ _Key = tuple[tuple[int, ...], int]
 
 @dataclass(frozen=True, slots=True)
 class Desync:
-    """The first collective of one group that not all members launched alike. ``rank``: one of those that differ from most.
+    """The first collective of one group that not all members launched alike, or a message that was not received as it was sent.
 
-    ``is_missing``: some members did not launch it at all, as when they failed before; the others agree.
+    ``rank``: one of those that differ from most. ``is_missing``: some members did not launch it at all, as when they failed
+    before; the others agree.
     """
 
     rank: int
@@ -24,24 +26,29 @@ class Desync:
     is_missing: bool
 
 
-def agree(groups: Mapping[int, Sequence[RecordedGroup]]) -> bool:
-    """Whether the ranks (rank -> its groups) launched the same on every group that they share, by counts and checksums."""
-    keys = {rank: _keys(own) for rank, own in groups.items()}
+def agree(places: Mapping[int, RankPosition]) -> bool:
+    """Whether ranks launched the same on all groups that they share, and received what was sent, by counts and checksums."""
+    keys = {rank: _keys(where.groups) for rank, where in places.items()}
     seen: dict[_Key, tuple[int, int]] = {}
     # The first rank of a group says what all its members must have said.
-    for rank, own in groups.items():
+    for rank, where in places.items():
         for key, index in keys[rank].items():
-            said = (own[index].count, own[index].checksum)
+            said = (where.groups[index].count, where.groups[index].checksum)
             if rank in key[0] and seen.setdefault(key, said) != said:
                 return False
     # A member that never made a group agrees as long as nothing was launched on it. Members that are not here do not count.
-    return all(not count or key in keys[rank] for key, (count, _) in seen.items() for rank in key[0] if rank in groups)
+    return _all_received(places) and all(
+        not count or key in keys[rank] for key, (count, _) in seen.items() for rank in key[0] if rank in places
+    )
 
 
 def desyncs(places: Mapping[int, RankPosition]) -> list[Desync]:
-    """Where the ranks part, at most one place for each group; ranks that left no flight record are not in ``places``."""
+    """Where the ranks part, at most one place for each group, then for each rank that sends to another.
+
+    Ranks that left no flight record are not in ``places``.
+    """
     keys = sorted({key for where in places.values() for key in _keys(where.groups)})
-    return [desync for key in keys for desync in _on_group(key, places)]
+    return [*(desync for key in keys for desync in _on_group(key, places)), *_of_messages(places)]
 
 
 def wait_for_ever(places: Mapping[int, RankPosition], running: Sequence[int]) -> bool:
@@ -102,3 +109,54 @@ def _launches(where: RankPosition, key: _Key) -> tuple[int, dict[int, RecordedLa
     if index is None:
         return 0, {}
     return where.groups[index].count, {launch.index: launch for launch in where.launches if launch.group == index}
+
+
+# Messages from one rank to another, which the two do not launch alike: the one sends what the other receives.
+
+
+_MESSAGE = re.compile(r"(send to|receive from) rank (\d+)")
+# By sender and receiver: how many messages of each size and dtype.
+_Messages = dict[tuple[int, int], Counter[str]]
+
+
+def _all_received(places: Mapping[int, RankPosition]) -> bool:
+    members = {rank for where in places.values() for group in where.groups for rank in group.members}
+    if not members <= places.keys():
+        return True  # who is not here may have sent or received the rest
+    return (sum(where.sent for where in places.values()) - sum(where.received for where in places.values())) % 2**64 == 0
+
+
+def _of_messages(places: Mapping[int, RankPosition]) -> Iterator[Desync]:
+    whole = all(sum(group.count for group in where.groups) == len(where.launches) for where in places.values())
+    # Without the oldest launches, or with receivers that named no sender, nobody can tell which message it is.
+    if _all_received(places) or not whole or any(one.kind == FROM_ANY for where in places.values() for one in where.launches):
+        return
+    sent, received = _messages(places)
+    for pair in sorted(sent.keys() | received.keys()):
+        over, due = sorted(sent[pair] - received[pair]), sorted(received[pair] - sent[pair])
+        sender, receiver = pair
+        if over and due:
+            yield Desync(
+                receiver, f"rank {sender} sent {over[0]} to rank {receiver}, which receives {due[0]}", is_missing=False
+            )
+        elif over:
+            yield Desync(receiver, f"rank {receiver} never received {over[0]} that rank {sender} sent", is_missing=True)
+        elif due:
+            yield Desync(sender, f"rank {sender} never sent {due[0]} that rank {receiver} receives", is_missing=True)
+
+
+def _messages(places: Mapping[int, RankPosition]) -> tuple[_Messages, _Messages]:
+    """What ranks sent, and what they received."""
+    sent: _Messages = defaultdict(Counter)
+    received: _Messages = defaultdict(Counter)
+    for rank, where in places.items():
+        for launch in where.launches:
+            match = _MESSAGE.fullmatch(launch.kind)
+            if match is None:
+                continue
+            what, peer = f"{launch.numel:,} {launch.dtype}", int(match[2])
+            if match[1] == "send to":
+                sent[rank, peer][what] += 1
+            else:
+                received[peer, rank][what] += 1
+    return sent, received

@@ -190,8 +190,8 @@ def _briefly(state: RankState) -> str:
 
 
 def has_failed(states: Sequence[RankState]) -> bool:
-    """Whether some rank did not return, or the ranks launched different collectives."""
-    return any(s.outcome != "returned" for s in states) or not agree({s.rank: s.where.groups for s in states})
+    """Whether some rank did not return, or the ranks launched different collectives, or left messages."""
+    return any(s.outcome != "returned" for s in states) or not agree({s.rank: s.where for s in states})
 
 
 def failure_of(states: Sequence[RankState], *, task: str, timed_out_s: float | None) -> RankFailure:
@@ -210,7 +210,7 @@ def failure_of(states: Sequence[RankState], *, task: str, timed_out_s: float | N
         sentence = f"{_late(states)} did not answer within {timed_out_s:g} s; rank {first.rank}: {first.what()}"
         sentence += first.place() + (f"; {parted[0].sentence}" if parted else "")
     elif kind == "mismatch":
-        sentence = parted[0].sentence if parted else "the ranks launched different collectives, too long ago to tell which"
+        sentence = parted[0].sentence if parted else "the ranks part in collectives or messages that their records do not tell"
     else:
         sentence = f"rank {first.rank} of {len(states)} {first.what()}{first.place()}"
     return RankFailure(
@@ -274,7 +274,10 @@ _NO_GPU_MEMORY = re.compile(r"CUDA (error: )?out of memory")
 def what_to_try(kind: str, first: RankState | None, has_processes: bool) -> Iterator[str]:
     """Sentences for a failure of ``kind`` whose first rank is ``first``; ``has_processes``: each rank was one."""
     if kind in ("mismatch", "deadlock"):
-        yield "make every rank launch the same collectives in the same order (in a plan's graphs the check `collectives` looks)"
+        yield (
+            "make every rank launch the same collectives in the same order (in a plan's graphs the check `collectives` looks), "
+            "and receive what another sends it"
+        )
     elif kind == "timeout":
         yield from _advice_late(first)
     elif kind == "unpicklable":

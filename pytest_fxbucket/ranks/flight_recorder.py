@@ -1,8 +1,8 @@
 """Where each rank is: its job's mark, and the collectives it launched, in shared memory that outlives the rank.
 
 One record a rank: a head (mark, counts, what the rank does now), a table of process groups (members, how many launches, a
-checksum over them), and a ring of the last launches. A rank writes its own and the parent reads all, also of ranks that hang or
-are dead. A launch costs the rank some 4 us.
+checksum over them), sums over the messages that it sent and received, and a ring of the last launches. A rank writes its own
+and the parent reads all, also of ranks that hang or are dead. A launch costs the rank some 4 us.
 """
 
 from __future__ import annotations
@@ -17,6 +17,8 @@ from dataclasses import dataclass
 from typing import Any
 
 MARK_BYTES = 200
+FROM_ANY = "receive from any rank"
+"""The kind of a receive that names no rank; others are "receive from rank 3", sends "send to rank 3"."""
 _MOST_GROUPS = 64
 _RING = 256
 
@@ -50,6 +52,7 @@ class _Record(Structure):
         *(("mark_length", c_uint16), ("mark", c_uint8 * MARK_BYTES)),
         *(("group_count", c_uint32), ("kept", c_uint32), ("acting", c_uint32)),
         *(("launch_count", c_uint32), ("doing", c_uint32), ("does", c_uint8)),
+        *(("sent", c_uint64), ("received", c_uint64)),
         *(("groups", _Group * _MOST_GROUPS), ("ring", _Launch * _RING)),
     )
 
@@ -98,6 +101,9 @@ class RankPosition:
     groups: tuple[RecordedGroup, ...] = ()
     launches: tuple[RecordedLaunch, ...] = ()
     """The last 256, in order."""
+    sent: int = 0
+    """A sum over all messages that it sent to one other rank, whatever their order; ``received``: over those it received."""
+    received: int = 0
 
     @property
     def waits(self) -> bool:
@@ -132,7 +138,7 @@ class FlightRecords:
     def clear(self, rank: int) -> None:
         """Forget the mark, all launches, and the process groups that came after ``settle``."""
         record = self._records[rank]
-        record.mark_length = record.launch_count = record.doing = 0
+        record.mark_length = record.launch_count = record.doing = record.sent = record.received = 0
         # The kept groups begin again from 0; later groups are overwritten by those of the next job.
         record.group_count = record.kept
         for index in range(record.kept):
@@ -160,6 +166,8 @@ def _position(record: _Record) -> RankPosition:
             for one in groups
         ),
         tuple(_launch(record, number) for number in range(max(0, count - _RING), count)),
+        record.sent,
+        record.received,
     )
 
 
@@ -245,6 +253,18 @@ def launch(handle: int, kind: str, dtype: str = "", numel: int = 0, *, compared:
     _own.launch_count = number + 1
     _own.does, _own.doing = _LAUNCHED, number + 1
     return int(number) + 1
+
+
+def message(sender: int, receiver: int, tag: int, dtype: str, numel: int, *, received: bool) -> None:
+    """Count a message between two global ranks, as this one sent or ``received`` it: both must say the same of it."""
+    if _own is None:
+        return
+    said = zlib.crc32(f"{sender} {receiver} {tag} {dtype} {numel}".encode()) + 1
+    # Modulo 2^64, as the field has it.
+    if received:
+        _own.received += said
+    else:
+        _own.sent += said
 
 
 def waits(token: int) -> None:

@@ -53,6 +53,9 @@ FAULTS = (
     Fault("too_much_memory", "raised", "memory"),
     Fault("memory_limit", "raised", "memory"),
     Fault("other_root", "mismatch", "the ranks part at collective 2 of the job on ranks 0-3"),
+    Fault("other_source", "mismatch", "the ranks part at collective 2 of the job on ranks 0-3"),
+    Fault("leave_a_message", "mismatch", "never received 3 float32 that rank"),
+    Fault("read_other_bits", "mismatch", "which receives 3 int32"),
 )
 
 
@@ -205,6 +208,36 @@ def other_size(rank, world, culprit):
 def other_root(rank, world, culprit):
     begin(rank)
     dist.reduce(torch.ones(3), dst=1 if rank == culprit else 0)
+
+
+def other_source(rank, world, culprit):
+    begin(rank)
+    # Not waited for: whether gloo stands still then or goes on depends on who is whose neighbour in its trees.
+    dist.broadcast(torch.ones(3), src=(culprit + (1 if rank == culprit else 2)) % world, async_op=True)
+
+
+def leave_a_message(rank, world, culprit):
+    """The one before sends to the culprit, which goes on without it."""
+    begin(rank)
+    if (rank + 1) % world == culprit:
+        dist.isend(torch.ones(3), culprit)
+    dist.all_reduce(torch.ones(3))
+
+
+def read_other_bits(rank, world, culprit):
+    begin(rank)
+    if (rank + 1) % world == culprit:
+        dist.send(torch.ones(3), culprit)
+    if rank == culprit:
+        dist.recv(torch.ones(3, dtype=torch.int32), (rank - 1) % world)
+    dist.all_reduce(torch.ones(3))
+
+
+def wait_for_a_message(rank, world, culprit):
+    """The one before waits for the culprit, which sends nothing."""
+    begin(rank)
+    if (rank + 1) % world == culprit:
+        dist.recv(torch.ones(3), culprit)
 
 
 def leave_out_the_last(rank, world, culprit):

@@ -235,6 +235,16 @@ def ring(rank, world, payload):
     return entered()
 
 
+def each_to_the_first(rank, world, payload):
+    """All others send to rank 0, which takes what comes first; it says from whom it had something."""
+    if rank:
+        return dist.send(torch.full((3,), float(rank)), 0)
+    got = torch.empty(3)
+    senders = {dist.recv(got): got[0].item() for _ in range(1, world)}
+    assert all(sender == value for sender, value in senders.items())
+    return sorted(senders)
+
+
 def other_kind(rank, world, culprit):
     dist.barrier()
     if rank == culprit:

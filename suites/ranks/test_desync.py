@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from pytest_fxbucket.ranks.desync import agree, desyncs, wait_for_ever
-from pytest_fxbucket.ranks.flight_recorder import RankPosition, RecordedGroup, RecordedLaunch
+from pytest_fxbucket.ranks.flight_recorder import FROM_ANY, RankPosition, RecordedGroup, RecordedLaunch
 from pytest_fxbucket.ranks.pool import RankFailure
 
 ALL = (0, 1, 2, 3)
@@ -27,7 +27,7 @@ def where(*groups, kept=256):
 
 
 def sentences(places):
-    assert agree({rank: one.groups for rank, one in places.items()}) == (not desyncs(places))
+    assert agree(places) == (not desyncs(places))
     return [desync.sentence for desync in desyncs(places)]
 
 
@@ -135,3 +135,53 @@ def test_another_order_on_two_groups_is_no_parting_on_either(ranks):
 def test_subgroups_of_real_ranks_are_their_own_business(ranks):
     told = ranks.run("suites.ranks.jobs:on_half_the_ranks", [None] * 4, timeout_s=60)
     assert [len(one) for one in told] == [1, 1, 2, 2]
+
+
+def talking(**said):
+    """Flight records of messages: `r1="0>1 4 int32, 1>2 1 int64"` received the first and sent the second."""
+    places = {}
+    for name, kinds in said.items():
+        rank, launches, sums = int(name[1:]), [], {"send to": 0, "receive from": 0}
+        for number, one in enumerate(filter(None, kinds.split(", "))):
+            pair, numel, dtype = one.split()
+            sender, receiver = map(int, pair.split(">"))
+            verb, peer = ("send to", receiver) if sender == rank else ("receive from", sender)
+            launches.append(RecordedLaunch(1, number, number + 1, True, f"{verb} rank {peer}", dtype, int(numel)))
+            sums[verb] += zlib.crc32(one.encode()) + 1
+        groups = (RecordedGroup((0, 1, 2), 0, 0), RecordedGroup((rank,), len(launches), 0))
+        places[rank] = RankPosition("", None, "", groups, tuple(launches), *sums.values())
+    return places
+
+
+def test_messages_that_were_received_as_they_were_sent_are_well_whatever_their_order():
+    assert (
+        sentences(talking(r0="0>1 4 int32, 1>0 4 int32, 0>1 2 int32", r1="0>1 2 int32, 1>0 4 int32, 0>1 4 int32", r2="")) == []
+    )
+
+
+def test_each_rank_that_sends_to_another_is_told_by_its_first_message_that_does_not_fit():
+    places = talking(
+        r0="0>1 4 int32, 0>1 9 int32, 0>1 3 int32, 0>2 1 bool", r1="0>1 9 int32, 1>2 5 int32", r2="1>2 5 int8, 0>2 1 bool"
+    )
+    assert sentences(places) == [
+        "rank 1 never received 3 int32 that rank 0 sent",
+        "rank 1 sent 5 int32 to rank 2, which receives 5 int8",
+    ]
+    assert [(one.rank, one.is_missing) for one in desyncs(places)] == [(1, True), (2, False)]
+
+
+def test_of_messages_whose_launches_are_forgotten_or_whose_receivers_name_no_sender_nobody_tells_which():
+    lost = talking(r0="0>1 4 int32, 0>1 9 int32", r1="0>1 9 int32", r2="")
+    assert sentences(lost) == ["rank 1 never received 4 int32 that rank 0 sent"]
+    forgotten = {**lost, 0: replace(lost[0], launches=lost[0].launches[1:])}
+    (one,) = lost[1].launches
+    from_any = {**lost, 1: replace(lost[1], launches=(replace(one, kind=FROM_ANY),))}
+    for places in (forgotten, from_any):
+        assert not agree(places)
+        assert desyncs(places) == []
+
+
+def test_messages_of_a_rank_that_left_no_record_are_not_missed():
+    places = talking(r0="0>1 4 int32", r2="")
+    assert agree(places)
+    assert desyncs(places) == []

@@ -27,6 +27,9 @@ PARTED = {
     "swap_two": "rank 0 launched reduce_scatter(sum) of 8 float32, ranks 1-3 launched all_gather of 2 float32",
     "other_size": "rank 1 launched reduce_scatter(sum) of 12 float32, ranks 0, 2-3 launched reduce_scatter(sum) of 8 float32",
     "other_root": "rank 2 launched reduce to 1(sum) of 3 float32, ranks 0-1, 3 launched reduce to 0(sum) of 3 float32",
+    "other_source": "rank 3 launched broadcast of 0 of 3 float32, ranks 0-2 launched broadcast of 1 of 3 float32",
+    "leave_a_message": "rank 0 never received 3 float32 that rank 3 sent",
+    "read_other_bits": "rank 0 sent 3 float32 to rank 1, which receives 3 int32",
     "leave_out_the_last": "rank 2 never launched collective 2 of the job on ranks 0-3; ranks 0-1, 3 launched all_reduce",
 }
 
@@ -100,6 +103,13 @@ def test_the_one_late_rank_is_named_and_not_one_that_returned(ranks):
     failure = fail(ranks, "one_too_many", 2, timeout_s=2.0)
     assert str(failure).startswith("rank 2 of 4 did not answer within 2 s; rank 0: returned")
     assert "ranks 0-1, 3 never launched collective 2" in str(failure)
+
+
+def test_who_sends_nothing_to_a_rank_that_waits_is_named(ranks):
+    failure = fail(ranks, "wait_for_a_message", 2, timeout_s=2.0)
+    said = "rank 1 of 4 did not answer within 2 s; rank 2: returned; rank 2 never sent 3 float32 that rank 1 receives"
+    assert str(failure).startswith(said)
+    assert is_well(ranks)
 
 
 def test_of_ranks_that_raised_alike_the_first_to_fail_is_none_that_lost_a_peer():

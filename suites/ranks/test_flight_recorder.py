@@ -152,7 +152,7 @@ def test_collectives_of_real_ranks_are_entered(ranks):
         "all_gather of 2 float32",
         "all_gather of 2 float32",
         "all_to_all of 4 float32",
-        "broadcast of 5 int64",
+        "broadcast of 0 of 5 int64",
         "barrier",
     ]
     assert told == [told[0]] * 4
@@ -167,3 +167,17 @@ def test_a_launch_on_a_twin_is_told_by_its_name(pools, backend):
 def test_what_peers_send_each_other_is_told_apart(ranks):
     told = ranks.run("suites.ranks.jobs:ring", [None] * 4, timeout_s=60)
     assert told[1] == ["send to rank 2 of 3 float32", "receive from rank 0 of 3 float32"]
+
+
+def test_who_sends_is_known_to_who_receives_from_any_rank(ranks):
+    assert ranks.run("suites.ranks.jobs:each_to_the_first", [None] * 4, timeout_s=60) == [[1, 2, 3], None, None, None]
+
+
+def test_clear_forgets_what_was_sent_and_received(records):
+    flight_recorder.message(2, 3, 0, "float32", 4, received=False)
+    flight_recorder.message(1, 2, 0, "float32", 4, received=True)
+    where = records.read(2)
+    assert (bool(where.sent), bool(where.received)) == (True, True)
+    records.clear(2)
+    where = records.read(2)
+    assert (where.sent, where.received) == (0, 0)

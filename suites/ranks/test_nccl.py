@@ -160,18 +160,38 @@ class TestEntered:
             dist.all_to_all_single(torch.empty(4), tensor)
             dist.barrier()
             dist.send(tensor, 3)
+            dist.reduce(tensor, 3, group=pair)
         assert said(book) == [
             "all_reduce(max) of 4 float32 on ranks 1, 3",
-            "broadcast of 4 float32 on ranks 0-3",
+            "broadcast of 0 of 4 float32 on ranks 0-3",
             "reduce_scatter(sum) of 4 float32 on ranks 0-3",
             "all_gather of 4 float32 on ranks 0-3",
-            "gather of 4 float32 on ranks 0-3",
+            "gather to 0 of 4 float32 on ranks 0-3",
             "all_to_all of 4 float32 on ranks 0-3",
             "barrier on ranks 0-3",
             "send to rank 3 of 4 float32 on rank 1",
+            "reduce to 1(sum) of 4 float32 on ranks 1, 3",
         ]
         free = {one.kind for one in book.read(1).launches if not one.is_compared}
-        assert free == {"all_gather", "gather", "all_to_all"}  # of which members may lawfully give different sizes
+        assert free == {"all_gather", "gather to 0", "all_to_all"}  # of which members may lawfully give different sizes
+
+    def test_messages_are_counted_as_sent_and_as_received(self, book: flight_recorder.FlightRecords) -> None:
+        tensor = torch.ones(4)
+        pair = dist.new_group([1, 3])
+        with nccl.WatchedLaunches(1):
+            dist.send(tensor, 3)
+            dist.recv(tensor, 3, group=pair)
+            ops = torch.ops._c10d_functional
+            ops.isend(tensor, 3, 0, "0")
+            ops.irecv(tensor, 3, 0, "0")
+        assert [one.kind for one in book.read(1).launches] == ["send to rank 3", "receive from rank 3"] * 2
+        where = book.read(1)
+        flight_recorder.act_as(3)
+        for _ in range(2):
+            flight_recorder.message(1, 3, 0, "float32", 4, received=True)
+            flight_recorder.message(3, 1, 0, "float32", 4, received=False)
+        assert (book.read(3).received, book.read(3).sent) == (where.sent, where.received)
+        assert where.sent != where.received
 
     def test_what_is_only_traced_is_no_launch(self, book: flight_recorder.FlightRecords) -> None:
         ops = torch.ops._c10d_functional

@@ -166,6 +166,11 @@ class ReducingGroup(c10d.ProcessGroup):
             self._recorded_alone = flight_recorder.group((self._ranks[self.rank()],))
         return flight_recorder.launch(self._recorded_alone, kind, dtype_of(tensors), numel_of(tensors))
 
+    def _count(self, pair: tuple[int, int], tag: int, tensors: Sequence[torch.Tensor], *, received: bool) -> None:
+        """Count a message between two members, sender and receiver, that this one sends or receives."""
+        sender, receiver = (self._ranks[member] for member in pair)
+        flight_recorder.message(sender, receiver, tag, dtype_of(tensors), numel_of(tensors), received=received)
+
 
 def _options(kind: Any, given: Any) -> Any:
     """``given`` as options: they may be options already, a bare operation, or None."""
@@ -175,6 +180,11 @@ def _options(kind: Any, given: Any) -> Any:
     if given is not None:
         opts.reduceOp = given
     return opts
+
+
+def root_of(opts: Any = None, *_: Any, root: int = 0, **__: Any) -> int:
+    """The root among arguments that follow a collective's tensors: in options, as a number, or by name."""
+    return opts if isinstance(opts, int) else int(getattr(opts, "rootRank", root))
 
 
 def listed(tensors: Any) -> Tensors:

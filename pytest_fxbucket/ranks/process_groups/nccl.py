@@ -22,6 +22,7 @@ from pytest_fxbucket.compat import c10d
 from pytest_fxbucket.compat.c10d import group_ranks
 from pytest_fxbucket.compat.fake_tensors import FakeTensor, TorchDispatchMode
 from pytest_fxbucket.ranks import flight_recorder
+from pytest_fxbucket.ranks.flight_recorder import FROM_ANY
 from pytest_fxbucket.ranks.machine import loaded_nccl
 from pytest_fxbucket.ranks.process_groups.base import dtype_of, numel_of
 
@@ -145,8 +146,11 @@ _KINDS = {
     "scatter": "scatter",
     "barrier": "barrier",
     "send": "send",
+    "isend": "send",
     "recv": "receive",
+    "irecv": "receive",
 }
+_ROOTED = {"broadcast": "of", "scatter": "of", "gather": "to", "reduce": "to"}
 # Members may give these different sizes.
 _MAY_DIFFER = frozenset({"all_to_all", "gather", "scatter"})
 
@@ -186,14 +190,24 @@ class WatchedLaunches(TorchDispatchMode):
             return
         compared = kind not in _MAY_DIFFER and word != "allgather"  # the one with a list of outputs
         if kind in ("send", "receive"):
-            place = given.get("dst" if kind == "send" else "src")  # none of what is received from anybody, which NCCL refuses
-            peer = "any rank" if place is None else f"rank {members[place]}"
             # Two members do not do the same here, so each keeps these in a group of its own.
-            kind, members = f"{kind} {'to' if kind == 'send' else 'from'} {peer}", (self._rank,)
+            kind, members = self._with_peer(kind, members, given, sent), (self._rank,)
         if members not in self._handles:
             self._handles[members] = flight_recorder.group(members)
-        named = f"{kind}{_reduction(given.get('reduce_op'))}"
+        root = f" {_ROOTED[kind]} {given.get('root_rank', given.get('src'))}" if kind in _ROOTED else ""
+        named = f"{kind}{root}{_reduction(given.get('reduce_op'))}"
         flight_recorder.launch(self._handles[members], named, dtype_of(sent), numel_of(sent), compared=compared)
+
+    def _with_peer(self, kind: str, members: tuple[int, ...], given: dict[str, Any], sent: list[torch.Tensor]) -> str:
+        """Count a message; its kind with the peer's name."""
+        place = given.get("dst" if kind == "send" else "src")
+        if place is None:  # of what is received from anybody, which NCCL refuses
+            return FROM_ANY
+        peer, received = members[place], kind == "receive"
+        sender, receiver = (peer, self._rank) if received else (self._rank, peer)
+        # NCCL has no tags.
+        flight_recorder.message(sender, receiver, 0, dtype_of(sent), numel_of(sent), received=received)
+        return f"{kind} {'to' if kind == 'send' else 'from'} rank {peer}"
 
 
 def _members(given: dict[str, Any]) -> tuple[int, ...]:

@@ -20,8 +20,16 @@ import torch.distributed as dist
 
 from pytest_fxbucket.compat import c10d
 from pytest_fxbucket.ranks import device, flight_recorder
+from pytest_fxbucket.ranks.flight_recorder import FROM_ANY
 from pytest_fxbucket.ranks.process_groups import sums
-from pytest_fxbucket.ranks.process_groups.base import ReducingGroup, ReducingWork, Tensors, listed, require_contiguous
+from pytest_fxbucket.ranks.process_groups.base import (
+    ReducingGroup,
+    ReducingWork,
+    Tensors,
+    listed,
+    require_contiguous,
+    root_of,
+)
 from pytest_fxbucket.ranks.process_groups.sums import ReduceOperation
 
 BACKEND = "ordered_gloo"
@@ -38,6 +46,11 @@ class OrderedWork(ReducingWork):
         """Raises RuntimeError as gloo does when a peer is gone."""
         for exchange in self._exchanges:
             exchange.wait() if timeout is None else exchange.wait(timeout)
+
+    def _source_rank(self) -> int:
+        """Of a receive from any rank: whose message arrived."""
+        (exchange,) = self._exchanges
+        return int(exchange._source_rank())
 
     def is_completed(self) -> bool:
         """Whether the exchange is over (then wait returns at once)."""
@@ -112,19 +125,19 @@ class OrderedGloo(ReducingGroup):
 
     def broadcast(self, tensors: Any, *args: Any, **named: Any) -> c10d.Work:  # type: ignore[override]
         """Copy the root's tensors to all ranks."""
-        token = self._record("broadcast", listed(tensors))
+        token = self._record(f"broadcast of {root_of(*args, **named)}", listed(tensors))
         ours = on_cpu(tensors)
         return self._passed(token, self._gloo.broadcast(ours, *args, **named), listed(tensors), (tensors, ours))
 
     def gather(self, outputs: Any, inputs: Any, *args: Any, **named: Any) -> c10d.Work:  # type: ignore[override]
         """Gather into the root's lists of tensors."""
-        token = self._record("gather", listed(inputs))
+        token = self._record(f"gather to {root_of(*args, **named)}", listed(inputs))
         ours = room_for(outputs)
         return self._passed(token, self._gloo.gather(ours, on_cpu(inputs), *args, **named), back=(outputs, ours))
 
     def scatter(self, outputs: Any, inputs: Any, *args: Any, **named: Any) -> c10d.Work:  # type: ignore[override]
         """Send each member its one of the root's tensors."""
-        token = self._record("scatter", listed(outputs))
+        token = self._record(f"scatter of {root_of(*args, **named)}", listed(outputs))
         ours = room_for(outputs)
         return self._passed(token, self._gloo.scatter(ours, on_cpu(inputs), *args, **named), listed(outputs), (outputs, ours))
 
@@ -135,16 +148,32 @@ class OrderedGloo(ReducingGroup):
         work = self._gloo.alltoall(ours, on_cpu(inputs), *args, **named)
         return self._passed(token, work, listed(outputs), (outputs, ours))
 
-    def send(self, tensors: Any, peer: int, *args: Any, **named: Any) -> c10d.Work:  # type: ignore[override]
+    def send(self, tensors: Any, peer: int, tag: int = 0) -> c10d.Work:
         """Send tensors to the rank that is number ``peer`` of the group."""
         token = self._record_alone(f"send to rank {self._ranks[peer]}", tensors)
-        return self._passed(token, self._gloo.send(on_cpu(tensors), peer, *args, **named))
+        work = self._gloo.send(on_cpu(tensors), peer, tag)
+        self._count((self.rank(), peer), tag, tensors, received=False)
+        return self._passed(token, work)
 
-    def recv(self, tensors: Any, peer: int, *args: Any, **named: Any) -> c10d.Work:  # type: ignore[override]
+    def recv(self, tensors: Any, peer: int, tag: int = 0) -> c10d.Work:
         """Receive tensors from the rank that is number ``peer`` of the group."""
         token = self._record_alone(f"receive from rank {self._ranks[peer]}", tensors)
         ours = room_for(tensors)
-        return self._passed(token, self._gloo.recv(ours, peer, *args, **named), listed(tensors), (tensors, ours))
+        work = self._gloo.recv(ours, peer, tag)
+        self._count((peer, self.rank()), tag, tensors, received=True)
+        return self._passed(token, work, listed(tensors), (tensors, ours))
+
+    def recv_anysource(self, tensors: Any, tag: int = 0) -> c10d.Work:
+        """Receive tensors from the rank that sends first."""
+        token = self._record_alone(FROM_ANY, tensors)
+        ours = room_for(tensors)
+        work = self._gloo.recv_anysource(ours, tag)
+
+        def finish() -> None:
+            self._count((work._source_rank(), self.rank()), tag, tensors, received=True)
+            bring_back(tensors, ours)
+
+        return OrderedWork(token, [work], finish, listed(tensors))
 
     @staticmethod
     def _passed(token: int, work: Any, result: Sequence[torch.Tensor] = (), back: tuple[Any, Any] = ((), ())) -> c10d.Work:

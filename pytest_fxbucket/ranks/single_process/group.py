@@ -22,6 +22,7 @@ from pytest_fxbucket.ranks.process_groups.base import (
     numel_of,
     require_contiguous,
     require_whole,
+    root_of,
     rows_of,
 )
 from pytest_fxbucket.ranks.process_groups.sums import ReduceOperation
@@ -306,7 +307,7 @@ class LocalGroup(ReducingGroup):
         self, tensors: Any, opts: Any = None, *args: Any, root: int = 0, **named: Any
     ) -> c10d.Work:
         """Copy the root's tensors to all members."""
-        root = _root(opts, root)
+        root = root_of(opts, root=root)
         both = listed(tensors)
         sent, into = (both, []) if root == self.rank() else ([], both)
         return self._launch(f"broadcast of {root}", both, sent, into, copies_of(root), fill)
@@ -315,7 +316,7 @@ class LocalGroup(ReducingGroup):
         self, outputs: Any, inputs: Any, opts: Any = None, *args: Any, root: int = 0, **named: Any
     ) -> c10d.Work:
         """Gather the one input of member m into the root's ``outputs[0][m]``, for all m."""
-        root = _root(opts, root)
+        root = root_of(opts, root=root)
         into = [tensor for row in rows_of(outputs) for tensor in row] if root == self.rank() else []
         return self._launch(f"gather to {root}", listed(inputs), listed(inputs), into, by_input, fill)
 
@@ -323,7 +324,7 @@ class LocalGroup(ReducingGroup):
         self, outputs: Any, inputs: Any, opts: Any = None, *args: Any, root: int = 0, **named: Any
     ) -> c10d.Work:
         """Send the root's ``inputs[0][m]`` to member m's one output."""
-        root = _root(opts, root)
+        root = root_of(opts, root=root)
         sent = [tensor for row in rows_of(inputs) for tensor in row] if root == self.rank() else []
         into = listed(outputs)
 
@@ -399,15 +400,12 @@ class LocalGroup(ReducingGroup):
         # The n-th send from one member to another with a tag meets the n-th receive; each of the two counts for itself.
         key = (*pair, tag, self._talks[pair, tag])
         exchange = self._table.join(key, pair, self.rank(), said, [] if into else tensors)
+        self._count(pair, tag, tensors, received=bool(into))
         spoil(into, [])
         return self._work(token, exchange, lambda: fill(into, exchange.result(copies_of(0))), tensors)
 
     def _work(self, token: int, exchange: Exchange, finish: Callable[[], None], result: Tensors) -> c10d.Work:
         return LocalWork(self._scheduler, self._ranks[self.rank()], token, exchange, finish, result)
-
-
-def _root(opts: Any, root: int) -> int:
-    return opts if isinstance(opts, int) else int(getattr(opts, "rootRank", root))
 
 
 def _what(tensors: Tensors) -> str:
