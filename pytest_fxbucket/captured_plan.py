@@ -11,7 +11,7 @@ from pytest_fxbucket.capture.from_plan import capture_plan
 from pytest_fxbucket.capture.last_step import LastStep
 from pytest_fxbucket.capture.parallel.ring_attention import at_place
 from pytest_fxbucket.compat.fx import why_not_its_graph
-from pytest_fxbucket.errors import CaptureError, FxbucketError
+from pytest_fxbucket.errors import CaptureError, FxbucketError, PassError
 from pytest_fxbucket.graph.reading import read_given
 from pytest_fxbucket.passes.keep_order import without_kept_order
 from pytest_fxbucket.pipeline.captured import StagedStep, capture_stages
@@ -22,7 +22,7 @@ from pytest_fxbucket.process import collector
 from pytest_fxbucket.process.state import fresh_state
 from pytest_fxbucket.progress import Seconds
 from pytest_fxbucket.step.portable import PortableGraph, encode, own_copy
-from pytest_fxbucket.transforms.registry import TransformOutput, TransformStages, run_stages, stages_of
+from pytest_fxbucket.transforms.registry import TransformOutput, TransformStages, digest_of, run_stages, stages_of
 from pytest_fxbucket.transforms.step_versions import BeforePass, state_of, with_first_state
 from pytest_fxbucket.transforms.transformation import traits_of
 
@@ -57,8 +57,10 @@ class CapturedPlan:
     _before_pass: dict[int, BeforePass] = field(default_factory=dict)
     _estimated: dict[tuple[Phase, int], dict[NodeKey, float]] = field(default_factory=dict)
     _sent: dict[tuple[int, Phase], tuple[StepGraph, PortableGraph]] = field(default_factory=dict)
+    _rounded: dict[str, tuple[int, str]] = field(default_factory=dict)
+    """By digest of a captured step the first rank that had it, and the digest of what transformations that round made of it."""
     _read: dict[int, tuple[StepGraph, Mapping[Phase, GraphAnalysis]]] = field(default_factory=dict)
-    """Both by ``id`` of the step, which is kept too, so that no other one can get its ``id``."""
+    """This and what was sent by ``id`` of the step, which is kept too, so that no other one can get its ``id``."""
 
     def under(self, plan: Plan) -> CapturedPlan:
         """The same step under another plan that traces the same: captured once, and read once."""
@@ -162,15 +164,25 @@ class CapturedPlan:
         before = self.transformed(stages.before, begin, state, rank)
         step = before[-1].step if before else begin
         rounding = [one.step for one, stage in zip(before, stages.before, strict=True) if traits_of(stage.function).rounds]
+        if rounding:
+            self._refuse_rounding_by_rank(captured, rounding[-1], rank)
         # A transformation that rounds otherwise changes bits by design: bitwise begins behind the last of these.
         reference = with_first_state(rounding[-1], captured, state) if rounding else captured
         return BeforePass(reference, tuple(before), with_first_state(step, captured, state), state)
+
+    def _refuse_rounding_by_rank(self, captured: StepGraph, rounded: StepGraph, rank: int) -> None:
+        """Raise PassError for another graph than an earlier rank's: bitwise begins behind it, so nothing would compare them."""
+        modules = self.stages.modules
+        first, made = self._rounded.setdefault(digest_of(captured, modules), (rank, digest_of(rounded, modules)))
+        if made != digest_of(rounded, modules):
+            what = f"{self.plan.path}: {' and '.join(self.rounding)}"
+            raise PassError(f"{what} makes another graph of the same one as rank {rank} than as rank {first}")
 
     def transformed(self, stages: Sequence[TransformStage], step: StepGraph, state: State, rank: int) -> list[TransformOutput]:
         """``step`` behind each of ``stages``, as ``rank`` has it."""
         if stages:
             self.say(f"running {', '.join(stage.name for stage in stages)} as rank {rank} of {self.mesh.size}")
-        return run_stages(stages, step, state)
+        return run_stages(stages, step, state, twice=True)
 
     def readings(self, step: StepGraph) -> Mapping[Phase, GraphAnalysis]:
         """The graphs of ``step``, before or behind transformations, read."""

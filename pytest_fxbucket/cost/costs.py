@@ -17,6 +17,7 @@ from pytest_fxbucket.graph.flops import bytes_of, counts_flops, flops_of
 from pytest_fxbucket.graph.ops import by_operator, is_view_operator
 from pytest_fxbucket.graph.storages import is_part
 from pytest_fxbucket.plan.factories import import_callable
+from pytest_fxbucket.process.elsewhere import CIRCUMSTANCES, elsewhere
 from pytest_fxbucket.step.mesh import Mesh
 
 if TYPE_CHECKING:
@@ -214,12 +215,30 @@ def _bandwidth(nodes: Sequence[int], cluster: Cluster) -> float:
 
 
 def own_cost(plan: Plan, step: StepGraph, cluster: Cluster) -> CostModel | None:
-    """The plan's own cost model; what it does not know is told for the process groups of ``step``. None if it has none."""
+    """The plan's own cost model; what it does not know is told for the process groups of ``step``. None if it has none.
+
+    It is asked twice for each node, and raises :class:`SimulationError` where it goes by more than that.
+    """
     if plan.cluster is None or plan.cluster.cost is None:
         return None
     name = plan.cluster.cost
     model = import_callable(name, f"{plan.path}: [cluster] cost")
-    return checked(model, f'{plan.path}: [cluster] cost = "{name}"', Roofline(cluster, groups_of(step)))
+    where = f'{plan.path}: [cluster] cost = "{name}"'
+    fallback = Roofline(cluster, groups_of(step))
+    ask = checked(model, where, fallback)
+
+    def seconds(node: fx.Node) -> float:
+        found = ask(node)
+        with elsewhere():
+            other = ask(node)
+        if found != other:
+            raise SimulationError(
+                f"{where} says that {node.name} ({node.target}) takes {found:g} seconds, and {other:g} when it is asked again, "
+                f"{'; '.join(CIRCUMSTANCES)}"
+            )
+        return found
+
+    return seconds
 
 
 def groups_of(step: StepGraph) -> _Groups:

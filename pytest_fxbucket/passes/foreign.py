@@ -17,9 +17,9 @@ from pytest_fxbucket.compat import torch_pass
 from pytest_fxbucket.errors import FxbucketError, PassError, text_of
 from pytest_fxbucket.graph.counted_anew import renamed
 from pytest_fxbucket.graph.movement import is_made_of_others
-from pytest_fxbucket.passes.elsewhere import CIRCUMSTANCES, elsewhere
 from pytest_fxbucket.passes.fake_values import fill_in
 from pytest_fxbucket.plan.factories import import_callable
+from pytest_fxbucket.process.elsewhere import elsewhere, only_where_all, say_what_it_goes_by
 from pytest_fxbucket.process.state import ProcessState
 from pytest_fxbucket.step.portable import digest, encode, own_copy
 from pytest_fxbucket.user_frame import user_frame
@@ -111,23 +111,13 @@ def _of_circumstances(
     def again(given: fx.GraphModule) -> str:
         return _digest(_called(name, foreign, given, plans), modules)
 
-    # One run under all other circumstances at once clears most passes. Only if it differs, single ones are told apart.
+    # One run under all other circumstances and names at once clears most passes. Only if it differs, they are told apart.
     with suppress(PassError), elsewhere():  # what it raises there is told below, with where that was
         if again(_renamed(root)) == first:
             return []
-    what = f"pass {name} makes another graph of the same one"
-    if {again(own_copy(root)), again(own_copy(root))} != {first}:
-        raise PassError(f"{what} when it is called again: it goes by chance, by time, or by what it kept of the call before")
-    for where, circumstance in CIRCUMSTANCES.items():
-        with circumstance():
-            try:
-                made = again(own_copy(root))
-            except PassError as error:
-                raise PassError(f"{error}, {where}") from error
-        if made != first:
-            raise PassError(f"{what} {where}")
+    say_what_it_goes_by(f"pass {name}", first, lambda: again(own_copy(root)))
     if again(_renamed(root)) == first:
-        raise PassError(f"{what} only where all of this is so: {'; '.join(CIRCUMSTANCES)}")
+        raise only_where_all(f"pass {name}")
     return ["the pass makes another graph where nodes have other names"]
 
 

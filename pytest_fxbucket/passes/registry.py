@@ -23,11 +23,13 @@ from pytest_fxbucket.passes.auto.estimates import Estimates, NodeKey
 from pytest_fxbucket.passes.foreign import run_foreign
 from pytest_fxbucket.passes.keep_order import AFTER, forget_order, without_kept_order
 from pytest_fxbucket.passes.manual import ManualPass, within_room
+from pytest_fxbucket.passes.packers import PACKERS
 from pytest_fxbucket.passes.report import PassReport
 from pytest_fxbucket.passes.targets import Targets, by_module, by_parameter, by_size
 from pytest_fxbucket.plan.pass_consistency import agree_with_entries
 from pytest_fxbucket.plan.selectors import entry_by_parameter
-from pytest_fxbucket.step.portable import own_copy
+from pytest_fxbucket.process.elsewhere import hold
+from pytest_fxbucket.step.portable import digest, encode, own_copy
 
 if TYPE_CHECKING:
     from pytest_fxbucket.graph.buckets import GraphAnalysis
@@ -108,26 +110,37 @@ def _job_behind(job: PassJob, made: Bucketed, where: str) -> PassJob:
 
 
 def _run_one(name: str, job: PassJob) -> Bucketed:
-    root = job.step.graphs[job.phase]
     if name == "manual":
-
-        def run(bucket: Bucket, estimates: Estimates | None) -> tuple[fx.Graph, PassReport]:
-            graph = copy.deepcopy(root.graph)
-            forget_order(graph)
-            return graph, ManualPass(bucket, job.plan.overlap).run(graph, _targets(graph, job), estimates)
-
-        try:
-            graph, report = within_room(job.plan.bucket, run, estimates_of(job))
-        except PlanError as error:
-            where = str(job.plan.path)
-            raise PlanError(str(error) if where in str(error) else f"{where}: {error}") from None
-        return Bucketed(graph, root, report, (AFTER,) if job.plan.overlap.insert_overlap_deps else ())
+        return _run_ours(job)
+    root = job.step.graphs[job.phase]
     plans = _plans_by_module(job) if job.plan.bucket.enabled else []
     made = run_foreign(name, root, plans, twice=job.twice)
     graph = with_names_of_before(root.graph, made.module.graph)
     _refuse_other_ends(name, graph, job)
     anew = () if graph is made.module.graph else ("the pass counts names anew: nodes are called here as before it",)
     return Bucketed(graph, made.module, None, made.modules, (*made.notes, *anew))
+
+
+def _run_ours(job: PassJob) -> Bucketed:
+    root, packer = job.step.graphs[job.phase], job.plan.bucket.packer
+    modules = (AFTER,) if job.plan.overlap.insert_overlap_deps else ()
+
+    def run(bucket: Bucket, estimates: Estimates | None) -> tuple[fx.Graph, PassReport]:
+        graph = copy.deepcopy(root.graph)
+        forget_order(graph)
+        return graph, ManualPass(bucket, job.plan.overlap).run(graph, _targets(graph, job), estimates)
+
+    def again() -> str:
+        return digest(encode(within_room(job.plan.bucket, run, estimates_of(job))[0], root, modules))
+
+    try:
+        graph, report = within_room(job.plan.bucket, run, estimates_of(job))
+        if job.twice and packer not in PACKERS:
+            hold(f'packer "{packer}"', digest(encode(graph, root, modules)), again)
+    except PlanError as error:
+        where = str(job.plan.path)
+        raise PlanError(str(error) if where in str(error) else f"{where}: {error}") from None
+    return Bucketed(graph, root, report, modules)
 
 
 def estimates_of(job: PassJob) -> Estimates | None:

@@ -5,15 +5,19 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from hashlib import sha256
 from inspect import signature
 from typing import Any
 
 import torch
 
+from pytest_fxbucket.compat.fake_tensors import FakeTensor
 from pytest_fxbucket.errors import FxbucketError, PassError, PlanError
 from pytest_fxbucket.plan.factories import import_callable
 from pytest_fxbucket.plan.schema import Plan
-from pytest_fxbucket.step.portable import own_copy
+from pytest_fxbucket.process.elsewhere import hold
+from pytest_fxbucket.process.state import reset
+from pytest_fxbucket.step.portable import digest, encode, own_copy, raw_bytes
 from pytest_fxbucket.step.roles import Phase, StepGraph
 from pytest_fxbucket.transforms.fit import ObservedGraph, look, refuse_broken, refuse_unpaired
 from pytest_fxbucket.transforms.transformation import BUCKET, Traits, traits_of
@@ -151,22 +155,62 @@ class TransformOutput:
     looked: Mapping[Phase, ObservedGraph]
 
 
-def run_stages(stages: Sequence[TransformStage], step: StepGraph, state: State) -> list[TransformOutput]:
+def run_stages(
+    stages: Sequence[TransformStage], step: StepGraph, state: State, *, twice: bool = False
+) -> list[TransformOutput]:
     """The step after each of ``stages``, with its rank's process groups in place; ``step`` itself is left as it is.
 
-    ``state`` has all state by name, and is changed. Raises PlanError for arguments that a transformation does not take,
-    CaptureError or PassError, one sentence that names it, for one that cannot be done or that breaks the step.
+    ``state`` has all state by name, and is changed. With ``twice`` one that is not ours is called again, to see that it gives
+    the same. Raises PlanError for arguments that a transformation does not take, CaptureError or PassError, one sentence that
+    names it, for one that cannot be done, that breaks the step or that goes by more than the step.
     """
     found: list[TransformOutput] = []
     looked = look(step) if stages else {}
     for stage in stages:
-        step = _run(stage, step, state)
-        with _naming(stage):
-            after = look(step, looked)
-        refuse_broken(stage.where, looked, after, traits_of(stage.function).keeps_collectives)
-        found.append(TransformOutput(stage.name, step, after))
-        looked = after
+        begun = dict(state)
+        if twice:
+            reset()  # first values of state may be drawn
+        after = _run(stage, step, state)
+        seen = _look(stage, after, looked)
+        if twice and stage.name not in BUILT_IN:
+            _hold(stage, step, begun, looked, _digest(stage, after, begun, state))
+        found.append(TransformOutput(stage.name, after, seen))
+        step, looked = after, seen
     return found
+
+
+def _look(stage: TransformStage, step: StepGraph, before: Mapping[Phase, ObservedGraph]) -> dict[Phase, ObservedGraph]:
+    """What ``stage`` made, looked at; raises PassError, one sentence that names it, for what it broke."""
+    with _naming(stage):
+        after = look(step, before)
+    refuse_broken(stage.where, before, after, traits_of(stage.function).keeps_collectives)
+    return after
+
+
+def _hold(stage: TransformStage, step: StepGraph, begun: State, looked: Mapping[Phase, ObservedGraph], made: str) -> None:
+    """Raise PassError if ``stage`` makes another thing of ``step`` and of the state ``begun`` when it is called elsewhere."""
+
+    def again() -> str:
+        reset()
+        state = dict(begun)
+        after = _run(stage, step, state)
+        _look(stage, after, looked)
+        return _digest(stage, after, begun, state)
+
+    hold(stage.where, made, again)
+
+
+def _digest(stage: TransformStage, step: StepGraph, begun: State, state: State) -> str:
+    """Of the graphs of ``step``, of what goes in and out, and of first values in ``state`` that ``begun`` does not have."""
+    added = {fqn: one for fqn, one in sorted(state.items()) if one is not begun.get(fqn)}
+    values = [sha256(raw_bytes(one)).hexdigest() for one in added.values() if not isinstance(one, FakeTensor)]
+    return "\n".join((digest_of(step, (stage.name.partition(":")[0],)), *added, *values))
+
+
+def digest_of(step: StepGraph, modules: tuple[str, ...] = ()) -> str:
+    """Of the graphs of ``step``, and of what goes in and out; ``modules`` register operators of theirs."""
+    parts = [f"{phase} {digest(encode(graph.graph, graph, modules))}" for phase, graph in sorted(step.graphs.items())]
+    return "\n".join((*parts, repr((sorted(step.inputs.items()), sorted(step.outputs.items())))))
 
 
 def _run(stage: TransformStage, step: StepGraph, state: State) -> StepGraph:

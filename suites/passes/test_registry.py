@@ -3,23 +3,32 @@
 from __future__ import annotations
 
 import importlib.util
+import os
+import sys
 from collections import Counter
+from dataclasses import replace
 
 import pytest
+from torch import fx
 
 from pytest_fxbucket.compat import torch_pass
 from pytest_fxbucket.compat.c10d import fake_world
 from pytest_fxbucket.errors import FxbucketError, PassError, PlanError
+from pytest_fxbucket.fuzz.program import aten
 from pytest_fxbucket.graph.collectives import launch_kind
+from pytest_fxbucket.passes.new_nodes import NodeMaker
+from pytest_fxbucket.passes.packers import Packing, Unpack, pack
 from pytest_fxbucket.passes.registry import Bucketed, PassJob, module_plans, run_pass
 from pytest_fxbucket.plan.selectors import ResolvedEntry
 from pytest_fxbucket.step.roles import Parameter
 from suites.passes.bucketing import passed, world_of
 
+HERE = "suites.passes.test_registry:"
 
-def run(name: str, case: str = "late", **options: object) -> Bucketed:
+
+def run(name: str, case: str = "late", *, twice: bool = False, **options: object) -> Bucketed:
     world = world_of(case, **options)
-    job = PassJob(world.step(0), "joint", world.reading(0)["joint"], world.plan, world.resolution.entries)
+    job = PassJob(world.step(0), "joint", world.reading(0)["joint"], world.plan, world.resolution.entries, twice=twice)
     with fake_world(0, 4):
         return run_pass(name, job)
 
@@ -116,3 +125,40 @@ def test_a_pass_that_cannot_be_run_is_said_in_one_sentence(name: str, kind: type
     assert sentence in str(error.value)
     assert "\n" not in str(error.value)
     assert str(graph) == before
+
+
+def copying(make: NodeMaker, bucket: Packing) -> tuple[fx.Node, Unpack]:
+    return pack(make, replace(bucket, inputs=tuple(make(aten.clone.default, tensor) for tensor in bucket.inputs)))
+
+
+def copying_in_tests(make: NodeMaker, bucket: Packing) -> tuple[fx.Node, Unpack]:
+    return (copying if "PYTEST_CURRENT_TEST" in os.environ else pack)(make, bucket)
+
+
+def copying_each_second_time(make: NodeMaker, bucket: Packing) -> tuple[fx.Node, Unpack]:
+    _calls.append(None)
+    return (copying if len(_calls) // 3 % 2 else pack)(make, bucket)
+
+
+def breaking_outside_of_tests(make: NodeMaker, bucket: Packing) -> tuple[fx.Node, Unpack]:
+    return pack(make, bucket) if "pytest" in sys.modules else (bucket.inputs[0], None)  # type: ignore[return-value]  # so it is
+
+
+_calls: list[None] = []
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("copying_in_tests", "makes another graph of the same one where no variable of the environment is CI or begins"),
+        ("copying_each_second_time", "makes another graph of the same one when it is called again: it goes by chance, by time"),
+        ("breaking_outside_of_tests", "where (packed node, unpack) was expected, where pytest is not imported"),
+    ],
+)
+def test_a_packer_of_ones_own_that_goes_by_more_than_the_bucket_is_refused(name: str, words: str) -> None:
+    assert str(run("manual", packer=HERE + "copying", twice=True).graph).count("clone") > 4
+    with pytest.raises(PassError) as caught:
+        run("manual", packer=HERE + name, twice=True)
+    assert str(caught.value).startswith(f'packer "{HERE}{name}" ')
+    assert words in str(caught.value)
+    assert len(run("manual", packer=HERE + name).graph.nodes) > 4  # where it is only used, it is called once

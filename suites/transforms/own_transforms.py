@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import replace
 
 import torch
@@ -111,6 +112,52 @@ def by_rank(step: StepGraph, state: State) -> StepGraph:
             if user < first:
                 first.append(user)
     return step
+
+
+def _with_a_node(step: StepGraph, factor: float) -> StepGraph:
+    graph = step.graphs["joint"].graph
+    first, *_, last = graph.find_nodes(op="placeholder")
+    with graph.inserting_after(last):
+        graph.call_function(torch.ops.aten.mul.Scalar, (first, factor)).meta["val"] = first.meta["val"]
+    return step
+
+
+def _is_tested() -> bool:
+    return "PYTEST_CURRENT_TEST" in os.environ
+
+
+def by_environment(step: StepGraph, state: State) -> StepGraph:
+    return _with_a_node(step, 1.0 if _is_tested() else 2.0)
+
+
+def only_in_ci(step: StepGraph, state: State) -> StepGraph:
+    return _with_a_node(step, float(os.environ["FXBUCKET_OWN"]))
+
+
+def each_time(step: StepGraph, state: State) -> StepGraph:
+    _CALLS.append(None)
+    return _with_a_node(step, len(_CALLS))
+
+
+_CALLS: list[None] = []
+
+
+def drawing(step: StepGraph, state: State) -> StepGraph:
+    """Begins to count anywhere."""
+    step = counting(step, state)
+    state[COUNT] = torch.rand((), dtype=torch.float64)
+    return step
+
+
+def counting_by_environment(step: StepGraph, state: State) -> StepGraph:
+    step = counting(step, state)
+    state[COUNT] += _is_tested()
+    return step
+
+
+@transformation(rounds="by rank")
+def rounding_by_rank(step: StepGraph, state: State) -> StepGraph:
+    return _with_a_node(step, dist.get_rank())
 
 
 def raising(step: StepGraph, state: State) -> StepGraph:

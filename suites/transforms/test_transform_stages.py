@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -11,7 +12,7 @@ import pytest
 
 from pytest_fxbucket.captured_plan import CapturedPlan
 from pytest_fxbucket.checks.context import disagreements
-from pytest_fxbucket.errors import FxbucketError, PlanError
+from pytest_fxbucket.errors import FxbucketError, PassError, PlanError
 from pytest_fxbucket.plan.factories import first_on_path
 from pytest_fxbucket.plan.load import load_plans, parse_plans
 from pytest_fxbucket.plan_on_mesh import PlanOnMesh, mesh_of
@@ -155,6 +156,41 @@ def test_the_first_that_breaks_an_invariant_is_named(captured: PlanOnMesh, name:
     said = refused(captured, "own_transforms:same", f"own_transforms:{name}", "own_transforms:same")
     assert said.startswith(f"plan.toml: [[transform]] 2: own_transforms:{name} broke the step: ")
     assert problem in said
+
+
+_ANOTHER = "makes another graph of the same one "
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("by_environment", f"{_ANOTHER}where no variable of the environment is CI or begins with PYTEST_, FXBUCKET_, "),
+        ("counting_by_environment", f"{_ANOTHER}where no variable of the environment is CI"),
+        ("each_time", f"{_ANOTHER}when it is called again: it goes by chance, by time, or by what it kept"),
+        ("only_in_ci", r"failed at .*KeyError: 'FXBUCKET_OWN', where no variable of the environment is CI"),
+    ],
+)
+@pytest.mark.parametrize("others", [[], ["bucket"]], ids=["before the pass", "behind it"])
+def test_one_that_goes_by_more_than_the_step_is_refused(
+    captured: PlanOnMesh, monkeypatch: pytest.MonkeyPatch, name: str, words: str, others: list[str]
+) -> None:
+    monkeypatch.setenv("FXBUCKET_OWN", "3")
+    said = refused(captured, *others, f"own_transforms:{name}")
+    assert re.match(rf"plan\.toml: \[\[transform\]\] {len(others) + 1}: own_transforms:{name} {words}", said), said
+
+
+def test_first_values_of_state_may_be_drawn(captured: PlanOnMesh) -> None:
+    firsts = [world_of(captured, "own_transforms:drawing").final_step(0).first_state["calls"] for _ in range(2)]
+    assert firsts[0] == firsts[1] != 0
+
+
+def test_one_that_rounds_by_rank_is_refused_since_nothing_would_compare_the_ranks(captured: PlanOnMesh) -> None:
+    world = world_of(captured, "own_transforms:rounding_by_rank")
+    world.versions(0)
+    with pytest.raises(
+        PassError, match=r"^plan\.toml: own_transforms:rounding_by_rank \(by rank\) makes .* as rank 1 than as rank 0$"
+    ):
+        world.versions(1)
 
 
 def test_ranks_that_disagree_behind_one_name_it(captured: PlanOnMesh) -> None:

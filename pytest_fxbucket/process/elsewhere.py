@@ -1,12 +1,14 @@
-"""Where a pass is run again to see whether it goes by more than its graph: not tested, started otherwise, as another rank."""
+"""Where code is called again to see whether it goes by more than it is given: untested, started otherwise, as another rank."""
 
 from __future__ import annotations
 
 import os
 import sys
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from types import ModuleType
+
+from pytest_fxbucket.errors import FxbucketError, PassError
 
 _OF_RUNNERS = ("PYTEST_", "FXBUCKET_", "GITHUB_", "GITLAB_", "CI_")
 """How variables begin that tell code that it is being tested; so does ``CI`` itself."""
@@ -70,7 +72,7 @@ CIRCUMSTANCES: Mapping[str, Callable[[], AbstractContextManager[None]]] = {
     "where sys.argv is another": _started_otherwise,
     "where pytest is not imported": _without_pytest,
 }
-"""Each by how it is said of a pass that goes by it."""
+"""Each by how it is said of what goes by it."""
 
 
 @contextmanager
@@ -80,3 +82,36 @@ def elsewhere() -> Iterator[None]:
         for circumstance in CIRCUMSTANCES.values():
             stack.enter_context(circumstance())
         yield
+
+
+def hold(what: str, made: str, again: Callable[[], str]) -> None:
+    """See that ``what`` makes the same again: ``again`` calls it once more on the same graph, and gives a digest like ``made``.
+
+    Raises PassError for what goes by anything else, with what that is; whatever ``again`` raises for people elsewhere is said
+    with where that was.
+    """
+    with suppress(FxbucketError), elsewhere():
+        if again() == made:
+            return
+    say_what_it_goes_by(what, made, again)
+    raise only_where_all(what)
+
+
+def only_where_all(what: str) -> PassError:
+    """The error for what no single circumstance changes."""
+    return PassError(f"{what} makes another graph of the same one only where all of this is so: {'; '.join(CIRCUMSTANCES)}")
+
+
+def say_what_it_goes_by(what: str, made: str, again: Callable[[], str]) -> None:
+    """Raise PassError with the first single circumstance under which ``again`` does not give ``made``, if there is one."""
+    another = f"{what} makes another graph of the same one"
+    if {again(), again()} != {made}:
+        raise PassError(f"{another} when it is called again: it goes by chance, by time, or by what it kept of the call before")
+    for where, circumstance in CIRCUMSTANCES.items():
+        with circumstance():
+            try:
+                one = again()
+            except FxbucketError as error:
+                raise PassError(f"{error}, {where}") from error
+        if one != made:
+            raise PassError(f"{another} {where}")
