@@ -290,6 +290,12 @@ def set_rates(runs: Sequence[StepRun], taken: int) -> None:
                 tensor.mul_(by[value.fqn])
 
 
+def rates_of(run: StepRun) -> dict[str, float]:
+    """Its learning rates as they are now, by name."""
+    kept = [value for value in run.task.inputs if value.role in KEPT]
+    return {value.fqn: float(one) for value, one in zip(kept, run.state, strict=True) if value.role == "hyper"}
+
+
 def rates_after(task: StepTask, taken: int) -> dict[str, float]:
     """Learning rates behind ``taken`` steps that a schedule says, by name."""
     return {} if task.optimizing is None else task.optimizing.rates_after(taken, task.parameters)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import sys
 import traceback
 from argparse import ArgumentParser
@@ -123,3 +124,10 @@ def status_of(work: Callable[[], int], failed: int) -> int:
     except Exception:
         traceback.print_exc()
     return failed
+
+
+def checking(path: Path) -> str:
+    """The command that runs all checks of a plan file."""
+    # A list of plans is split at commas; as an argument of its own the file is found, too.
+    asked = str(path) if "," in str(path) else f"--fxbucket-plans={path}"
+    return shlex.join(["pytest", asked])

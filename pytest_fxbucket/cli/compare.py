@@ -81,7 +81,7 @@ def _compared(options: Namespace) -> int:
         sides = [CommitSide(*one) for one in zip(*zip(*trees, strict=True), passes, pythons, strict=True)]
         for plan in plans:
             # A plan that was named itself is not passed over: it becomes an error when a side is started without it.
-            lacking = next((side.label for side in sides if plan.is_found and side.tree.lacks(plan.file)), None)
+            lacking = next((side.label for side in sides if plan.is_found and side.tree.lacks(plan.file, plan.row)), None)
             if lacking is not None:
                 print(f"fxbucket: {plan.typed} is passed over, since it is not in {lacking}", file=sys.stderr)
                 continue

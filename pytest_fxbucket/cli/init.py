@@ -9,6 +9,7 @@ from contextlib import redirect_stdout
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from pytest_fxbucket.cli.common import checking
 from pytest_fxbucket.cli.first_entries import BlockNames, Draft, draft
 from pytest_fxbucket.cli.first_plan import (
     PlanSource,
@@ -87,7 +88,7 @@ def run(options: Namespace) -> int:
             stages = stages_draft(result.source, bucket, out, options.stages, progress.say)
     write_new(out, plan_text(result.source, bucket, stages))
     staged = said_of(stages) if stages is not None else ()
-    for line in [*lines, *_summary(out, result, bucket), *staged, *missing, f"Next: pytest --fxbucket-plans={out}"]:
+    for line in [*lines, *_summary(out, result, bucket), *staged, *missing, f"Next: {checking(out)}"]:
         print(line)
     return 1 if missing or result.problem else 0
 

@@ -12,7 +12,8 @@ from pathlib import Path
 
 from pytest_fxbucket.cli.common import typed
 from pytest_fxbucket.commit import OF_HOOKS, Commit, Repository, finished
-from pytest_fxbucket.errors import FxbucketError
+from pytest_fxbucket.errors import FxbucketError, PlanError
+from pytest_fxbucket.plan.load import BrokenRow, load_rows
 from pytest_fxbucket.progress import on_stderr
 
 # Runs the command as python -m does, and then writes the files of all imported modules into a report.
@@ -119,10 +120,18 @@ class SourceTree:
         environment = {name: text for name, text in environment_of(repository.top, worktree).items() if name not in OF_HOOKS}
         return cls(cwd if cwd.is_dir() else worktree, environment, commit, repository, worktree)
 
-    def lacks(self, file: Path) -> bool:
-        """Whether the tree is of a commit that does not have the plan file ``file``."""
-        repository, commit = self.repository, self.commit
-        return repository is not None and commit is not None and not repository.has(repository.path_of(file), commit)
+    def lacks(self, file: Path, row: str | None) -> bool:
+        """Whether the tree is of a commit that does not have the plan file ``file``, or not that row of it."""
+        if self.repository is None or self.commit is None or self.worktree is None:
+            return False
+        path = self.repository.path_of(file)
+        if not self.repository.has(path, self.commit):
+            return True
+        try:
+            rows = load_rows(self.worktree / path)
+        except PlanError:
+            return False  # which is said where the side is started
+        return row not in [one.name if isinstance(one, BrokenRow) else one.matrix_id for one in rows]
 
     def typed(self, file: Path, row: str | None) -> str:
         """A plan of the working tree as it is typed in the folder. Raises FxbucketError if the commit lacks it."""

@@ -14,6 +14,7 @@ from pytest_fxbucket.cli.common import (
     above_rows,
     add_json,
     add_plan,
+    checking,
     name_of,
     print_json,
     refuse_not_above,
@@ -151,7 +152,7 @@ def _lines(
         yield ""
         if proposal.problem:
             yield proposal.problem
-        command = f"pytest --fxbucket-plans={plan.path}"
+        command = checking(plan.path)
         if written:
             yield f"written to {plan.path}; goldens and checks decide: {command}"
         elif found.ended == "stopped":

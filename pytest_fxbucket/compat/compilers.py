@@ -5,7 +5,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any, cast
 
 from torch import fx
@@ -78,10 +79,26 @@ def as_whole(gm: fx.GraphModule, inputs: Sequence[Any], compiler: str) -> tuple[
 
     Inductor moves no launches behind its passes, draws random numbers as eager does, and uses no cache, since a cached graph
     has no code to read. Its code for CPUs is not vectorized (``cpp.simdlen``): the last elements of a loop over vectors round
-    otherwise than the others, and where loops end depends on what was fused.
+    otherwise than the others, and where loops end depends on what was fused. For the same reason it casts where the graph does
+    (``emulate_precision_casts``), and does not leave numbers wider between what it fuses.
     """
-    if compiler == "aot_eager":
-        return aot(gm, inputs, eager), []
+    with _faked(inputs) as given:
+        return (aot(gm, given, eager), []) if compiler == "aot_eager" else _by_inductor(gm, given)
+
+
+@contextmanager
+def _faked(inputs: Sequence[Any]) -> Iterator[Sequence[Any]]:
+    """``inputs`` as fake tensors of their shapes, of which numbers may be read: an optimizer reads its learning rate."""
+    from torch._guards import TracingContext, tracing
+    from torch._subclasses.fake_tensor import FakeTensorMode
+    from torch.fx.experimental.symbolic_shapes import ShapeEnv
+
+    mode = FakeTensorMode(shape_env=ShapeEnv(), allow_non_fake_inputs=True)
+    with tracing(TracingContext(mode)):
+        yield [mode.from_tensor(one, static_shapes=True) for one in inputs]
+
+
+def _by_inductor(gm: fx.GraphModule, inputs: Sequence[Any]) -> tuple[Compiled, list[str]]:
     import torch
     from torch._functorch import config as functorch
     from torch._inductor.compile_fx import compile_fx
@@ -89,7 +106,14 @@ def as_whole(gm: fx.GraphModule, inputs: Sequence[Any], compiler: str) -> tuple[
 
     # ``compile_fx`` returns no code, but torch calls this hook with it.
     code: list[str] = []
-    options = {**moving_nothing(), "fallback_random": True, "compile_threads": 1, "fx_graph_cache": False, "cpp.simdlen": 1}
+    options = {
+        **moving_nothing(),
+        "fallback_random": True,
+        "compile_threads": 1,
+        "fx_graph_cache": False,
+        "cpp.simdlen": 1,
+        "emulate_precision_casts": True,
+    }
     saving = GraphLowering.save_output_code
     GraphLowering.save_output_code = staticmethod(code.append)
     try:

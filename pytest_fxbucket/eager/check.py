@@ -91,7 +91,7 @@ class Eager(OnRanks):
         world = self.world
         own = world.plan.eager
         plan = replace(world.plan, eager=replace(own, rounds_otherwise=(*own.rounds_otherwise, *stated)))
-        graphs = [task_of(world, "joint", rank, self.backend) for rank in range(world.size)]
+        graphs = [replace(task_of(world, "joint", rank, self.backend), compiler="none") for rank in range(world.size)]
         # A run that follows a step, or tries a reason out, takes steps again that were reported already.
         pipe, removed = self.pipe if localise is None and not stated else "", tuple(removed_state(world))
         unread = _unread(world.step(0)) if world.plan.pipeline is not None else ()

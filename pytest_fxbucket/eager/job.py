@@ -39,7 +39,7 @@ from pytest_fxbucket.process.torch_settings import add_in_one_order
 from pytest_fxbucket.ranks import device, mark
 from pytest_fxbucket.ranks.process_groups import sums
 from pytest_fxbucket.ranks.process_groups.sums import RingOrder
-from pytest_fxbucket.step_runner import StepOutcome, factors, rates_after, set_rates, state_and_batches
+from pytest_fxbucket.step_runner import StepOutcome, factors, rates_after, rates_of, set_rates, state_and_batches
 
 if TYPE_CHECKING:
     from torch import nn
@@ -118,6 +118,8 @@ def run(rank: int, world: int, task: EagerTask) -> EagerOutcome:
     try:
         theirs = _Reference.make(rank, task, found, {value.key for value in ours.task.inputs})
         unread = {key: one for key, one in theirs.step.tensors().items() if key in task.unread}
+        if task.plan.eager.factory and not task.steady:
+            theirs.step.refuse_other_rates(rates_of(ours), rates_after(ours.task, 0))
         for step in range(graph.steps):
             batch = [tensor.to(device()) for tensor in batches(step)]
             if not task.steady:

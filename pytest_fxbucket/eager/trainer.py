@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import reduce
+from math import isclose
 from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
@@ -143,6 +144,19 @@ class EagerStep:
             | {("grad", fqn): one for fqn, one in gradients.items()}
             | self._tensors_and_state()
         )
+
+    def refuse_other_rates(self, planned: Mapping[str, float], scheduled: Mapping[str, float]) -> None:
+        """Raise OtherModelError for a rate that is neither ``planned`` nor ``scheduled``, what its schedule begins with.
+
+        Of groups with a schedule, which :meth:`set_rates` gives the plan's rates: in others another rate shows by itself.
+        """
+        for name, rate in rates(self.trainer.optimizers).items():
+            # A tensor of float32 may hold the trainer's.
+            if name in scheduled and not any(isclose(rate, one, rel_tol=1e-6) for one in (planned[name], scheduled[name])):
+                raise OtherModelError(
+                    f"the trainer's {name} is {rate:g}, where the plan's is {planned[name]:g}, and {scheduled[name]:g} as its "
+                    "schedule begins"
+                )
 
     def set_rates(self, scheduled: Mapping[str, float], factors: Mapping[str, float]) -> None:
         """Set groups' learning rates: to those ``scheduled``, others multiplied by ``factors``, by a graph's names."""

@@ -103,9 +103,13 @@ class SeveralGraphs:
     def key(self, graph: fx.Graph) -> str | None:
         """Hash of all that decides what becomes of dynamo's ``graph`` and that a cache of graphs does not know by itself.
 
-        Names of modules are part of it. None if there can be no such hash, since a function of somebody else's has a say.
+        Names of modules are part of it. None if there can be no such hash, since a function of somebody else's has a say, and
+        where the graph needs process groups that only the pass makes.
         """
         if self._stack is not None or self._plan.bucket.packer != "default":
+            return None
+        # A cached graph never comes to ``apply``, so nobody would make the twins of groups that it gathers on.
+        if self._plan.overlap.gather_group != "same":
             return None
         # Names node by node: two graphs of the same modules may differ in which node is whose. Of a cluster its figures: a file
         # of that name may have others by now.

@@ -48,7 +48,10 @@ def _somebody_to_talk_to(mesh: Parallel, inside: str) -> None:
 
 
 def _degrees_of_mode(mesh: Parallel, inside: str) -> None:
-    """Refuse a degree that the mode does not use, and 1 for one that it uses; a single one may be 1 beside ``pp`` or ``cp``."""
+    """Refuse a degree that the mode does not use, and 1 for one that it uses.
+
+    A single one may be 1 beside ``pp`` or ``cp``; of two ``dp_shard`` beside ``cp``, over which parameters are sharded, too.
+    """
     needed = _DEGREES[mesh.mode]
     for name in _MODE_WITH:
         degree = getattr(mesh, name)
@@ -57,7 +60,8 @@ def _degrees_of_mode(mesh: Parallel, inside: str) -> None:
             use = f"write {own} = {degree}" if getattr(mesh, own) == 1 else 'mode = "hybrid_shard" does both'
             raise PlanError(f'{inside} {name} = {degree} has no meaning with mode = "{mesh.mode}"; {use}')
     for name in needed:
-        if getattr(mesh, name) == 1 and (mesh.pp * mesh.cp == 1 or len(needed) > 1):
+        beside = mesh.pp * mesh.cp if len(needed) == 1 else mesh.cp if name == "dp_shard" else 1
+        if getattr(mesh, name) == 1 and beside == 1:
             others = [f', or mode = "{_MODE_WITH[other]}"' for other in needed if other != name]
             use = "use 2 or more" + "".join(others)
             raise PlanError(f"{inside} {name} = 1 {_AT_ONE[name]}; {use}")

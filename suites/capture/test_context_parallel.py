@@ -125,6 +125,14 @@ def test_ranks_that_all_send_to_the_second_one_are_found(checked: Checked, monke
     )
 
 
+@pytest.mark.parametrize("plan", [CP, RING], ids=["gathered", "ring"])
+def test_copies_whose_parameters_are_sharded_over_cp_alone_have_fsdp2s_bits(plan: Plan, checked: Checked) -> None:
+    parallel = replace(plan.parallel, mode="hybrid_shard", dp_shard=1, dp_replicate=2)
+    for check in ("audit", "bitwise", "eager"):
+        verdict = checked(replace(plan, parallel=parallel), check, backend="local")
+        assert verdict, verdict
+
+
 @pytest.mark.parametrize("form", ["gathered", "ring"])
 def test_what_checkpoints_compute_again_attends_to_all_too(form: str, checked: Checked) -> None:
     """Where ranks are threads, each in its own attention: what one process may do is a part of that."""

@@ -6,16 +6,22 @@ import re
 import shutil
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from unittest import mock
 
 import pytest
 import torch
+from torch import fx
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from pytest_fxbucket.checks.bitwise.check import lacks_compiler
 from pytest_fxbucket.checks.bitwise.compiled import CompiledGraph, launched_later, launches_in, other_launches
 from pytest_fxbucket.checks.verdict import Verdict
+from pytest_fxbucket.plan.load import parse_plans
 from pytest_fxbucket.plan.schema_checks import Run
+from pytest_fxbucket.ranks.pools import Pools
+from pytest_fxbucket.run import PlanRun
+from pytest_fxbucket.settings import RunSettings
 from suites.checks.bitwise_models import tanh_off_by_a_little
 from suites.checks.conftest import PLAN
 from suites.compiled.rank_jobs_of_compiled import WITHOUT_CODE
@@ -64,6 +70,50 @@ def test_inductor_computes_each_graph_by_what_it_made_of_that_graph() -> None:
         (compiled,), (other,) = (run.call("step", run.graph, given) for run in runs)
     assert torch.equal(compiled, expected)
     assert torch.equal(other, off)
+
+
+def test_a_compiled_update_has_the_learning_rate_of_each_step() -> None:
+    """Optimizers that are not fused read it as a number."""
+    graph = fx.Graph()
+    weight, rate = graph.placeholder("weight"), graph.placeholder("rate")
+    number = graph.call_function(torch.ops.aten._local_scalar_dense.default, (rate,))
+    graph.output([graph.call_function(torch.ops.aten.mul.Tensor, (weight, number))])
+    run = CompiledGraph(fx.GraphModule(torch.nn.Module(), graph), [], mock.Mock(), "step", "aot_eager")
+    for value in (0.5, 0.25):
+        (found,) = run.call("step", run.graph, torch.ones(4), torch.tensor(value))
+        assert found.tolist() == [value] * 4
+
+
+SMALL = """
+[model]
+factory = "suites.eager.eager_net:build"
+batch = "suites.eager.eager_net:batch"
+loss = "suites.eager.eager_net:loss"
+[parallel]
+dp_shard = 2
+param_dtype = "bfloat16"
+[bucket]
+plan = ["embed", "layers.[0-1]", "head"]
+[optimizer]
+factory = "torch.optim:AdamW"
+[run]
+timeout_s = 300
+"""
+
+
+@needs_compiler
+@pytest.mark.parametrize("compiler", ["aot_eager", "inductor"])
+def test_updates_that_are_not_fused_and_casts_are_compiled_alike_and_eager_compiles_nothing(
+    compiler: str, pools: Pools, tmp_path: Path
+) -> None:
+    (plan,) = parse_plans(f'{SMALL}compiler = "{compiler}"\n', tmp_path / "plan.toml")
+    run = PlanRun(plan, RunSettings(tmp_path, tmp_path / "golden", tmp_path / "artifacts"), pools)
+    verdict = run.check("bitwise")
+    assert verdict, repr(verdict)
+    assert f"both compiled by {compiler}" in verdict.summary
+    verdict = run.check("eager")
+    assert verdict, repr(verdict)
+    assert "compiled" not in verdict.summary
 
 
 def test_without_what_compiles_it_is_skipped_by_name(bitwise: Bitwise, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from pytest_fxbucket.cli.common import status_of
+from pytest_fxbucket.cli.common import checking, status_of
 from suites.cli.small_repository import ROOT, environment
 from suites.warm.runs import WarmRuns
 
@@ -116,3 +116,15 @@ def test_words_that_cannot_be_written_are_no_traceback(
     env = {name: value for name, value in environment().items() if name != "PYTHONUNBUFFERED"}
     done = subprocess.run(["bash", "-c", script], env=env, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout, done.stderr) == (status, out, err)
+
+
+@pytest.mark.parametrize(
+    ("path", "command"),
+    [
+        ("plans/a.toml", "pytest --fxbucket-plans=plans/a.toml"),
+        ("my plans/a.toml", "pytest '--fxbucket-plans=my plans/a.toml'"),
+        ("a,b.toml", "pytest a,b.toml"),
+    ],
+)
+def test_the_command_that_checks_a_plan_can_be_typed_as_it_is_printed(path: str, command: str) -> None:
+    assert checking(Path(path)) == command

@@ -166,6 +166,7 @@ def test_the_cache_is_told_of_names_of_modules_and_of_what_it_cannot_know() -> N
     assert key("a", "b") != key("b", "a")  # which of them launches is not in the key otherwise
     assert key("a", packer="suites.passes.test_packers:joined") is None
     assert key("a", module_stack_fn=lambda node: []) is None
+    assert key("a", gather_group="own") is None  # nobody would make the group that a cached graph gathers on
     assert bucketing_post_grad_pass(["a"]).uuid() is None  # nothing is compiled just now
 
 

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
+from fixtures.trainers.schedules import warmed
 from suites.eager.eager_net import Net, loss
 
 
@@ -32,6 +33,24 @@ class Right:
 
     def update(self) -> None:
         self.optimizers[0].step()
+
+
+class OfAnotherRate(Right):
+    def __init__(self, mesh: Mapping[str, int]) -> None:
+        super().__init__(mesh)
+        self.optimizers[0].param_groups[0]["lr"] = 0.5
+
+
+class WithItsOwnSchedule(Right):
+    """Begins with the schedule's first rate."""
+
+    def __init__(self, mesh: Mapping[str, int]) -> None:
+        super().__init__(mesh)
+        self.schedule = warmed(self.optimizers[0])
+
+    def update(self) -> None:
+        super().update()
+        self.schedule.step()
 
 
 class AnotherLoss(Right):

@@ -23,12 +23,13 @@ class TrainerOf:
         self.optimizers = [optimizer(model.parameters(), **options)]
 
 
-def text(name: str) -> str:
+def text(name: str, of_optimizer: str = "") -> str:
     """The plan whose step is to be that of the trainer of this name."""
     return f"""{HEAD}
 [optimizer]
 factory = "torch.optim:AdamW"
 args = {{ lr = 0.03125 }}
+{of_optimizer}
 [eager]
 factory = "suites.eager.own_trainers:{name}"
 """
@@ -70,6 +71,24 @@ def test_what_is_no_such_trainer_is_one_sentence(name: str, run: Run) -> None:
     assert verdict.outcome == "failed"
     (line,) = verdict.lines
     assert line.startswith(f"the trainer suites.eager.own_trainers:{name}: {NOT_ONE[name]}")
+
+
+SCHEDULE = 'schedule = "fixtures.trainers.schedules:warmed"'
+
+
+@pytest.mark.parametrize("name", ["Right", "WithItsOwnSchedule"])
+def test_a_schedule_takes_a_trainers_rate_along_whether_it_has_one_itself_or_not(name: str, run: Run) -> None:
+    verdict = run(text(name, SCHEDULE))
+    assert verdict, verdict
+
+
+def test_another_rate_than_the_plans_is_red_also_where_a_schedule_says_those_of_each_step(run: Run) -> None:
+    assert run(text("OfAnotherRate")).outcome == "failed"
+    (line,) = run(text("OfAnotherRate", SCHEDULE)).lines
+    assert line == (
+        "the trainer suites.eager.own_trainers:OfAnotherRate: the trainer's optimizers.0.groups.0.lr is 0.5, where the plan's "
+        "is 0.03125, and 0.003125 as its schedule begins"
+    )
 
 
 def other_names(model: nn.Module) -> None:

@@ -26,6 +26,7 @@ def refused(parallel: str, rest: str = "", subject: str = MODEL) -> str:
         (REPLICATE, 4),
         (HYBRID, 8),
         (f"{HYBRID}tp = 2\n{COLWISE}", 16),
+        ('mode = "hybrid_shard"\ndp_replicate = 2\ncp = 2', 4),
         (f'{HYBRID}ep = 2\nep_plan = ["layers.*.experts"]', 8),
         ('dp_shard = 4\nep = 4\nep_plan = ["layers.*.experts"]', 4),
         (f'{HYBRID}reduce_order = "replicate_first"', 8),
@@ -54,6 +55,10 @@ def test_dimensions_that_the_smaller_world_leaves_out_keep_their_size() -> None:
         (
             'mode = "hybrid_shard"\ndp_replicate = 4',
             'dp_shard = 1 leaves nothing to shard; use 2 or more, or mode = "replicate"',
+        ),
+        (
+            'mode = "hybrid_shard"\ndp_shard = 4\ncp = 2\n',
+            'dp_replicate = 1 leaves one copy; use 2 or more, or mode = "fully_shard"',
         ),
         ("dp_replicate = 4", 'dp_replicate = 4 has no meaning with mode = "fully_shard"; write dp_shard = 4'),
         (

@@ -11,6 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from pytest_fxbucket.cli.common import checking
 from pytest_fxbucket.cli.first_entries import BlockNames, draft
 from pytest_fxbucket.cli.first_plan import said_of_overrides, said_of_rounding
 from pytest_fxbucket.cli.hugging_face.module_and_plan import HfPlan, module_text, plan_text
@@ -86,4 +87,4 @@ def _summary(trial: TrialPlan, out: Path) -> Iterator[str]:
         yield 'Attention is "eager" in the real size, too: the model\'s own default cannot be traced.'
     if trial.problem:
         yield f"It does not pass yet, in the {trial.problem.where} size: {trial.problem.sentence.rstrip('.')}.{way_out(trial)}"
-    yield f"Next: pytest --fxbucket-plans={out}"
+    yield f"Next: {checking(out)}"

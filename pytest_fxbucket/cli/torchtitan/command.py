@@ -11,6 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from pytest_fxbucket.cli.common import checking
 from pytest_fxbucket.cli.first_entries import BlockNames, Draft, draft
 from pytest_fxbucket.cli.first_plan import PlanProblem, changed_until_right, first_failure, said_of_overrides
 from pytest_fxbucket.cli.module_tree import module_tree, said_of_ties
@@ -162,4 +163,4 @@ def _summary(plan: TitanPlan, problem: PlanProblem | None, path: Path, out: Path
         yield "The item eager is beside torch's own step: torchtitan's units shard the tied parameter twice, and so part it."
     if problem:
         yield f"It does not pass yet, in the flavor {problem.where}: {problem.sentence.rstrip('.')}."
-    yield f"Next: pytest --fxbucket-plans={out}"
+    yield f"Next: {checking(out)}"
