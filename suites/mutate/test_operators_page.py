@@ -1,4 +1,4 @@
-"""The page of ``fxbucket mutate`` names every operator, and says of each what its file says."""
+"""The page of ``fxbucket mutate`` names every operator, and says of each what its first line says."""
 
 from __future__ import annotations
 

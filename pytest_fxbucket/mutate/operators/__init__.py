@@ -1,1 +1,1 @@
-"""Ways to break a graph, a file each: its name is the operator's, its first line says what it does, ``sites`` where it can."""
+"""Ways to break a graph: each function is an operator of its name; its first line says what it does, the next where it can."""
