@@ -19,6 +19,7 @@ from torch import nn
 
 from pytest_fxbucket.compat.modules import TorchFunctionMode, is_compiled
 from pytest_fxbucket.compat.tracing import caches_unversioned
+from pytest_fxbucket.graph import walks
 from pytest_fxbucket.step.roles import Parameter
 from pytest_fxbucket.words import some
 
@@ -96,14 +97,11 @@ def reached(
 
 def autograd_nodes(roots: Iterable[torch.Tensor], ends: Container[Any] = ()) -> list[Any]:
     """Every autograd node that ``roots`` are made of, each once, nearest first; the walk does not go on behind ``ends``."""
-    queue = list(dict.fromkeys(root.grad_fn for root in roots if root.grad_fn is not None))
-    seen: set[Any] = set(queue)
-    for node in queue:
-        for child, _ in () if node in ends else node.next_functions:
-            if child is not None and child not in seen:
-                seen.add(child)
-                queue.append(child)
-    return queue
+
+    def behind(node: Any) -> Iterator[Any]:
+        return (child for child, _ in (() if node in ends else node.next_functions) if child is not None)
+
+    return walks.reached((root.grad_fn for root in roots if root.grad_fn is not None), behind)
 
 
 # Activation checkpointing while a step is traced: what backward computes again is traced in it, reentrant or not.

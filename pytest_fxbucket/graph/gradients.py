@@ -16,6 +16,7 @@ from pytest_fxbucket.graph.contents import Runs, dtype_of
 from pytest_fxbucket.graph.movement import moves_data
 from pytest_fxbucket.graph.ops import operator_name, returned
 from pytest_fxbucket.graph.sending import UNEVEN
+from pytest_fxbucket.graph.walks import walked
 
 if TYPE_CHECKING:
     from torch import fx
@@ -82,20 +83,23 @@ class Gradients:
 
     def _reduced_before(self, node: fx.Node) -> list[Runs]:
         """Contents of followed values that ``node`` is computed from; empty if gathered data or the batch goes into it, too."""
-        queue, seen, found = [node], {node}, list[Any]()
-        for current in queue:
+        met: list[fx.Node] = []
+        found: list[Any] = []
+        for current in walked([node], self._computed_from):
             uses = self.read_by.get(current, [])
             gathered = any(one.rank >= 0 for use in uses for one in use.content)
             if gathered or current in self.found.sent or self.role.get(current) == "batch":
                 return []
+            met.append(current)
             found += [use.content for use in uses]
-            read = {use.value for use in uses}
-            fresh = [source for source in _carriers(current) if source not in seen and source not in read]
-            seen.update(fresh)
-            queue.extend(fresh)
         if any(self._is_reduced(one.source) for runs in found for one in runs):
-            self.behind.update(queue)
+            self.behind.update(met)
         return found
+
+    def _computed_from(self, node: fx.Node) -> list[fx.Node]:
+        """What goes into ``node`` element by element, without followed values."""
+        read = {use.value for use in self.read_by.get(node, [])}
+        return [source for source in _carriers(node) if source not in read]
 
     def name(self, number: int, fqn: str) -> None:
         """Name the piece ``number`` and the pieces of earlier reductions that it was made from, unchanged or scaled."""
@@ -129,17 +133,9 @@ class Gradients:
         """Whether ``node`` can be the sum of ``pieces``: all have one size, and all nodes between add, scale, cast or view."""
         if len({self.found.table.known(number).numel for number in pieces}) > 1:
             return False
-        queue, seen = [node], {node}
-        for current in queue:
-            call = _foreach_of(current) or current
-            if operator_name(call).removeprefix("aten::").removeprefix("_foreach_").rstrip("_") not in _SUMS:
-                return False
-            read = {use.value for use in self.read_by.get(current, [])}
-            fresh = [source for source in _carriers(current) if source not in seen and source not in read]
-            fresh = [source for source in fresh if source.op != "placeholder"]
-            seen.update(fresh)
-            queue.extend(fresh)
-        return True
+        made = walked([node], lambda one: (source for source in self._computed_from(one) if source.op != "placeholder"))
+        calls = (operator_name(_foreach_of(one) or one) for one in made)
+        return all(name.removeprefix("aten::").removeprefix("_foreach_").rstrip("_") in _SUMS for name in calls)
 
     def _is_reduced(self, number: int) -> bool:
         source = self.found.sources[number] if number >= 0 else None
@@ -229,14 +225,7 @@ def contributions(made: fx.Node, position: Mapping[fx.Node, int], forward: Seque
     ``forward`` holds the positions of forward compute, ascending. If some of it stands between two summands, they come from
     different microbatches. Summands of one backward, as of a layer that is used twice, are one gradient.
     """
-    parts: list[fx.Node] = []
-    queue = [made]
-    for node in queue:
-        sources = _added(node)
-        if sources:
-            queue.extend(source for source in sources if source not in queue)
-        else:
-            parts.append(node)
+    parts = [node for node in walked([made], _added) if not _added(node)]
     places = sorted(position[node] for node in parts)
     several = len(parts) > 1 and bisect_right(forward, places[0]) < bisect_right(forward, places[-1])
     return parts if several else [made]

@@ -14,16 +14,21 @@ if TYPE_CHECKING:
 Item = TypeVar("Item")
 
 
-def reached(starts: Iterable[Item], onward: Callable[[Item], Iterable[Item]]) -> list[Item]:
-    """``starts`` and all that ``onward`` leads to from them, each once, nearer ones first."""
+def walked(starts: Iterable[Item], onward: Callable[[Item], Iterable[Item]]) -> Iterator[Item]:
+    """``starts`` and all that ``onward`` leads to from them, each once, nearer ones first, for walks that may end early."""
     queue = list(dict.fromkeys(starts))
     seen = set(queue)
     for item in queue:  # The list grows while it is walked, which makes it the queue of a breadth-first search.
+        yield item
         for other in onward(item):
             if other not in seen:
                 seen.add(other)
                 queue.append(other)
-    return queue
+
+
+def reached(starts: Iterable[Item], onward: Callable[[Item], Iterable[Item]]) -> list[Item]:
+    """All of :func:`walked`."""
+    return list(walked(starts, onward))
 
 
 def ancestors(nodes: Iterable[fx.Node], given: Collection[fx.Node] = ()) -> set[fx.Node]:

@@ -18,6 +18,7 @@ from pytest_fxbucket.compat.fx import uncompiled
 from pytest_fxbucket.graph.modules import module_of
 from pytest_fxbucket.graph.ops import held_by, returned
 from pytest_fxbucket.graph.order import order_of
+from pytest_fxbucket.graph.walks import reached
 from pytest_fxbucket.pipeline.captured import StagedStep
 from pytest_fxbucket.step.pipelined import TIES, UPDATE, Crossing, Pipelined, Work, phase_of
 from pytest_fxbucket.step.roles import Key, StepGraph, Value
@@ -214,9 +215,8 @@ class _Composing:
         indices = map(order.index.__getitem__, returned(order.nodes[-1]))
         given = list(zip(self.places[place].outputs[phase], indices, strict=True))
         sent = {one.name for one in self.how.backward[stage - 1]} if stage else set[str]()
-        needed = {index for value, index in given if value.role == "crossing" and value.fqn in sent}
-        for index in reversed(range(len(order.nodes))):
-            needed.update(order.before[index] if index in needed else ())
+        starts = (index for value, index in given if value.role == "crossing" and value.fqn in sent)
+        needed = reached(starts, order.before.__getitem__)
         self.problems += (
             f"stage {stage} gives the gradient of {value.fqn} in input, where the stage before waits and does not need it"
             for value, index in given

@@ -18,6 +18,7 @@ from pytest_fxbucket.graph import collectives
 from pytest_fxbucket.graph.effects import written
 from pytest_fxbucket.graph.ops import is_view, operator_name
 from pytest_fxbucket.graph.order import order_of
+from pytest_fxbucket.graph.walks import walked
 from pytest_fxbucket.passes.new_nodes import LAUNCHES, NodeMaker, fake_value
 from pytest_fxbucket.process import collector
 from pytest_fxbucket.step.roles import Phase, StepGraph, Transformed
@@ -199,12 +200,11 @@ class _Adding:
         # What stands before ``mixed`` is not made of it, so the walk back ends there. Sums that were made here have no place in
         # the order, and are followed.
         first = self.order.index[mixed]
-        queue, seen = [reduced.launch], {reduced.launch, before.launch}
-        for node in queue:
-            fresh = [one for one in node.all_input_nodes if one not in seen and self.order.index.get(one, first) >= first]
-            seen.update(fresh)
-            queue.extend(fresh)
-        return mixed in seen or reduced.launch is before.launch
+        made_of = walked(
+            [reduced.launch],
+            lambda node: (one for one in node.all_input_nodes if self.order.index.get(one, first) >= first),
+        )
+        return reduced.launch is before.launch or mixed in made_of
 
     def _labels(self, reduced: ReducedValue) -> list[str]:
         return self.added.get(reduced.launch) or [self.labels.of(reduced.launch)]

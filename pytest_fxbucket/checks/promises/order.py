@@ -15,6 +15,7 @@ from pytest_fxbucket.checks.promises.expectations import DIRECTIONS, Expectation
 from pytest_fxbucket.checks.promises.prefetch import numbered
 from pytest_fxbucket.compat.fx import after
 from pytest_fxbucket.graph.collectives import REDUCTIONS, is_wait, launch_kind, tensors_sent
+from pytest_fxbucket.graph.walks import walked
 from pytest_fxbucket.words import some
 
 if TYPE_CHECKING:
@@ -138,15 +139,7 @@ def order_problems(graph: fx.Graph, pairs: Sequence[tuple[str, str]]) -> Iterato
 def _is_made_of(later: fx.Node, earlier: fx.Node, place: Mapping[fx.Node, int]) -> bool:
     """Whether a path of edges leads from ``earlier`` to ``later``."""
     # Nodes that stand before ``earlier`` cannot lead back to it, so each search stays between the two.
-    seen, todo = {later}, [later]
-    while todo:
-        node = todo.pop()
-        if node is earlier:
-            return True
-        new = {one for one in node.all_input_nodes if place[one] >= place[earlier]} - seen
-        seen |= new
-        todo += new
-    return False
+    return earlier in walked([later], lambda node: (one for one in node.all_input_nodes if place[one] >= place[earlier]))
 
 
 def _launches(graph: fx.Graph) -> dict[fx.Node, fx.Node]:

@@ -19,6 +19,7 @@ from pytest_fxbucket.graph.effects import effects_of, written
 from pytest_fxbucket.graph.movement import moves_data
 from pytest_fxbucket.graph.ops import by_operator, operator_name, overload
 from pytest_fxbucket.graph.order import Order
+from pytest_fxbucket.graph.walks import walked
 from pytest_fxbucket.transforms.merge_duplicates.mergeable import GraphWrites
 
 
@@ -111,17 +112,14 @@ class ValueNumbers:
     def last_writes(self, launch: fx.Node) -> set[int]:
         """Places of the last writes to what ``launch`` sends, and to each value that it is made of, before that was read."""
         assert self._writes is not None
-        found: set[int] = set()
-        queue = [(source, self._order.index[launch]) for source in inputs_of(launch)]
-        met = set(queue)
-        for node, at in queue:
-            index = self._order.index[node]
-            last = self._writes.last(node, -1 if node.op == "get_attr" else index, at)
-            found.update(() if last is None else (last,))
-            fresh = [pair for source in inputs_of(node) if (pair := (source, index)) not in met and _is_followed(node)]
-            met.update(fresh)
-            queue.extend(fresh)
-        return found
+        place = self._order.index
+
+        def read_by(node: fx.Node) -> list[tuple[fx.Node, int]]:
+            return [(source, place[node]) for source in inputs_of(node)]
+
+        read = walked(read_by(launch), lambda pair: read_by(pair[0]) if _is_followed(pair[0]) else ())
+        lasts = (self._writes.last(node, -1 if node.op == "get_attr" else place[node], at) for node, at in read)
+        return {last for last in lasts if last is not None}
 
     def _number(self, key: Hashable) -> int:
         return self._numbers.setdefault(key, len(self._numbers))
