@@ -11,11 +11,11 @@ from dataclasses import dataclass, field
 from pytest_fxbucket.errors import PlanError
 from pytest_fxbucket.plan.rules import (
     Metadata,
-    Rule,
     above_zero,
     callable_name,
     number,
     number_that,
+    rule_for,
     switch,
     table_of,
     whole,
@@ -29,18 +29,12 @@ DTYPES = ("float64", "float32", "bfloat16", "float16", "float8_e4m3fn", "float8_
 """dtypes in which matrix products are computed."""
 
 
-def preset(doc: str) -> Metadata:
+@rule_for(f'{one_or_other([show(one) for one in PRESETS])}, or a file such as "ours.toml"', str)
+def preset(value: str, where: str, expects: str) -> object:
     """Take the name of a built-in preset, or the path of a TOML file as text; no file is opened."""
-    expects = f'{one_or_other([show(one) for one in PRESETS])}, or a file such as "ours.toml"'
-
-    def read(value: object, where: str) -> object:
-        if not isinstance(value, str):
-            raise wrong(where, expects, value)
-        if value not in PRESETS and not value.endswith(".toml"):
-            raise PlanError(f"{wrong(where, expects, value)}{nearest(value, list(PRESETS))}")
-        return value
-
-    return {"rule": Rule(doc, expects, read)}
+    if value not in PRESETS and not value.endswith(".toml"):
+        raise PlanError(f"{wrong(where, expects, value)}{nearest(value, list(PRESETS))}")
+    return value
 
 
 def some_share(doc: str) -> Metadata:
@@ -48,21 +42,15 @@ def some_share(doc: str) -> Metadata:
     return number_that(doc, "a number above 0 and at most 1", lambda found: 0 < found <= 1)
 
 
-def rates(doc: str) -> Metadata:
+@rule_for("a table such as { bfloat16 = 989, float32 = 67 }", Mapping)
+def rates(value: Mapping[str, object], where: str, expects: str) -> object:
     """Take a table of dtype = number above 0, as a dict."""
-    expects = "a table such as { bfloat16 = 989, float32 = 67 }"
-
-    def read(value: object, where: str) -> object:
-        if not isinstance(value, Mapping):
-            raise wrong(where, expects, value)
-        for name in value:
-            if name not in DTYPES:
-                known = nearest(str(name), list(DTYPES)) or f"; known are {', '.join(DTYPES)}"
-                raise PlanError(f'{where} has no dtype "{name}"{known}')
-        one = above_zero("")["rule"]
-        return {name: one.read(rate, f"{where}.{name}") for name, rate in value.items()}
-
-    return {"rule": Rule(doc, expects, read)}
+    for name in value:
+        if name not in DTYPES:
+            known = nearest(str(name), list(DTYPES)) or f"; known are {', '.join(DTYPES)}"
+            raise PlanError(f'{where} has no dtype "{name}"{known}')
+    one = above_zero("")["rule"]
+    return {name: one.read(rate, f"{where}.{name}") for name, rate in value.items()}
 
 
 @dataclass(frozen=True, slots=True)

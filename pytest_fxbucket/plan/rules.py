@@ -45,6 +45,27 @@ def not_built(where: str, value: object, instead: str) -> PlanError:
     return PlanError(f"{where} = {show(value)} is not built yet; {instead}")
 
 
+Kind = type[Any]
+_Read = Callable[[Any, str, str], object]
+
+
+def rule_for(expects: str, kind: Kind = object) -> Callable[[_Read], Callable[[str], Metadata]]:
+    """Turn ``read(value, where, expects)`` into the function that gives a key's rule for its doc.
+
+    A value that is not of ``kind`` is refused before.
+    """
+
+    def rule_of(read: _Read) -> Callable[[str], Metadata]:
+        def checked(value: object, where: str) -> object:
+            if not isinstance(value, kind):
+                raise wrong(where, expects, value)
+            return read(value, where, expects)
+
+        return lambda doc: {"rule": Rule(doc, expects, checked)}
+
+    return rule_of
+
+
 def one_of(doc: str, *choices: str, omit: bool = False) -> Metadata:
     """Take one of several strings; ``omit`` tells that leaving the key out has a meaning of its own."""
     expects = one_or_other([show(choice) for choice in choices]) + (", or left out" if omit else "")
@@ -158,18 +179,13 @@ def whole(doc: str, *, least: int, limit: int = 10**9) -> Metadata:
     return {"rule": Rule(doc, expects, read)}
 
 
-def seconds(doc: str) -> Metadata:
+@rule_for("a number of seconds above 0")
+def seconds(value: object, where: str, expects: str) -> object:
     """Take a finite number of seconds above 0, as a float."""
-
-    expects = "a number of seconds above 0"
-
-    def read(value: object, where: str) -> object:
-        found = finite_number(value, where, expects, lambda number: 0 < number < math.inf)
-        if found > LONGEST_S:
-            raise PlanError(f"{where} must be at most {LONGEST_S} seconds, not {show(value)}")
-        return found
-
-    return {"rule": Rule(doc, expects, read)}
+    found = finite_number(value, where, expects, lambda number: 0 < number < math.inf)
+    if found > LONGEST_S:
+        raise PlanError(f"{where} must be at most {LONGEST_S} seconds, not {show(value)}")
+    return found
 
 
 def callable_name(doc: str, *names: str) -> Metadata:
@@ -201,50 +217,34 @@ def _meant(value: object, names: tuple[str, ...]) -> str:
     return nearest(value, list(names))
 
 
-def keyword_arguments(doc: str) -> Metadata:
+@rule_for("a table of keyword arguments", Mapping)
+def keyword_arguments(value: Mapping[object, object], where: str, expects: str) -> object:
     """Take a table of anything, as a dict."""
-    expects = "a table of keyword arguments"
-
-    def read(value: object, where: str) -> object:
-        if not isinstance(value, Mapping):
-            raise wrong(where, expects, value)
-        for name in value:
-            if not str(name).isidentifier():
-                raise PlanError(f"{where} has {show(name)}, which is no name of a keyword argument")
-        return dict(value)
-
-    return {"rule": Rule(doc, expects, read)}
+    for name in value:
+        if not str(name).isidentifier():
+            raise PlanError(f"{where} has {show(name)}, which is no name of a keyword argument")
+    return dict(value)
 
 
-def caps(doc: str) -> Metadata:
+@rule_for("a number of MB from 0, or a list of them")
+def caps(value: object, where: str, expects: str) -> object:
     """Take a number of MB from 0 or a list of them, as a tuple of floats."""
-    expects = "a number of MB from 0, or a list of them"
-
-    def read(value: object, where: str) -> object:
-        if isinstance(value, list) and value:
-            return tuple(_cap(each, f"{where}[{i}]", "a number of MB from 0") for i, each in enumerate(value))
-        return (_cap(value, where, expects),)
-
-    return {"rule": Rule(doc, expects, read)}
+    if isinstance(value, list) and value:
+        return tuple(_cap(each, f"{where}[{i}]", "a number of MB from 0") for i, each in enumerate(value))
+    return (_cap(value, where, expects),)
 
 
 def _cap(value: object, where: str, expects: str) -> float:
     return finite_number(value, where, expects, lambda number: 0 <= number < math.inf)
 
 
-def degrees(doc: str) -> Metadata:
+@rule_for("a table such as { dp_shard = 4 }", Mapping)
+def degrees(value: Mapping[str, object], where: str, expects: str) -> object:
     """Take a table of mesh degrees, as a dict."""
-    expects = "a table such as { dp_shard = 4 }"
-
-    def read(value: object, where: str) -> object:
-        if not isinstance(value, Mapping):
-            raise wrong(where, expects, value)
-        for name in value:
-            if name not in DEGREES:
-                raise PlanError(f'{where} has no key "{name}"{nearest(name, list(DEGREES))}')
-        return {name: _of_several(degree, f"{where}.{name}") for name, degree in value.items()}
-
-    return {"rule": Rule(doc, expects, read)}
+    for name in value:
+        if name not in DEGREES:
+            raise PlanError(f'{where} has no key "{name}"{nearest(name, list(DEGREES))}')
+    return {name: _of_several(degree, f"{where}.{name}") for name, degree in value.items()}
 
 
 def _of_several(degree: object, where: str) -> object:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from pytest_fxbucket.errors import PlanError
 from pytest_fxbucket.plan.entries import parse_entries
-from pytest_fxbucket.plan.rules import Metadata, Rule, wrong
+from pytest_fxbucket.plan.rules import rule_for, wrong
 from pytest_fxbucket.words import nearest, one_or_other, show
 
 DIRECTIONS = ("forward", "backward")
@@ -15,20 +15,14 @@ Places = Mapping[str, Mapping[str, str]]
 """For each direction, from the entry that is launched or waited for to the entry whose compute starts then."""
 
 
-def entry_pairs(doc: str) -> Metadata:
+@rule_for('a table such as { forward = { "layers.3" = "layers.1" } }', Mapping)
+def entry_pairs(value: Mapping[str, object], where: str, expects: str) -> object:
     """Take a table of entry = entry for each direction, as dicts; directions without a pair are left out."""
-    expects = 'a table such as { forward = { "layers.3" = "layers.1" } }'
-
-    def read(value: object, where: str) -> object:
-        if not isinstance(value, Mapping):
-            raise wrong(where, expects, value)
-        for direction in value:
-            if direction not in DIRECTIONS:
-                raise PlanError(f'{where} has no key "{direction}"{nearest(str(direction), list(DIRECTIONS))}')
-        found = {direction: _pairs(value[direction], f"{where}.{direction}") for direction in DIRECTIONS if direction in value}
-        return {direction: pairs for direction, pairs in found.items() if pairs}
-
-    return {"rule": Rule(doc, expects, read)}
+    for direction in value:
+        if direction not in DIRECTIONS:
+            raise PlanError(f'{where} has no key "{direction}"{nearest(str(direction), list(DIRECTIONS))}')
+    found = {direction: _pairs(value[direction], f"{where}.{direction}") for direction in DIRECTIONS if direction in value}
+    return {direction: pairs for direction, pairs in found.items() if pairs}
 
 
 def _pairs(raw: object, where: str) -> dict[str, str]:
@@ -51,22 +45,18 @@ def _pairs(raw: object, where: str) -> dict[str, str]:
 # ``[parallel] reshard_after_forward``: which entries' parameters are gathered again in backward.
 
 
-def reshard(doc: str) -> Metadata:
+@rule_for('true, false or a table such as { "layers.*" = true, "norm+output" = false }')
+def reshard(value: object, where: str, expects: str) -> object:
     """Take true, false, or a table of selector = true or false; selectors are left as they are written."""
-    expects = 'true, false or a table such as { "layers.*" = true, "norm+output" = false }'
-
-    def read(value: object, where: str) -> object:
-        if isinstance(value, bool):
-            return value
-        if not isinstance(value, Mapping) or not value:
-            raise wrong(where, expects, value)
-        for selector, again in value.items():
-            parse_entries([selector], where)  # for its errors alone
-            if not isinstance(again, bool):
-                raise wrong(f'{where}."{selector}"', "true or false; a selector with dots stands in quotes", again)
-        return dict(value)
-
-    return {"rule": Rule(doc, expects, read)}
+    if isinstance(value, bool):
+        return value
+    if not isinstance(value, Mapping) or not value:
+        raise wrong(where, expects, value)
+    for selector, again in value.items():
+        parse_entries([selector], where)  # for its errors alone
+        if not isinstance(again, bool):
+            raise wrong(f'{where}."{selector}"', "true or false; a selector with dots stands in quotes", again)
+    return dict(value)
 
 
 # ``[parallel] tp_plan``: how linears are parted over tensor parallel ranks, and activations between them.
@@ -76,23 +66,17 @@ SEQUENCE_STYLES = ("sequence", "scatter", "gather")
 STYLES = ("colwise", "rowwise", *SEQUENCE_STYLES)
 
 
-def tp_styles(doc: str) -> Metadata:
+@rule_for('a table such as { "layers.*.wq" = "colwise", "layers.*.wo" = "rowwise" }', Mapping)
+def tp_styles(value: Mapping[str, object], where: str, expects: str) -> object:
     """Take a table of selector = style, as a dict; selectors are left as they are written."""
-    expects = 'a table such as { "layers.*.wq" = "colwise", "layers.*.wo" = "rowwise" }'
-
-    def read(value: object, where: str) -> object:
-        if not isinstance(value, Mapping):
-            raise wrong(where, expects, value)
-        for selector, style in value.items():
-            _refuse_table(selector, style, where)
-            parse_entries([selector], where)  # for its errors alone
-            if style not in STYLES:
-                near = nearest(style, list(STYLES)) if isinstance(style, str) else ""
-                inside = f'{where}."{selector}"'
-                raise PlanError(f"{wrong(inside, one_or_other([show(one) for one in STYLES]), style)}{near}")
-        return dict(value)
-
-    return {"rule": Rule(doc, expects, read)}
+    for selector, style in value.items():
+        _refuse_table(selector, style, where)
+        parse_entries([selector], where)  # for its errors alone
+        if style not in STYLES:
+            near = nearest(style, list(STYLES)) if isinstance(style, str) else ""
+            inside = f'{where}."{selector}"'
+            raise PlanError(f"{wrong(inside, one_or_other([show(one) for one in STYLES]), style)}{near}")
+    return dict(value)
 
 
 def _refuse_table(selector: str, style: object, where: str) -> None:
@@ -112,23 +96,19 @@ def _refuse_table(selector: str, style: object, where: str) -> None:
 _WORDS = ("one", "entry")
 
 
-def parameter_groups(doc: str) -> Metadata:
+@rule_for('"one", "entry" or a list of tables such as { params = ["norm"], weight_decay = 0.0 }')
+def parameter_groups(value: object, where: str, expects: str) -> object:
     """Take "one", "entry", or a list of tables with params and the group's own arguments, as a tuple of dicts.
 
     In each dict ``params`` is a tuple of entries; a group without ``params`` has the parameters that no other group has.
     """
-    expects = '"one", "entry" or a list of tables such as { params = ["norm"], weight_decay = 0.0 }'
-
-    def read(value: object, where: str) -> object:
-        if isinstance(value, str):
-            if value not in _WORDS:
-                raise PlanError(f"{wrong(where, expects, value)}{nearest(value, list(_WORDS))}")
-            return value
-        if not isinstance(value, list) or not value:
-            raise wrong(where, expects, value)
-        return tuple(_group(each, f"{where}[{number}]") for number, each in enumerate(value))
-
-    return {"rule": Rule(doc, expects, read)}
+    if isinstance(value, str):
+        if value not in _WORDS:
+            raise PlanError(f"{wrong(where, expects, value)}{nearest(value, list(_WORDS))}")
+        return value
+    if not isinstance(value, list) or not value:
+        raise wrong(where, expects, value)
+    return tuple(_group(each, f"{where}[{number}]") for number, each in enumerate(value))
 
 
 def _group(raw: object, where: str) -> dict[str, object]:
@@ -149,27 +129,19 @@ def _group(raw: object, where: str) -> dict[str, object]:
 # ``[pipeline] cuts``: modules by their paths, each once.
 
 
-_PATHS = 'a list of module paths such as ["layers.3", "layers.7"]'
-
-
-def module_paths(doc: str) -> Metadata:
+@rule_for('a list of module paths such as ["layers.3", "layers.7"]', list)
+def module_paths(value: list[object], where: str, expects: str) -> object:
     """Take a list of module paths, each once, as a tuple; an empty list means none, so that a matrix row can undo the key."""
-
-    def read(value: object, where: str) -> object:
-        if not isinstance(value, list):
-            raise wrong(where, _PATHS, value)
-        for index, path in enumerate(value):
-            if not isinstance(path, str):
-                raise wrong(f"{where}[{index}]", "the path of a module in quotes", path)
-            if not path.strip():
-                raise PlanError(f"{where}[{index}] is an empty name; name the module behind which a stage ends, or take it out")
-            if not all(path.split(".")) or any(char.isspace() or char in "*[]+" for char in path):
-                raise PlanError(f'{where}[{index}] = {show(path)} is no path of one module; write it out, as in "layers.3"')
-            if path in value[:index]:
-                raise PlanError(f"{where} has {show(path)} twice; name it once")
-        return tuple(value)
-
-    return {"rule": Rule(doc, _PATHS, read)}
+    for index, path in enumerate(value):
+        if not isinstance(path, str):
+            raise wrong(f"{where}[{index}]", "the path of a module in quotes", path)
+        if not path.strip():
+            raise PlanError(f"{where}[{index}] is an empty name; name the module behind which a stage ends, or take it out")
+        if not all(path.split(".")) or any(char.isspace() or char in "*[]+" for char in path):
+            raise PlanError(f'{where}[{index}] = {show(path)} is no path of one module; write it out, as in "layers.3"')
+        if path in value[:index]:
+            raise PlanError(f"{where} has {show(path)} twice; name it once")
+    return tuple(value)
 
 
 # ``[model] inputs``: the values of a batch that go to the model, as names, positions, or paths such as ``"0.input_ids"``.
@@ -178,17 +150,12 @@ def module_paths(doc: str) -> Metadata:
 Path = tuple[str | int, ...]
 """Keys of dicts and positions in tuples, from the batch inwards; the last may be ``*``, which stands for all values there."""
 
-_EXPECTS = 'a list of names or positions such as ["input_ids", "attention_mask"] or [0]'
 
-
-def model_inputs(doc: str) -> Metadata:
-    """Make the rule of the key, which gives a tuple of paths."""
-    return {"rule": Rule(doc, _EXPECTS, _read)}
-
-
-def _read(value: object, where: str) -> tuple[Path, ...]:
-    if not isinstance(value, list) or not value:
-        raise wrong(where, _EXPECTS, value)
+@rule_for('a list of names or positions such as ["input_ids", "attention_mask"] or [0]', list)
+def model_inputs(value: list[object], where: str, expects: str) -> tuple[Path, ...]:
+    """Take a list of paths, each once, as a tuple of them."""
+    if not value:
+        raise wrong(where, expects, value)
     paths = [_path(item, f"{where}[{index}]") for index, item in enumerate(value)]
     for index, path in enumerate(paths):
         if path in paths[:index]:
