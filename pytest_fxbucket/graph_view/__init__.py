@@ -2,22 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from pytest_fxbucket.first_use import on_first_use
 
 if TYPE_CHECKING:
     from pytest_fxbucket.graph_view.subgraph import SubGraph
     from pytest_fxbucket.graph_view.view import GraphView
 
 __all__ = ["GraphView", "SubGraph"]
-
-
-def __getattr__(name: str) -> Any:
-    if name == "GraphView":
-        from pytest_fxbucket.graph_view.view import GraphView
-
-        return GraphView
-    if name == "SubGraph":
-        from pytest_fxbucket.graph_view.subgraph import SubGraph
-
-        return SubGraph
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+__getattr__ = on_first_use(__name__, {"graph_view.subgraph": ["SubGraph"], "graph_view.view": ["GraphView"]})

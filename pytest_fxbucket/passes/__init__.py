@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from pytest_fxbucket.first_use import on_first_use
 from pytest_fxbucket.passes.bucketer import Bucketer
 from pytest_fxbucket.passes.manual import manual_overlap_bucketing
 from pytest_fxbucket.passes.overlap_bucketing import schedule_overlap_bucketing
@@ -20,12 +21,5 @@ __all__ = [
     "manual_overlap_bucketing",
     "schedule_overlap_bucketing",
 ]
-
-
-def __getattr__(name: str) -> Any:
-    """Import what is for ``torch.compile`` when it is first asked for: it imports inductor, which takes seconds."""
-    if name in __all__:
-        from pytest_fxbucket.passes import compiled
-
-        return getattr(compiled, name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+# These import inductor, which takes seconds.
+__getattr__ = on_first_use(__name__, {"passes.compiled": ["bucketing_backend", "bucketing_post_grad_pass"]})

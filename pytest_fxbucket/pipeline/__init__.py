@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from pytest_fxbucket.first_use import on_first_use
 
 if TYPE_CHECKING:
     from pytest_fxbucket.pipeline.played import bubble
@@ -29,20 +30,15 @@ __all__ = [
     "table_problems",
     "text_of",
 ]
-
-
-_MODULES = {
-    **dict.fromkeys(("Action", "Table", "table_of", "text_of"), "schedules"),
-    "bubble": "played",
-    "proposed_cuts": "propose",
-    "split_stages": "split",
-    "table_problems": "problems",
-}
-"""Module of this folder by the name that it has; all other names are in ``stages``."""
-
-
-def __getattr__(name: str) -> Any:
-    """Import on first use: the names bring torch in."""
-    if name in __all__:
-        return getattr(import_module(f"{__name__}.{_MODULES.get(name, 'stages')}"), name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+__getattr__ = on_first_use(
+    __name__,
+    {
+        "pipeline.played": ["bubble"],
+        "pipeline.problems": ["table_problems"],
+        "pipeline.propose": ["proposed_cuts"],
+        "pipeline.schedules": ["Action", "Table", "table_of", "text_of"],
+        "pipeline.split": ["split_stages"],
+        "pipeline.stages": ["Stage", "Stages", "Summary", "Tie"],
+        "step.pipelined": ["Crossing"],
+    },
+)

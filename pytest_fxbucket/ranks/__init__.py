@@ -2,23 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from pytest_fxbucket.first_use import on_first_use
 
 if TYPE_CHECKING:
     from pytest_fxbucket.ranks.flight_recorder import mark
     from pytest_fxbucket.ranks.machine import device
 
 __all__ = ["device", "mark"]
-
-
-def __getattr__(name: str) -> Any:
-    """Load ``mark`` and ``device`` when asked for: only ranks use them, and each pytest would load what they need."""
-    if name == "mark":
-        from pytest_fxbucket.ranks.flight_recorder import mark
-
-        return mark
-    if name == "device":
-        from pytest_fxbucket.ranks.machine import device
-
-        return device
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+# Only ranks use them, and each pytest would load what they need.
+__getattr__ = on_first_use(__name__, {"ranks.flight_recorder": ["mark"], "ranks.machine": ["device"]})

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from pytest_fxbucket.first_use import on_first_use
 
 if TYPE_CHECKING:
     from pytest_fxbucket.cost.cluster import Cluster, Link, cluster_named
@@ -10,18 +12,11 @@ if TYPE_CHECKING:
     from pytest_fxbucket.simulate.timeline import Timeline
 
 __all__ = ["Cluster", "Link", "Timeline", "cluster_named", "simulate"]
-_HOME = {
-    "Cluster": "cost.cluster",
-    "Link": "cost.cluster",
-    "Timeline": "simulate.timeline",
-    "cluster_named": "cost.cluster",
-    "simulate": "simulate.simulator",
-}
-
-
-def __getattr__(name: str) -> Any:
-    from importlib import import_module
-
-    if name not in _HOME:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(f"pytest_fxbucket.{_HOME[name]}"), name)
+__getattr__ = on_first_use(
+    __name__,
+    {
+        "cost.cluster": ["Cluster", "Link", "cluster_named"],
+        "simulate.simulator": ["simulate"],
+        "simulate.timeline": ["Timeline"],
+    },
+)
