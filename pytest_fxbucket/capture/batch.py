@@ -369,7 +369,7 @@ class RankBatches:
         # The graph's inputs are tensors alone, so constants are held to this rank's first batch.
         self._first = found if self._first is None else self._first
         _refuse_change(self._name, self._first, found, f"for rank {self._rank} before", there)
-        return [leaf for leaf in pytree.tree_leaves(data) if isinstance(leaf, torch.Tensor)]
+        return pytree.tensors_in(data)
 
 
 def _refuse_change(name: str, first: Sequence[_Leaf], other: Sequence[_Leaf], here: str, there: str) -> None:

@@ -88,7 +88,7 @@ class KernelFakeMode(FakeTensorMode):
         given: Any = super().__torch_dispatch__(func, types, args, kwargs)
         if getattr(func, "_schema", None) is None or func._schema.name not in OTHERWISE:
             return given
-        operands = [value for value in pytree.tree_leaves((args, kwargs)) if isinstance(value, torch.Tensor)]
+        operands = pytree.tensors_in((args, kwargs))
         # If all operands are contiguous, it makes no difference in which order they are taken.
         if all(operand.is_contiguous() or operand.device.type != "cpu" for operand in operands):
             return given

@@ -8,7 +8,12 @@ from typing import Any
 import torch
 from torch.utils._pytree import keystr, tree_flatten, tree_flatten_with_path, tree_leaves, tree_map, tree_unflatten
 
-__all__ = ["keystr", "map_tensors", "tree_flatten", "tree_flatten_with_path", "tree_leaves", "tree_map", "tree_unflatten"]
+__all__ = ["keystr", "tree_flatten", "tree_flatten_with_path", "tree_leaves", "tree_map", "tree_unflatten"]
+
+
+def tensors_in(value: Any) -> list[torch.Tensor]:
+    """The tensors among the leaves of ``value``."""
+    return [leaf for leaf in tree_leaves(value) if isinstance(leaf, torch.Tensor)]
 
 
 def map_tensors(change: Callable[[torch.Tensor], Any], value: Any) -> Any:

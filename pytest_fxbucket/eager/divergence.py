@@ -109,7 +109,7 @@ class _Follower(TorchDispatchMode):
         # if it has a node at all: that of the one before is not.
         last = tracing.next_autograd_number() - 1
         own, self._last = (last if last != self._last and node is None else None), last
-        read = [self._unread[id(one)][1] for one in _tensors((args, kwargs)) if id(one) in self._unread]
+        read = [self._unread[id(one)][1] for one in pytree.tensors_in((args, kwargs)) if id(one) in self._unread]
         if func._schema.name.startswith(_UNDEFINED) or _is_wrappers(in_backward=node is not None):
             for one in read:
                 one.mark_read()
@@ -118,7 +118,7 @@ class _Follower(TorchDispatchMode):
             self._is_backward = True
             self._ran.update(map(tracing.autograd_number, tracing.nodes_behind(running, self._ran)))
         module = self._module(node, last)
-        lacks = [one for one in _tensors(made) if one.numel() and bits_digest([local(one)]) not in self._known]
+        lacks = [one for one in pytree.tensors_in(made) if one.numel() and bits_digest([local(one)]) not in self._known]
         if module is not None and lacks:
             # What autograd follows counts by itself, and what writes to a tensor that does.
             writes = func._schema.is_mutable and id(args[0] if args else None) not in self._unread
@@ -144,10 +144,6 @@ class _Follower(TorchDispatchMode):
         module = self.inside[-1] if self.inside else _LOSS
         self._module_of[last] = module
         return module
-
-
-def _tensors(values: Any) -> list[torch.Tensor]:
-    return [one for one in pytree.tree_leaves(values) if isinstance(one, torch.Tensor)]
 
 
 def _is_wrappers(*, in_backward: bool) -> bool:

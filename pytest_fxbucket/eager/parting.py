@@ -173,7 +173,7 @@ def _brief(error: Exception) -> str:
 
 
 def _tensors(output: Any) -> list[Tensor]:
-    return [one for one in pytree.tree_leaves(output) if isinstance(one, Tensor) and one.is_floating_point()]
+    return [one for one in pytree.tensors_in(output) if one.is_floating_point()]
 
 
 class _Coarsest(TorchDispatchMode):

@@ -6,7 +6,7 @@ other node is compute: it is noted as a reader of the values that it was given, 
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence, Set
+from collections.abc import Collection, Sequence, Set
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -17,7 +17,7 @@ from pytest_fxbucket.compat.fx import inputs_of
 from pytest_fxbucket.compat.pytree import tree_map
 from pytest_fxbucket.errors import PassError
 from pytest_fxbucket.graph import collectives, contents
-from pytest_fxbucket.graph.collectives import Launch
+from pytest_fxbucket.graph.collectives import Launch, tensors
 from pytest_fxbucket.graph.contents import ByteRange, NotFollowedError, Runs, StorageContents, precision_of
 from pytest_fxbucket.graph.effects import written_arguments
 from pytest_fxbucket.graph.movement import execute, is_new_storage, joins, moves_data, reorders
@@ -127,7 +127,7 @@ class _Walk:
 
         This is how torch's functional all-gather makes a tensor whole that is sharded along that dimension.
         """
-        firsts = [self._ascending(tensor) for source in node.all_input_nodes for tensor in tensors_in(self.values.get(source))]
+        firsts = [self._ascending(tensor) for source in node.all_input_nodes for tensor in tensors(self.values.get(source))]
         known = [first for first in firsts if first is not None]
         if collectives.argument(node, "dim") in (0, None) or len(known) < max(len(firsts), 2):
             return False
@@ -140,7 +140,7 @@ class _Walk:
 
     def _is_whole(self, node: fx.Node) -> bool:
         """Whether each tensor of ``node`` that is followed is one gathered parameter, from the parameter's beginning on."""
-        for tensor in tensors_in(self.values.get(node)):
+        for tensor in tensors(self.values.get(node)):
             first = self._ascending(tensor)
             if tensor.numel() and (first is None or first.start or first.rank):
                 return False
@@ -172,7 +172,7 @@ class _Walk:
         runs = [
             one
             for source in inputs_of(node)
-            for tensor in tensors_in(self.values.get(source))
+            for tensor in tensors(self.values.get(source))
             for one in self.memory.read(contents.in_memory_order(tensor))
         ]
         found = self.found.sources
@@ -180,8 +180,8 @@ class _Walk:
 
     def _is_computed(self, buffer: fx.Node) -> bool:
         """Whether ``buffer`` holds a gradient that autograd assembles: only autograd makes buffers by ``new_empty_strided``."""
-        tensors = tensors_in(self.values.get(buffer)) if operator_name(base(buffer)) == "aten::new_empty_strided" else ()
-        return any(one.source > contents.ZERO and one.rank == contents.OWN_RANK for t in tensors for one in self.memory.read(t))
+        held = tensors(self.values.get(buffer)) if operator_name(base(buffer)) == "aten::new_empty_strided" else ()
+        return any(one.source > contents.ZERO and one.rank == contents.OWN_RANK for t in held for one in self.memory.read(t))
 
     def _known(self, node: fx.Node) -> Any:
         if node not in self.values:
@@ -214,7 +214,7 @@ class _Walk:
         for source in inputs_of(node):
             if source not in self.values:
                 continue
-            for tensor in tensors_in(self.values[source]):
+            for tensor in tensors(self.values[source]):
                 content = self.memory.read(contents.in_memory_order(tensor))
                 self.found.uses.append(Use(node, source, tensor.dtype, content))
         for written in written_arguments(node):
@@ -226,7 +226,7 @@ class _Walk:
         # A write to a view of a computed tensor makes all of that tensor one new source. Of an input or of a launch's result
         # only the written part is new: the rest is followed on.
         own = whole.op == "call_function" and not collectives.communicates(whole)
-        for tensor in tensors_in(self.values.get(whole if own else written)):
+        for tensor in tensors(self.values.get(whole if own else written)):
             number = self.found.table.add(Source(node, tensor.numel(), tensor.dtype))
             self.memory.write(tensor, contents.run(number, tensor.nbytes, precision_of(tensor.dtype), tensor.dtype))
 
@@ -323,12 +323,3 @@ def _changed(graph: fx.Graph, moving: Set[fx.Node]) -> set[fx.Node]:
     """Storages that compute writes into. A copy of a gathered parameter in one of them is the model's, not the unpacking's."""
     computing = (node for node in graph.nodes if node not in moving and collectives.launch_kind(node) is None)
     return {base(target) for node in computing for target in written_arguments(node)}
-
-
-def tensors_in(value: Any) -> Iterator[torch.Tensor]:
-    """Tensors in ``value``, at any depth."""
-    if isinstance(value, torch.Tensor):
-        yield value
-    elif isinstance(value, (list, tuple)):
-        for item in value:
-            yield from tensors_in(item)

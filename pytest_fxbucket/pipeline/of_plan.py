@@ -116,7 +116,7 @@ def batch_rows(plan: Plan) -> list[int]:
     assert plan.model is not None
     _, batch, _ = import_model(plan.model, str(plan.path))
     data = first_batch(batch, plan.model.batch, mesh_with(plan.degrees, plan.parallel.ep), 0)
-    return [one.shape[0] if one.dim() else 1 for one in pytree.tree_leaves(data) if isinstance(one, torch.Tensor)]
+    return [one.shape[0] if one.dim() else 1 for one in pytree.tensors_in(data)]
 
 
 def with_cuts(plan: Plan) -> Plan:

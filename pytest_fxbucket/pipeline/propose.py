@@ -180,7 +180,7 @@ def _run(stages: Stages, batch: tuple[torch.Tensor, ...], clock: Callable[[], fl
             begin = _now(clock, received)
             given = stage(*received)
             taken[number] = _now(clock, received) - begin
-        values = tuple(one for one in pytree.tree_leaves(given) if isinstance(one, torch.Tensor))
+        values = tuple(pytree.tensors_in(given))
         ran.append((stage, received, list(values)))
     # Backward starts from ones, whatever the model gives: the values do not matter for the time.
     back: list[torch.Tensor | None] = [torch.ones_like(one) if one.requires_grad else None for one in values]

@@ -15,7 +15,7 @@ from pytest_fxbucket.compat.fx import inputs_of
 from pytest_fxbucket.graph import collectives, contents
 from pytest_fxbucket.graph.contents import NotFollowedError
 from pytest_fxbucket.graph.effects import written, written_arguments
-from pytest_fxbucket.graph.follow import hint, tensors_in
+from pytest_fxbucket.graph.follow import hint
 from pytest_fxbucket.graph.movement import execute
 from pytest_fxbucket.graph.storages import base
 from pytest_fxbucket.same.exact import ExactContents, Ranks, expression, gathered, reduced, scattered, spans
@@ -113,7 +113,7 @@ class FollowedExpressions:
                 if isinstance(value, torch.Tensor):
                     self._hold(value, number)
                     continue
-                for index, tensor in enumerate(tensors_in(value)):
+                for index, tensor in enumerate(collectives.tensors(value)):
                     self._hold(tensor, context.number(("item", number, const(index)), node))
 
     def bytes(self, node: fx.Node) -> int:
@@ -141,7 +141,7 @@ class FollowedExpressions:
 
     def _root(self, node: fx.Node) -> None:
         """Note that writes to the storages of ``node`` change what is followed from it; once for each of its meta storages."""
-        keys = {storage_key(tensor) for tensor in tensors_in(self.values[node])}
+        keys = {storage_key(tensor) for tensor in collectives.tensors(self.values[node])}
         if not keys <= self._rooted:
             self._rooted |= keys
             for home in self.context.states.of(node):

@@ -19,7 +19,6 @@ from pytest_fxbucket.errors import PassError
 from pytest_fxbucket.graph import collectives, contents
 from pytest_fxbucket.graph.contents import precision_of
 from pytest_fxbucket.graph.effects import written
-from pytest_fxbucket.graph.follow import tensors_in
 from pytest_fxbucket.graph.ops import returned, returns_written
 from pytest_fxbucket.same.exact import Ranks, among
 from pytest_fxbucket.same.followed import FollowedExpressions, GraphLaunches
@@ -198,7 +197,7 @@ class Walk:
             if target not in self._brought:
                 self._followed.changed(target, out, node)
                 continue
-            for tensor in tensors_in(self._followed.values[target]):
+            for tensor in collectives.tensors(self._followed.values[target]):
                 runs = contents.run(out, tensor.nbytes, precision_of(tensor.dtype), tensor.dtype)
                 self._followed.memory.write(tensor, runs)
         if targets and returns_written(node):

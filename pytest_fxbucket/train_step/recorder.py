@@ -163,7 +163,7 @@ class StepFunctions(TorchFunctionMode):
                 "say; leave sparse=True out"
             )
         if func in _BACKWARD:
-            self.losses.extend(loss for loss in pytree.tree_leaves(args[:1]) if isinstance(loss, torch.Tensor))
+            self.losses.extend(pytree.tensors_in(args[:1]))
         result = func(*args, **kwargs)
         if func == _GRAD.__get__:
             self._gradients.read(args[0], result)

@@ -8,7 +8,6 @@ from dataclasses import dataclass, field
 from typing import Any
 from unittest.mock import patch
 
-import torch
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
@@ -59,7 +58,7 @@ class Schedulers:
 
     def _noting(self, function: Callable[..., None]) -> Callable[..., None]:
         def step(scheduler: LRScheduler, *args: Any, **kwargs: Any) -> None:
-            if any(isinstance(leaf, torch.Tensor) for leaf in pytree.tree_leaves((args, kwargs))):
+            if pytree.tensors_in((args, kwargs)):
                 raise CaptureError(
                     f"the scheduler {type(scheduler).__name__} is given a tensor, whose value is known only when the step "
                     "runs; return the tensor, and call the scheduler between steps"

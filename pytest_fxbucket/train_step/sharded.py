@@ -21,12 +21,12 @@ from pytest_fxbucket.capture.model import forward_instead, hooks_behind_gradient
 from pytest_fxbucket.capture.names import NodeNamer, inputs_cast, outputs_cast
 from pytest_fxbucket.capture.parallel.modes import ParallelMode, Sharded
 from pytest_fxbucket.capture.parallel.unshard import ParameterTravel, read_by
-from pytest_fxbucket.compat import pytree
 from pytest_fxbucket.compat.c10d import collective
 from pytest_fxbucket.compat.dtensors import local_of, of_local, placed_as, spec_of
 from pytest_fxbucket.compat.fake_tensors import unwatched
 from pytest_fxbucket.compat.fsdp import Ranks, Shard, Unit, own_hooks, units_of
 from pytest_fxbucket.compat.modules import each_tensor
+from pytest_fxbucket.compat.pytree import tensors_in
 from pytest_fxbucket.compat.tracing import at_end_of_backward
 from pytest_fxbucket.errors import CaptureError
 from pytest_fxbucket.step.mesh import Group
@@ -112,10 +112,6 @@ class Sharding:
         if found is None or found.shard.padded == local_of(parameter).shape:
             return local_of(parameter)
         return found.shard.stored()
-
-
-def _tensors(out: Any) -> list[torch.Tensor]:
-    return [leaf for leaf in pytree.tree_leaves(out) if isinstance(leaf, torch.Tensor)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -235,7 +231,7 @@ class WholeParameters:
                 if replica.require_backward_grad_sync:
                     synced[0] = True
                     reduced.clear()
-                    used = {id(one) for one in reached(_tensors(out), {})[1]} if replica.find_unused_parameters else set()
+                    used = {id(one) for one in reached(tensors_in(out), {})[1]} if replica.find_unused_parameters else set()
                     left_out[:] = [fqn for fqn in fqns if used and fqn in given and id(self.twins[fqn]) not in used]
                 elif reduced:
                     synced[0] = False

@@ -113,7 +113,7 @@ def _region(fqn: str, forward: Callable[..., Any], group: Group) -> Callable[...
 
 
 def _first_tensor(value: Any) -> torch.Tensor | None:
-    return next((leaf for leaf in pytree.tree_leaves(value) if isinstance(leaf, torch.Tensor)), None)
+    return next(iter(pytree.tensors_in(value)), None)
 
 
 def _reading_all(fqn: str, forward: Callable[..., Any], gathered: Callable[[torch.Tensor], Any]) -> Callable[..., Any]:

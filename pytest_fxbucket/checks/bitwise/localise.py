@@ -164,5 +164,5 @@ class _Recorder(fx.Interpreter):
         if operator_name(n) in UNWRITTEN or (is_view(n) and n.all_input_nodes[0] in self._unwritten):
             self._unwritten.add(n)
         elif not in_flight and n.op not in ("placeholder", "output"):
-            self.seen[n.name] = bits_digest([t for t in pytree.tree_leaves(result) if isinstance(t, torch.Tensor)])
+            self.seen[n.name] = bits_digest(pytree.tensors_in(result))
         return result

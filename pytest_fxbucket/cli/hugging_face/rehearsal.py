@@ -78,7 +78,7 @@ def _image_tokens(described: DescribedModel, changes: Mapping[str, Any], drawn: 
     """Rows of features that the model makes of one image: found without memory, or estimated if the model reads values."""
     import torch
 
-    from pytest_fxbucket.compat.pytree import tree_leaves
+    from pytest_fxbucket.compat.pytree import tensors_in
 
     sizes = drawn.sizes
     if "grid" in sizes:
@@ -94,7 +94,7 @@ def _image_tokens(described: DescribedModel, changes: Mapping[str, Any], drawn: 
     # Features may come bare or in an output. Their elements, divided by width and images, are the tokens of an image.
     found = getattr(found, "pooler_output", found)
     hidden = model.get_input_embeddings().weight.shape[1]
-    elements = sum(one.numel() for one in tree_leaves(found) if isinstance(one, torch.Tensor))
+    elements = sum(one.numel() for one in tensors_in(found))
     return int(elements // hidden // sizes["image"][0])
 
 
