@@ -11,7 +11,7 @@ from torch.nn.parameter import is_lazy
 
 from pytest_fxbucket.capture.draws import draws
 from pytest_fxbucket.compat import tracing
-from pytest_fxbucket.errors import CaptureError
+from pytest_fxbucket.errors import CaptureError, FxbucketError, text_of
 from pytest_fxbucket.graph.collectives import is_all_gather
 from pytest_fxbucket.graph.effects import written_arguments
 from pytest_fxbucket.graph.modules import module_of
@@ -193,3 +193,17 @@ def _dtypes(node: fx.Node, places: Sequence[int]) -> list[torch.dtype]:
     given = [node.args[place] for place in places if place < len(node.args)]
     values = [getattr(one, "meta", {}).get("val") for one in given]
     return [value.dtype for value in values if isinstance(value, torch.Tensor)]
+
+
+def why(error: Exception, *, steps: bool, gathers: bool) -> str:
+    """Why tracing a step failed with ``error``.
+
+    ``steps``: it was in an optimizer's step. ``gathers``: parameters are gathered where they are read.
+    """
+    unknown = "give it to the step as an argument, or the module that has it as a buffer in model={...}"
+    if gathers and "setup_context staticmethod" in str(error):
+        return "parameters cannot be gathered under torch.func or vmap; call modules under fully_shard outside of them"
+    text = str(error) if isinstance(error, FxbucketError) else tracing.untraceable(error, unknown)
+    if steps and text and "decides by the value" in text:
+        return f"{text}; a captured step may end with gradients, and the optimizer step behind it"
+    return text or f"{type(error).__name__}: {text_of(error)[:300]}"

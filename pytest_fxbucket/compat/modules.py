@@ -131,6 +131,24 @@ _TABLES = (
 _FLAG = "_global_is_full_backward_hook"
 
 
+def tensors_within(given: Any) -> list[torch.Tensor]:
+    """All tensors that :func:`each_tensor` finds."""
+    found: list[torch.Tensor] = []
+
+    def find(one: torch.Tensor) -> torch.Tensor:
+        found.append(one)
+        return one
+
+    each_tensor(find, given)
+    return found
+
+
+def is_replicated(module: nn.Module) -> bool:
+    """Whether it is under ``replicate()`` of ``torch.distributed._composable``, which is DDP in the module's own class."""
+    there = sys.modules.get("torch.distributed._composable.replicate")
+    return isinstance(module, getattr(there, "DDP", ()))
+
+
 def module_hooks() -> dict[str, Any]:
     """All global hooks of modules, by table."""
     found: dict[str, Any] = {name: dict(getattr(module, name)) for name in _TABLES if hasattr(module, name)}

@@ -1,8 +1,9 @@
 """Models that the user has already put under ``fully_shard``, DDP or ``parallelize_module``, captured as they are.
 
-While the step is traced, FSDP's hooks and DDP's own forward are removed. In their place the graph gathers each parameter that
-forward reads, where FSDP's hooks would, and reduces gradients as torch does. All other operators on DTensors, such as those of
-tensor parallelism and of gradient clipping, are recorded as the operators on local tensors that DTensor makes of them.
+While the step is traced, FSDP's hooks and DDP's own forward (replicated.py) are removed. In their place the graph gathers each
+parameter that forward reads, where FSDP's hooks would, and reduces gradients as torch does. All other operators on DTensors,
+such as those of tensor parallelism and of gradient clipping, are recorded as the operators on local tensors that DTensor makes
+of them.
 """
 
 from __future__ import annotations
@@ -16,20 +17,18 @@ from typing import Any
 import torch
 from torch import nn
 
-from pytest_fxbucket.capture.backward import reached, together, with_gradient
-from pytest_fxbucket.capture.model import forward_instead, hooks_behind_gradient
+from pytest_fxbucket.capture.backward import together, with_gradient
+from pytest_fxbucket.capture.model import hooks_behind_gradient
 from pytest_fxbucket.capture.names import NodeNamer, inputs_cast, outputs_cast
 from pytest_fxbucket.capture.parallel.modes import ParallelMode, Sharded
 from pytest_fxbucket.capture.parallel.unshard import ParameterTravel, read_by
-from pytest_fxbucket.compat.c10d import collective
 from pytest_fxbucket.compat.dtensors import local_of, of_local, placed_as, spec_of
-from pytest_fxbucket.compat.fake_tensors import unwatched
 from pytest_fxbucket.compat.fsdp import Ranks, Shard, Unit, own_hooks, units_of
-from pytest_fxbucket.compat.modules import each_tensor
-from pytest_fxbucket.compat.pytree import tensors_in
+from pytest_fxbucket.compat.modules import each_tensor, is_replicated, tensors_within
 from pytest_fxbucket.compat.tracing import at_end_of_backward
 from pytest_fxbucket.errors import CaptureError
 from pytest_fxbucket.step.mesh import Group
+from pytest_fxbucket.train_step.replicated import averaged, refuse_settings, under_ddp
 
 
 def _mode(unit: Unit, shard: Shard) -> ParallelMode:
@@ -78,20 +77,12 @@ class Sharding:
                 found.travelling[fqn] = GatheredParameter(travel, shard, root)
         for name, module in model.named_modules():
             if isinstance(module, torch.nn.parallel.DistributedDataParallel):
-                found._replicated(name, module)
+                refuse_settings(name, module)
+                found.replicas[name] = module
+            elif is_replicated(module):
+                where = f"module {name}" if name else "the model"
+                raise CaptureError(f"{where} is under replicate(), which a captured step does not take over; put it under DDP")
         return found
-
-    def _replicated(self, name: str, module: nn.parallel.DistributedDataParallel) -> None:
-        where = f"module {name}" if name else "the model"
-        if module.broadcast_buffers and list(module.buffers()):
-            raise CaptureError(
-                f"{where} is under DDP, which sends the buffers of rank 0 to all before each forward, and a captured step does "
-                "not; make it with broadcast_buffers=False"
-            )
-        if module._comm_hooks or module.mixed_precision is not None:
-            what = "a comm hook" if module._comm_hooks else "mixed precision"
-            raise CaptureError(f"{where} is under DDP with {what}, which a captured step does not take over; leave it out")
-        self.replicas[name] = module
 
     def gathered_again(self) -> set[str]:
         """FQNs of the parameters that are gathered once more for backward."""
@@ -173,11 +164,11 @@ class WholeParameters:
                 if unit.is_root:
                     root = unit.modules[0]
                     inside.callback(root.register_forward_pre_hook(lambda *_: self.forget(), prepend=True).remove)
-            for fqn, module in self.sharding.replicas.items():
-                self._under_ddp(fqn, module, inside)
+            for module in self.sharding.replicas.values():
+                under_ddp(model, module, self.twins, inside)
             if self.sharding.averaged is not None:
                 rest = [fqn for fqn in self.twins if fqn not in travelling]
-                self._average(rest, *self.sharding.averaged, lambda fqn: [fqn], inside)
+                averaged(rest, self.sharding.averaged, lambda fqn: [fqn], self.twins, inside)
             own = {id(self.twins[fqn]): fqn for fqn in travelling}
             inside.enter_context(read_by(model, own, self.read, self._is_read))
             yield
@@ -193,13 +184,7 @@ class WholeParameters:
             # Of modules that are one unit only the first that runs is asked.
             is_first = self.to_run.isdisjoint(fqns)
             self.to_run.update(fqns if is_first else ())
-            found: list[torch.Tensor] = []
-
-            def find(one: torch.Tensor) -> torch.Tensor:
-                found.extend([one] if one.requires_grad else [])
-                return one
-
-            each_tensor(find, (args, kwargs))
+            found = [one for one in tensors_within((args, kwargs)) if one.requires_grad]
             if not (is_first and found and torch.is_grad_enabled()):
                 return None
             with self.namer.inside(fqn):
@@ -213,65 +198,6 @@ class WholeParameters:
                 left = module.register_forward_hook(lambda *_, fqn=fqn: self.to_run.discard(fqn), always_call=True)
                 hooks.callback(left.remove)
             yield
-
-    def _under_ddp(self, name: str, module: nn.Module, inside: ExitStack) -> None:
-        """Have ``module`` call the module that it wraps, and gradients averaged unless it is called in ``no_sync()``."""
-        # By their first names, since another module may have them, too.
-        replica: Any = module
-        first = {id(parameter): fqn for fqn, parameter in self.sharding.model.named_parameters()}
-        own = replica.module.named_parameters()
-        fqns = [first[id(parameter)] for inner, parameter in own if inner not in replica.parameters_to_ignore]
-        # As in DDP, a forward with gradients decides whether the backward after it reduces: once, and all it has been given.
-        # With ``find_unused_parameters`` that is also what earlier backwards gave to parameters which the forward left out.
-        synced, reduced, given, left_out = [False], set[str](), set[str](), list[str]()
-
-        def forward(*args: Any, **kwargs: Any) -> Any:
-            out = replica.module(*args, **kwargs)
-            if torch.is_grad_enabled():
-                if replica.require_backward_grad_sync:
-                    synced[0] = True
-                    reduced.clear()
-                    used = {id(one) for one in reached(tensors_in(out), {})[1]} if replica.find_unused_parameters else set()
-                    left_out[:] = [fqn for fqn in fqns if used and fqn in given and id(self.twins[fqn]) not in used]
-                elif reduced:
-                    synced[0] = False
-            return out
-
-        def reduces(fqn: str) -> list[str]:
-            given.add(fqn)
-            if not synced[0] or fqn in reduced:
-                return []
-            found = [*left_out, fqn]
-            left_out.clear()
-            given.difference_update(found)
-            reduced.update(found)
-            return found
-
-        inside.enter_context(forward_instead(module, forward))
-        group = replica.process_group
-        self._average(fqns, group.group_name, group.size(), reduces, inside)
-
-    def _average(
-        self, fqns: Sequence[str], group: str, size: int, reduces: Callable[[str], list[str]], inside: ExitStack
-    ) -> None:
-        """Have gradients averaged as DDP does: divided by the number of ranks, then summed.
-
-        ``reduces`` says of which parameters, by FQN, once the gradient of the one that it is given is accumulated.
-        """
-
-        # Unwatched below, since the read of .grad in here is none of the step's.
-        def average(accumulated: str, _: torch.Tensor) -> None:
-            for fqn in reduces(accumulated) if size > 1 else ():
-                if (own := self.twins[fqn].grad) is not None:
-                    gradient = local_of(own)
-                    with torch.no_grad():
-                        gradient.copy_(collective("all_reduce", gradient / size, "sum", group))
-
-        for fqn in fqns:
-            twin = self.twins[fqn]
-            if twin.requires_grad:
-                handle = twin.register_post_accumulate_grad_hook(unwatched(partial(average, fqn)))
-                inside.callback(handle.remove)
 
     def refuse_kept(self) -> None:
         """Raise :class:`CaptureError` for gradients that the step leaves to a later one."""

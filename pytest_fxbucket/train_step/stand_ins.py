@@ -258,7 +258,7 @@ def _uncounted(optimizers: Iterable[Optimizer]) -> Iterator[None]:
             if name := next((name for name in {**was, **now} if repr(was.get(name)) != repr(now.get(name))), ""):
                 raise CaptureError(
                     f"the optimizer {type(optimizer).__name__} sets its attribute {name} in a step, which a graph does not do "
-                    "again; keep it in a tensor of its state"
+                    "again; keep it in a tensor of its state, or take the first step without capture if it is set there alone"
                 )
     finally:
         for optimizer, was in before:

@@ -26,14 +26,13 @@ from pytest_fxbucket.capture.override.anchors import Anchors
 from pytest_fxbucket.capture.override.expand import expand
 from pytest_fxbucket.capture.override.overrides import Overrides
 from pytest_fxbucket.capture.python_state import changes, generators
-from pytest_fxbucket.capture.refusals import refuse_drawn
+from pytest_fxbucket.capture.refusals import refuse_drawn, why
 from pytest_fxbucket.capture.reshard import gather_again_in_backward
 from pytest_fxbucket.compat import pytree, tracing
 from pytest_fxbucket.compat.dtensors import local_of, spec_of
 from pytest_fxbucket.compat.fake_tensors import KernelFakeMode, storage_key, takes_fake_tensors
 from pytest_fxbucket.compat.live_numbers import node_of
-from pytest_fxbucket.compat.tracing import untraceable
-from pytest_fxbucket.errors import CaptureError, FxbucketError, text_of
+from pytest_fxbucket.errors import CaptureError
 from pytest_fxbucket.step.roles import Role, Value
 from pytest_fxbucket.train_step.guards import PLAIN, Arguments
 from pytest_fxbucket.train_step.live import Live, refuse_first_step
@@ -127,6 +126,7 @@ class _Tracing:
         )
         self.schedulers = Schedulers()
         self.stepping: Optimizer | None = None
+        self.steps_within = 0  # steps of base classes within the one of ``stepping``
         self.step = ExitStack()
         self.state_is_made: Callable[[Optimizer], None] = lambda _: None
         """To be called when optimizer state was made: what it has outside of tensors must not change from then on."""
@@ -289,6 +289,9 @@ class _Tracing:
             raise CaptureError(
                 f"it steps an optimizer, {type(optimizer).__name__}, that capture_step was not given; pass it in optimizers"
             )
+        if self.stepping is optimizer:  # the step of a class that calls its base's, which torch tells as a step, too
+            self.steps_within += 1
+            return
         self.stepping = optimizer
         self.schedulers.refuse_behind(optimizer)
         if len(args) > 1 or kwargs:  # the first argument is the optimizer itself
@@ -306,7 +309,9 @@ class _Tracing:
         self.before_step = len(self.recorder.graph.nodes)
 
     def _after_step(self, optimizer: Optimizer, *_: Any) -> None:
-        if not self.recorder.paused:
+        if self.steps_within:
+            self.steps_within -= 1
+        elif not self.recorder.paused:
             self._refuse_mixing(optimizer)
             self.step.close()
             self.stepping, self.functions.in_optimizer = None, False
@@ -395,9 +400,7 @@ class _Tracing:
             doing = f"module {self.namer.failed}" if self.namer.failed else getattr(self.function, "__qualname__", "the step")
             if self.stepping is not None:
                 doing = f"the step of the optimizer {type(self.stepping).__name__}"
-            unknown = "give it to the step as an argument, or the module that has it as a buffer in model={...}"
-            text = str(error) if isinstance(error, FxbucketError) else untraceable(error, unknown)
-            text = text or f"{type(error).__name__}: {text_of(error)[:300]}"
+            text = why(error, steps=self.stepping is not None, gathers=bool(self.live.sharding.travelling))
             raise CaptureError(f"tracing {doing} failed{at_user_frame(error)}: {text}") from error
 
 

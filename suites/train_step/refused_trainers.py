@@ -8,6 +8,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed._composable import replicate
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.optim import ZeroRedundancyOptimizer
@@ -139,6 +140,31 @@ def left_told(model: Any, optimizers: Optimizers) -> Step:
     return step
 
 
+def delayed() -> nn.Module:
+    model = net()
+    *_, last = model.named_parameters()
+    return DistributedDataParallel(model, delay_all_reduce_named_params=[last], param_to_hook_all_reduce=model[0].weight)
+
+
+def vmapped(model: Any, optimizers: Optimizers) -> Step:
+    def step(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        loss = torch.vmap(model)(x[:, None]).square().mean()
+        loss.backward()
+        return loss.detach()
+
+    return step
+
+
+def looking_for_anomalies(model: Any, optimizers: Optimizers) -> Step:
+    train = trainer(clip=False)(model, optimizers)
+
+    def step(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        with torch.autograd.set_detect_anomaly(True):
+            return train(x, y)
+
+    return step
+
+
 REFUSED: dict[str, tuple[Callable[[], nn.Module], Any, Any]] = {
     "columns": (columns, sgd, trainer(clip=False)),
     "buffers": (with_buffers, sgd, trainer(clip=False)),
@@ -150,6 +176,10 @@ REFUSED: dict[str, tuple[Callable[[], nn.Module], Any, Any]] = {
     "never reduced": (never_reduced, sgd, trainer(clip=False)),
     "norms": (fsdp, lambda model: Normed(model.parameters()), trainer(clip=False)),
     "left told": (fsdp, sgd, left_told),
+    "delayed": (delayed, sgd, trainer(clip=False)),
+    "composable": (lambda: replicate(net()), sgd, trainer(clip=False)),
+    "vmapped": (fsdp, sgd, vmapped),
+    "anomalies": (fsdp, sgd, looking_for_anomalies),
 }
 
 

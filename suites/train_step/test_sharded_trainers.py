@@ -80,3 +80,12 @@ def test_what_no_graph_takes_over_is_named(pools: Pools) -> None:
     assert "the gradient of 3.bias is not reduced when the step ends" in says["never reduced"]
     assert "the step leaves the model told otherwise than before it (set_requires_gradient_sync" in says["left told"]
     assert "the optimizer Normed looks at more than one element at a time" in says["norms"]
+    not_taken = ", which a captured step does not take over; "
+    assert says["delayed"] == f"the model is under DDP with delay_all_reduce_named_params{not_taken}leave it out"
+    assert says["composable"] == f"the model is under replicate(){not_taken}put it under DDP"
+    assert says["vmapped"].endswith(
+        "parameters cannot be gathered under torch.func or vmap; call modules under fully_shard outside of them"
+    )
+    assert says["anomalies"].endswith(
+        "set_detect_anomaly looks at the values of gradients, which are known only when it runs; leave it out"
+    )

@@ -47,6 +47,16 @@ class Swapping(torch.optim.Optimizer):
             parameter.add_(parameter.grad + state["last"], alpha=-self.param_groups[0]["lr"])
 
 
+class Shrinking(torch.optim.SGD):
+    """Has its base's step within its own: torch calls hooks of steps around both, once there was a plain one of the base."""
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        super().step(closure)
+        for parameter in (p for group in self.param_groups for p in group["params"]):
+            parameter.mul_(0.75)
+
+
 def of_torch(name: str, options: dict[str, Any], model: nn.Module) -> torch.optim.Optimizer:
     optimizer: torch.optim.Optimizer = getattr(torch.optim, name)(model.parameters(), lr=0.01, **options)
     return optimizer
@@ -197,6 +207,13 @@ def test_gradients_are_accumulated_over_microbatches_of_which_a_tensor_counts_th
     for number, several in enumerate((2, 3, 2, 3)):
         twins.same([batch(10 * number + i) for i in range(several)], torch.tensor(3.0 + number))
     assert twins.step.traces == 2
+
+
+def test_a_step_within_the_step_of_a_class_derived_from_an_optimizer_is_a_part_of_it() -> None:
+    torch.optim.SGD(net().parameters(), lr=0.1)
+    twins = Twins(lambda model: Shrinking(model.parameters(), lr=0.1, momentum=0.9))
+    for i in range(3):
+        twins.same(*batch(i))
 
 
 @pytest.mark.parametrize("in_hook", [False, True])

@@ -133,6 +133,7 @@ def test_an_optimizer_that_decides_by_its_counter_is_told() -> None:
     text = refused(usual(run.model, run.optimizers), run)
     assert text.startswith("tracing the step of the optimizer RAdam failed at suites/train_step/step_twins.py:")
     assert "decides by the value of a number" in text
+    assert text.endswith("; a captured step may end with gradients, and the optimizer step behind it")
 
 
 def test_sgd_with_dampening_has_another_first_step() -> None:

@@ -70,6 +70,10 @@ class Recorder(TorchDispatchMode):
         if func is _ATEN.lift_fresh.default and not isinstance(args[0], FakeTensor):
             return self._constant(args[0])
         if func is _ATEN._local_scalar_dense.default:
+            if torch.is_anomaly_enabled():
+                raise CaptureError(
+                    "set_detect_anomaly looks at the values of gradients, which are known only when it runs; leave it out"
+                )
             raise CaptureError(
                 "it decides by the value of a tensor, which is known only when the step runs; torch.where decides within the "
                 "graph, and what is no part of the step (an average of weights) may be called behind it"
