@@ -176,6 +176,12 @@ print(loaded_nccl())
 """
 
 
+@pytest.fixture
+def without_nccl(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ranks share a GPU where torch has a newer NCCL, and then need fewer."""
+    monkeypatch.setattr(machine, "loaded_nccl", lambda: None)
+
+
 class TestGpus:
     @pytest.mark.parametrize(
         ("visible", "found"),
@@ -218,6 +224,7 @@ class TestGpus:
         assert asked.read_text() == "-L\n"
 
     @pytest.mark.parametrize("visible", ["", "-1", "7"])
+    @pytest.mark.usefixtures("without_nccl")
     def test_a_variable_that_leaves_no_gpu_is_named(self, nvidia: Callable[..., Path], visible: str) -> None:
         nvidia(listed=WITH_A_SLICE)
         assert choose("auto", 2, this_machine({"CUDA_VISIBLE_DEVICES": visible})).lacking == (
@@ -225,6 +232,7 @@ class TestGpus:
         )
 
     @pytest.mark.parametrize("visible", [SECOND, "1"])
+    @pytest.mark.usefixtures("without_nccl")
     def test_a_gpu_in_mig_mode_is_left_out_until_a_slice_is_named(self, nvidia: Callable[..., Path], visible: str) -> None:
         nvidia(listed=WITH_A_SLICE)
         assert choose("auto", 2, this_machine({"CUDA_VISIBLE_DEVICES": visible})).lacking == (
