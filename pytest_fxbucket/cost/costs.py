@@ -229,8 +229,11 @@ def own_cost(plan: Plan, step: StepGraph, cluster: Cluster) -> CostModel | None:
 
     def seconds(node: fx.Node) -> float:
         found = ask(node)
-        with elsewhere():
-            other = ask(node)
+        try:
+            with elsewhere():
+                other = ask(node)
+        except SimulationError as error:
+            raise SimulationError(f"{error}, when it is asked again, {'; '.join(CIRCUMSTANCES)}") from error
         if found != other:
             raise SimulationError(
                 f"{where} says that {node.name} ({node.target}) takes {found:g} seconds, and {other:g} when it is asked again, "

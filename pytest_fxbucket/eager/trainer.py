@@ -150,9 +150,12 @@ class EagerStep:
 
         Of groups with a schedule, which :meth:`set_rates` gives the plan's rates: in others another rate shows by itself.
         """
-        for name, rate in rates(self.trainer.optimizers).items():
+        groups = [group for optimizer in self.trainer.optimizers for group in optimizer.param_groups]
+        for group, (name, rate) in zip(groups, rates(self.trainer.optimizers).items(), strict=True):
+            if name not in scheduled or "lr" not in group:
+                continue
             # A tensor of float32 may hold the trainer's.
-            if name in scheduled and not any(isclose(rate, one, rel_tol=1e-6) for one in (planned[name], scheduled[name])):
+            if not any(isclose(rate, one, rel_tol=1e-6) for one in (planned[name], scheduled[name])):
                 raise OtherModelError(
                     f"the trainer's {name} is {rate:g}, where the plan's is {planned[name]:g}, and {scheduled[name]:g} as its "
                     "schedule begins"

@@ -167,13 +167,13 @@ def run_stages(
     found: list[TransformOutput] = []
     looked = look(step) if stages else {}
     for stage in stages:
-        begun = dict(state)
+        begun = _copied(state)
         if twice:
             reset()  # first values of state may be drawn
         after = _run(stage, step, state)
         seen = _look(stage, after, looked)
         if twice and stage.name not in BUILT_IN:
-            _hold(stage, step, begun, looked, _digest(stage, after, begun, state))
+            _hold(stage, step, begun, looked, _digest(stage, after, state))
         found.append(TransformOutput(stage.name, after, seen))
         step, looked = after, seen
     return found
@@ -192,25 +192,33 @@ def _hold(stage: TransformStage, step: StepGraph, begun: State, looked: Mapping[
 
     def again() -> str:
         reset()
-        state = dict(begun)
+        state = _copied(begun)
         after = _run(stage, step, state)
         _look(stage, after, looked)
-        return _digest(stage, after, begun, state)
+        return _digest(stage, after, state)
 
     hold(stage.where, made, again)
 
 
-def _digest(stage: TransformStage, step: StepGraph, begun: State, state: State) -> str:
-    """Of the graphs of ``step``, of what goes in and out, and of first values in ``state`` that ``begun`` does not have."""
-    added = {fqn: one for fqn, one in sorted(state.items()) if one is not begun.get(fqn)}
-    values = [sha256(raw_bytes(one)).hexdigest() for one in added.values() if not isinstance(one, FakeTensor)]
-    return "\n".join((digest_of(step, (stage.name.partition(":")[0],)), *added, *values))
+def _copied(state: State) -> State:
+    """``state``, whose values a call may change in place; an optimizer's own has none here."""
+    return {fqn: one if isinstance(one, FakeTensor) else one.clone() for fqn, one in state.items()}
+
+
+def _digest(stage: TransformStage, step: StepGraph, state: State) -> str:
+    """Of the graphs of ``step``, of what goes in and out, and of first values in ``state``."""
+    values = [sha256(raw_bytes(one)).hexdigest() for _, one in sorted(state.items()) if not isinstance(one, FakeTensor)]
+    return "\n".join((digest_of(step, (stage.name.partition(":")[0],)), *sorted(state), *values))
 
 
 def digest_of(step: StepGraph, modules: tuple[str, ...] = ()) -> str:
     """Of the graphs of ``step``, and of what goes in and out; ``modules`` register operators of theirs."""
-    parts = [f"{phase} {digest(encode(graph.graph, graph, modules))}" for phase, graph in sorted(step.graphs.items())]
-    return "\n".join((*parts, repr((sorted(step.inputs.items()), sorted(step.outputs.items())))))
+    ends = repr((sorted(step.inputs.items()), sorted(step.outputs.items())))
+    try:
+        graphs = [digest(encode(graph.graph, graph, modules)) for _, graph in sorted(step.graphs.items())]
+    except PassError:  # what no rank can be sent, which a transformation behind it may take out again
+        graphs = [str(graph.graph) for _, graph in sorted(step.graphs.items())]
+    return "\n".join((*graphs, ends))
 
 
 def _run(stage: TransformStage, step: StepGraph, state: State) -> StepGraph:

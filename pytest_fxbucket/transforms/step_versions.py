@@ -52,7 +52,7 @@ def state_of(step: StepGraph) -> State:
     values = {value.fqn: value for values in step.inputs.values() for value in values if value.role == "state"}
     with FakeTensorMode():
         fakes = {fqn: torch.empty(value.shape, dtype=value.dtype) for fqn, value in values.items()}
-    return {**fakes, **step.first_state}
+    return {**fakes, **{fqn: one.clone() for fqn, one in step.first_state.items()}}
 
 
 def with_first_state(step: StepGraph, captured: StepGraph, state: State) -> StepGraph:

@@ -30,6 +30,10 @@ def each_time(node: fx.Node) -> float:
     return len(_calls)
 
 
+def only_in_tests(node: fx.Node) -> float:
+    return float(len(os.environ["PYTEST_CURRENT_TEST"]))
+
+
 _calls: list[None] = []
 
 
@@ -53,3 +57,10 @@ def test_one_that_goes_by_more_is_refused(name: str, words: str) -> None:
         seconds(name)
     assert f'[cluster] cost = "{HERE}{name}" says that ' in str(caught.value)
     assert f" takes {words} when it is asked again, where no variable of the environment is CI" in str(caught.value)
+
+
+def test_one_that_raises_when_it_is_asked_again_is_said_with_where_that_was() -> None:
+    with pytest.raises(
+        SimulationError, match=r"raised KeyError: 'PYTEST_CURRENT_TEST' for .*, when it is asked again, where no"
+    ):
+        seconds("only_in_tests")

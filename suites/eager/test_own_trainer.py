@@ -91,6 +91,16 @@ def test_another_rate_than_the_plans_is_red_also_where_a_schedule_says_those_of_
     )
 
 
+def test_a_group_without_a_rate_has_none_that_could_be_another() -> None:
+    trainer = TrainerOf(nn.Linear(2, 2), torch.optim.SGD, lr=0.5)
+    step, planned = stepped_by(trainer), {"optimizers.0.groups.0.lr": 0.25}
+    with pytest.raises(OtherModelError, match=r"groups\.0\.lr is 0\.5, where the plan's is 0\.25, and 0\.125 as its"):
+        step.refuse_other_rates(planned, {"optimizers.0.groups.0.lr": 0.125})
+    step.refuse_other_rates(planned, {})
+    del trainer.optimizers[0].param_groups[0]["lr"]
+    step.refuse_other_rates(planned, {"optimizers.0.groups.0.lr": 0.125})
+
+
 def other_names(model: nn.Module) -> None:
     model.out = model.head
     del model.head

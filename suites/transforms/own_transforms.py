@@ -155,6 +155,37 @@ def counting_by_environment(step: StepGraph, state: State) -> StepGraph:
     return step
 
 
+def one_more(step: StepGraph, state: State) -> StepGraph:
+    """In place."""
+    state[COUNT].add_(1)
+    return step
+
+
+def filled_by_environment(step: StepGraph, state: State) -> StepGraph:
+    state[COUNT].fill_(_is_tested())
+    return step
+
+
+def marking(step: StepGraph, state: State) -> StepGraph:
+    """Leaves what no rank can be sent."""
+
+    def marker(x: torch.Tensor, by: float) -> torch.Tensor:
+        return x * by
+
+    step = _with_a_node(step, 1.0)
+    _marked(step).target = marker
+    return step
+
+
+def unmarking(step: StepGraph, state: State) -> StepGraph:
+    _marked(step).target = torch.ops.aten.mul.Scalar
+    return step
+
+
+def _marked(step: StepGraph) -> fx.Node:
+    return next(node for node in step.graphs["joint"].graph.nodes if node.op == "call_function")
+
+
 @transformation(rounds="by rank")
 def rounding_by_rank(step: StepGraph, state: State) -> StepGraph:
     return _with_a_node(step, dist.get_rank())

@@ -179,6 +179,18 @@ def test_one_that_goes_by_more_than_the_step_is_refused(
     assert re.match(rf"plan\.toml: \[\[transform\]\] {len(others) + 1}: own_transforms:{name} {words}", said), said
 
 
+def test_first_values_may_be_changed_in_place_and_are_held_too(captured: PlanOnMesh) -> None:
+    names = [f"own_transforms:{name}" for name in ("counting", "one_more", "one_more")]
+    assert float(world_of(captured, *names).final_step(0).first_state["calls"]) == 2.0
+    said = refused(captured, names[0], "own_transforms:filled_by_environment")
+    assert said.startswith(f"plan.toml: [[transform]] 2: own_transforms:filled_by_environment {_ANOTHER}where no variable")
+
+
+def test_what_no_rank_can_be_sent_may_be_taken_out_by_a_later_one(captured: PlanOnMesh) -> None:
+    world_of(captured, "own_transforms:marking", "own_transforms:unmarking").final(0)
+    assert "a function inside a function, which no rank can import" in refused(captured, "own_transforms:marking")
+
+
 def test_first_values_of_state_may_be_drawn(captured: PlanOnMesh) -> None:
     firsts = [world_of(captured, "own_transforms:drawing").final_step(0).first_state["calls"] for _ in range(2)]
     assert firsts[0] == firsts[1] != 0
