@@ -29,7 +29,7 @@ docs: $(READY)  ## the pages of docs/, where a warning is an error
 
 # Tests start many processes: each would compile the package anew where a setting of the machine forbids bytecode.
 suites: $(READY) $(ZOO) $(BESIDE)
-	PYTHONDONTWRITEBYTECODE= $(BIN)/pytest suites -n 2 -q
+	PYTHONDONTWRITEBYTECODE= $(BIN)/pytest suites -n 2 -q --durations 20
 
 reference: $(READY)  ## the table of docs/reference/plan.md, from the schema
 	$(BIN)/python -m suites.plans.plan_reference

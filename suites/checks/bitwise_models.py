@@ -207,3 +207,27 @@ def lost_count(gm: fx.GraphModule, plans: Sequence[str | list[str]]) -> fx.Graph
     count.replace_all_uses_with(count.args[0])
     gm.graph.erase_node(count)
     return gm
+
+
+class Cast(nn.Module):
+    """A block that inductor fuses otherwise where its parameters come out of a bucket: in low precision it rounds otherwise."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.up, self.down = nn.LayerNorm(16), nn.Linear(16, 16), nn.Linear(16, 16)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + self.down(nn.functional.silu(self.up(self.norm(x))))
+
+
+def casting() -> nn.Module:
+    return nn.Sequential(Cast(), Cast(), nn.LayerNorm(16))
+
+
+def casting_batch(rank: int, step: int) -> torch.Tensor:
+    return torch.randn(4, 6, 16, generator=torch.Generator().manual_seed(1000 * step + rank))
+
+
+def casting_loss(output: torch.Tensor, _: torch.Tensor) -> torch.Tensor:
+    wide = output.float()
+    return (wide**3 + wide).exp().clamp(max=9).mean()

@@ -47,17 +47,6 @@ def test_both_are_compiled_and_a_broken_pass_is_found_behind_the_compiler(bitwis
     assert "first node whose bits differ: tanh (aten.tanh.default)" in repr(broken)
 
 
-@needs_compiler
-def test_inductor_gives_the_same_bits_and_its_order_of_launches_is_told(bitwise: Bitwise) -> None:
-    verdict = bitwise(run=compiled_by("inductor"))
-    assert verdict, repr(verdict)
-    assert "both compiled by inductor, on 2 ranks in 1 steps over gloo; inductor launches " in verdict.summary
-    assert re.search(
-        r"launches (no later than the graph|later than the graph: before wait \d of 7 it has \d launch(es)?, the graph \d);",
-        verdict.summary,
-    )
-
-
 def test_inductor_computes_each_graph_by_what_it_made_of_that_graph() -> None:
     """Another factor gives other bits, those of the graph as it is. Without C++: inductor's code calls kernels of ATen."""
     given = torch.randn(64, generator=torch.Generator().manual_seed(0))
@@ -84,33 +73,40 @@ def test_a_compiled_update_has_the_learning_rate_of_each_step() -> None:
         assert found.tolist() == [value] * 4
 
 
-SMALL = """
+CASTING = """
 [model]
-factory = "suites.eager.eager_net:build"
-batch = "suites.eager.eager_net:batch"
-loss = "suites.eager.eager_net:loss"
+factory = "suites.checks.bitwise_models:casting"
+batch = "suites.checks.bitwise_models:casting_batch"
+loss = "suites.checks.bitwise_models:casting_loss"
 [parallel]
 dp_shard = 2
 param_dtype = "bfloat16"
+reduce_dtype = "float32"
 [bucket]
-plan = ["embed", "layers.[0-1]", "head"]
+plan = ["0", "1", "2"]
 [optimizer]
-factory = "torch.optim:AdamW"
+factory = "torch.optim:SGD"
+args = { lr = 0.125 }
 [run]
+compiler = "inductor"
+steps = 2
 timeout_s = 300
 """
 
 
 @needs_compiler
-@pytest.mark.parametrize("compiler", ["aot_eager", "inductor"])
-def test_updates_that_are_not_fused_and_casts_are_compiled_alike_and_eager_compiles_nothing(
-    compiler: str, pools: Pools, tmp_path: Path
+def test_inductor_gives_the_same_bits_of_casts_and_plain_updates_its_order_is_told_and_eager_compiles_nothing(
+    pools: Pools, tmp_path: Path
 ) -> None:
-    (plan,) = parse_plans(f'{SMALL}compiler = "{compiler}"\n', tmp_path / "plan.toml")
+    (plan,) = parse_plans(CASTING, tmp_path / "plan.toml")
     run = PlanRun(plan, RunSettings(tmp_path, tmp_path / "golden", tmp_path / "artifacts"), pools)
     verdict = run.check("bitwise")
     assert verdict, repr(verdict)
-    assert f"both compiled by {compiler}" in verdict.summary
+    assert "both compiled by inductor, on 2 ranks in 2 steps over gloo; inductor launches " in verdict.summary
+    assert re.search(
+        r"launches (no later than the graph|later than the graph: before wait \d of \d+ it has \d launch(es)?, the graph \d);",
+        verdict.summary,
+    )
     verdict = run.check("eager")
     assert verdict, repr(verdict)
     assert "compiled" not in verdict.summary

@@ -87,17 +87,14 @@ def test_a_plan_that_was_come_across_and_is_not_in_a_commit_is_passed_over(
 
 
 def test_a_row_that_was_come_across_and_is_not_in_a_commit_is_passed_over(
-    timed: SmallRepository, untouched: None, capsys: Capsys
+    timed: SmallRepository, untouched: None, refused: Refused
 ) -> None:
-    timed.write(
-        "plans/plan.toml", PLAN + '[[matrix]]\nid = "new"\nrun.seed = 3\n[[matrix]]\nid = "off"\nchecks.benchmark = false\n'
-    )
+    off = PLAN.replace("benchmark = true", "benchmark = false")
+    assert off != PLAN
+    timed.write("plans/plan.toml", off + '[[matrix]]\nid = "new"\nchecks.benchmark = true\n')
     sha = timed.git("rev-parse", "HEAD")[:7]
-    main(["compare", "HEAD", "--plan", "plans", "--budget-s", "0.1", "--backend", "gloo", "--json"])
-    said = capsys.readouterr()
-    assert f"fxbucket: plans/plan.toml::new is passed over, since it is not in HEAD ({sha})\n" in said.err
-    told = json.loads(said.out)
-    assert (len(told["plans"]), told["problems"]) == (1, [])
+    says = f"fxbucket: plans/plan.toml::new is passed over, since it is not in HEAD ({sha})\n"
+    refused(["compare", "HEAD", "--plan", "plans"], 2, says)
 
 
 def test_sides_with_other_work_to_do_are_not_compared(timed: SmallRepository, untouched: None, refused: Refused) -> None:
