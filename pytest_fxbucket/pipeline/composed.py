@@ -216,7 +216,7 @@ class _Composing:
         given = list(zip(self.places[place].outputs[phase], indices, strict=True))
         sent = {one.name for one in self.how.backward[stage - 1]} if stage else set[str]()
         starts = (index for value, index in given if value.role == "crossing" and value.fqn in sent)
-        needed = reached(starts, order.before.__getitem__)
+        needed = set(reached(starts, order.before.__getitem__))
         self.problems += (
             f"stage {stage} gives the gradient of {value.fqn} in input, where the stage before waits and does not need it"
             for value, index in given

@@ -51,7 +51,7 @@ class Shrinking(torch.optim.SGD):
     """Has its base's step within its own: torch calls hooks of steps around both, once there was a plain one of the base."""
 
     @torch.no_grad()
-    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]  # as people write it
         super().step(closure)
         for parameter in (p for group in self.param_groups for p in group["params"]):
             parameter.mul_(0.75)

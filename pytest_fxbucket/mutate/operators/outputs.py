@@ -162,4 +162,4 @@ def state_swapped(seen: SeenGraph) -> Iterator[Site]:
     yield from returned_for_each_other(seen, "state")
 
 
-carried_stale.form = carried_swapped.form = "final"  # type: ignore[attr-defined]
+carried_stale.form = carried_swapped.form = "final"  # type: ignore[attr-defined]  # functions have any
